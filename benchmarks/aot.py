@@ -110,7 +110,7 @@ def row(name: str, layers: int, plan: Any, where: str) -> dict[str, Any]:
 
 def figure(row: dict[str, Any], quantity: str, column: str, axes: str = "") -> Any:
     """A cell of a row's table; 0 where the collective does not occur."""
-    cells = (f for f in row["figures"] if (f["quantity"], f["axes"]) == (quantity, axes))
+    cells = (f for f in row["figures"] if (f["quantity"], f["mesh_axes"]) == (quantity, axes))
     return next((f[column] for f in cells), 0)
 
 

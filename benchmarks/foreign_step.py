@@ -49,7 +49,7 @@ def table(partitioners=("gspmd", "shardy")):
     """One row per partitioner of XLA."""
     step = foreign.build()
     moved = planned(step).collectives_table
-    ours = float(sum(row["wire_bytes"] * row["count"] for row in moved))
+    ours = float(sum(row["wire_bytes"] * row["executions"] for row in moved))
     rows = []
     for partitioner in partitioners:
         theirs = xla_wire_bytes(step, partitioner)

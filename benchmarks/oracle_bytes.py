@@ -176,7 +176,7 @@ def sent_otherwise(plan, theirs):
     """Where bytes differ, kind by kind and for which operators: ours, then those given."""
     ours = defaultdict(Counter)
     for row in plan.collectives_table:
-        ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["count"]
+        ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["executions"]
     return "; ".join(
         f"{kind} {_sent(ours[kind])}, XLA {_sent(theirs[kind])}"
         for kind in sorted({*ours, *theirs})

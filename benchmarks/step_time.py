@@ -61,7 +61,7 @@ def row(name: str, strategy: str, settings: tuple[Config, int, list[Any]]) -> di
     compared = compare(plan.lower(devices), arguments, expected, repeats=repeats)
     measured = compared.measurement
     table = plan.collectives_table
-    ours = sum(n * b for n, b in zip(table["count"], table["wire_bytes"], strict=True))
+    ours = sum(n * b for n, b in zip(table["executions"], table["wire_bytes"], strict=True))
     theirs = total_wire_bytes(compared.xla_collectives)
     temp, xla_temp = measured.memory.temp_bytes, measured.xla_memory.temp_bytes
     return {

@@ -27,12 +27,6 @@ def warn_renamed(old: str, new: str) -> None:
     warnings.warn(words, RenamedWarning, stacklevel=3)
 
 
-def _callable(frame: Any) -> Any:
-    """A DataFrame that gives itself when called; what is computed of it is a plain one."""
-    kind = type(frame)
-    return type(kind.__name__, (kind,), {"__call__": lambda _: frame})(frame)
-
-
 if TYPE_CHECKING:
 
     def also_without_call(method: _Method) -> _Method:
@@ -42,19 +36,19 @@ if TYPE_CHECKING:
 else:
 
     def also_without_call(method: _Method) -> property:
-        """A method that gives a DataFrame; without the call, as it once was, it gives it too.
+        """Return a property of a method: a public table is the result of calling it, too.
 
-        >>> import pandas as pd
+        >>> from shardalg.io.table import Table
         >>> class Plan:
         ...     @also_without_call
         ...     def conditions(self):
-        ...         return pd.DataFrame({"margin": [3]})
+        ...         return Table(("margin",), ((3,),)).df
         >>> len(Plan().conditions()), Plan().conditions["margin"].tolist()
         (1, [3])
         """
 
         @wraps(method)
         def table(self: Any) -> Any:
-            return _callable(method(self))
+            return method(self)
 
         return property(table)

@@ -79,8 +79,8 @@ def strategy_of(plan, change):
 
 def alike(plan, row):
     table = plan.collectives()
-    same = table[(table["kind"] == row["kind"]) & (table["axes"] == row["axes"])]
-    return int(same["count"].sum())
+    same = table[(table["kind"] == row["kind"]) & (table["mesh_axes"] == row["mesh_axes"])]
+    return int(same["executions"].sum())
 
 
 def assert_removed(plan, number):
@@ -92,7 +92,7 @@ def assert_removed(plan, number):
     table = other.collectives()
     assert promised["removes"]
     assert promised["collectives"] == len(table)
-    assert promised["wire_bytes"] == (table["wire_bytes"] * table["count"]).sum()
+    assert promised["wire_bytes"] == (table["wire_bytes"] * table["executions"]).sum()
     assert promised["peak_memory_bytes"] == other.memory.peak_bytes
     assert (promised["collectives"], promised["wire_bytes"]) != (
         len(plan.collectives()), plan.collectives()["wire_bytes"].sum(),
@@ -143,7 +143,7 @@ def test_every_collective_of_a_train_step_is_explained_by_an_annotation(strategy
         assert found.has.layout != found.needs.layout
         # What the table says moves is what the two sides say.
         assert row["kind"] == found.moved.alike[0]
-        assert set(row["axes"].split(",")) <= axes_of(found.has) | axes_of(found.needs)
+        assert set(row["mesh_axes"].split(",")) <= axes_of(found.has) | axes_of(found.needs)
 
 
 def axes_of(side):
@@ -337,11 +337,11 @@ def test_the_difference_of_two_plans_is_what_their_tables_differ_in(case):
     totals = found.totals.df.set_index("quantity")
     for name, plan in (("this", one), ("other", two)):
         table = plan.collectives()
-        assert totals.loc["collectives", name] == table["count"].sum()
-        assert totals.loc["wire_bytes", name] == (table["wire_bytes"] * table["count"]).sum()
+        assert totals.loc["collectives", name] == table["executions"].sum()
+        assert totals.loc["wire_bytes", name] == (table["wire_bytes"] * table["executions"]).sum()
         assert totals.loc["peak_memory_bytes", name] == plan.memory.peak_bytes
     parts = found.collectives.df
-    change = (parts["other_wire_bytes"] - parts["wire_bytes"]).sum()
+    change = (parts["other_wire_bytes_per_step"] - parts["wire_bytes_per_step"]).sum()
     assert change == totals.loc["wire_bytes", "difference"]
     assert not len(one.diff(one).values) + len(one.diff(one).collectives)
 

@@ -70,7 +70,7 @@ def assert_removed(plan, number):
     moved, found = plan.stages.traffic.collectives[number], plan.explain(number)
     other = from_annotations(plan.traced, found.change.applied(plan.annotations), plan.options)
     promised, table = found.df.loc[0], other.collectives_table
-    assert promised["wire_bytes"] == sum(r["wire_bytes"] * r["count"] for r in table)
+    assert promised["wire_bytes"] == sum(r["wire_bytes"] * r["executions"] for r in table)
     assert promised["collectives"] == len(other.stages.traffic.collectives)
     assert promised["peak_memory_bytes"] == other.memory.peak_bytes
     runs = [
@@ -130,7 +130,7 @@ def assert_costs(plan, value, spec):
     assert other.sharded.shardings[value.index].dims == found.wanted.dims
     totals = found.cost.totals.df.set_index("quantity")
     for side, one in (("this", plan), ("other", other)):
-        sent = sum(row["wire_bytes"] * row["count"] for row in one.collectives_table)
+        sent = sum(row["wire_bytes"] * row["executions"] for row in one.collectives_table)
         assert totals.loc["wire_bytes", side] == sent
         assert totals.loc["peak_memory_bytes", side] == one.memory.peak_bytes
     contradicted = found.verdict is not None and not found.verdict

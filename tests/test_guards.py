@@ -275,8 +275,8 @@ def test_conditions_are_what_planning_found_of_its_sizes(layer):
     weighed = [row for row in rows if "rather than" in row["decides"]]
     assert len(weighed) > 10
     assert {row["kind"] for row in weighed} == {"choice"}
-    assert {row["where"] for row in weighed} <= names
-    assert {row["where"].split(":")[0] for row in weighed} > {"dot_general", "reduce_sum"}
+    assert {row["place"] for row in weighed} <= names
+    assert {row["place"].split(":")[0] for row in weighed} > {"dot_general", "reduce_sum"}
 
 
 def test_a_choice_turns_where_its_condition_does(layer, show):
@@ -291,10 +291,10 @@ def test_a_choice_turns_where_its_condition_does(layer, show):
             points = (hints | {name: n} for n in beyond)
             even = next((p for p in points if all(so(split, p) for split in splits)), None)
             if even and "rather than" in row["decides"]:
-                turned.setdefault((row["where"], name), (row, even))
+                turned.setdefault((row["place"], name), (row, even))
     for row, point in turned.values():
         changed = layer.at(**point).changes.where(kind="choice")
-        assert {row["where"], *row["rests_on"].split(", ")} & set(changed["where"]), (row, point)
+        assert {row["place"], *row["rests_on"].split(", ")} & set(changed["place"]), (row, point)
     show(f"{len(turned)} choices turned")
     assert len(turned) >= 6
 

@@ -44,7 +44,7 @@ def test_the_names_that_users_rely_on(plan):
 
 def test_shardings(plan):
     table = plan.shardings()
-    assert list(table.columns) == ["value", "shape", "sharding", "local_shape", "why"]
+    assert list(table.columns) == ["value", "global_shape", "sharding", "local_shape", "why"]
     assert table["value"].is_unique
     assert (table["why"].str.len() > 0).all()
     rows = table.set_index("value")
@@ -57,13 +57,14 @@ def test_shardings(plan):
 def test_collectives(plan):
     table = plan.collectives()
     assert list(table.columns) == [
-        "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
+        "kind", "mesh_axes", "group_size", "executions", "operand_bytes", "result_bytes",
+        "wire_bytes", "wire_bytes_per_step",
         "role", "phase", "region", "op", "module", "source", "why",
     ]  # fmt: skip
     assert set(table["phase"]) == {"forward", "backward", "update"}
     assert not set(table["role"]) & {"unknown", "data"}
     sizes = {"X": 2, "Y": 4, "X,Y": 8, "Y,X": 8}
-    assert (table["group_size"] == table["axes"].map(sizes)).all()
+    assert (table["group_size"] == table["mesh_axes"].map(sizes)).all()
     reduced = table[table["kind"] == "all_reduce"]
     ring = 2 * reduced["operand_bytes"] * (1 - 1 / reduced["group_size"])
     np.testing.assert_allclose(reduced["wire_bytes"].astype(float), ring)
@@ -100,7 +101,7 @@ def test_values_without_a_name_are_pointed_out(plan):
 
 def test_nothing_is_warned_of(plan):
     table = plan.warnings()
-    assert tuple(table.columns) == WARNING_COLUMNS
+    assert tuple(table.columns) == (*WARNING_COLUMNS, "wire_bytes")
     assert table.empty
 
 
@@ -140,7 +141,7 @@ def test_cost(plan):
     assert cost.step_time_s == cost.compute_s + cost.communication_s
     assert cost.communication_s > 0
     table = plan.collectives()
-    assert cost.wire_bytes == (table["wire_bytes"] * table["count"]).sum()
+    assert cost.wire_bytes == (table["wire_bytes"] * table["executions"]).sum()
     assert cost.peak_memory_bytes > sum(
         np.prod(s.shard_shape) * 4 for s in plan.program.argument_shardings
     )
@@ -194,7 +195,7 @@ def matmul_plan(**given):
 
 
 def moved(plan):
-    return plan.collectives()[["kind", "axes"]].to_numpy().tolist()
+    return plan.collectives()[["kind", "mesh_axes"]].to_numpy().tolist()
 
 
 @pytest.mark.parametrize("out", [P("X", "Y"), NamedSharding(MESH.to_jax(), P("X", "Y"))], ids=type)

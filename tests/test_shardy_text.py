@@ -43,7 +43,7 @@ def test_what_is_written_is_read_as_the_same_plan(fn):
         ir.Module.parse(text)
     back = sa.plan(sa.read_stablehlo(text), options=plan.options)
     assert back.mesh == plan.mesh
-    columns = ["kind", "axes", "count", "wire_bytes"]
+    columns = ["kind", "mesh_axes", "executions", "wire_bytes"]
     ours, theirs = (
         p.collectives()[columns].sort_values(columns).values.tolist() for p in (plan, back)
     )

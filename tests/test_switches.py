@@ -55,7 +55,7 @@ def planned(name, **options):
 
 
 def sent(plan):
-    return sum(row["count"] * row["wire_bytes"] for row in plan.collectives_table)
+    return sum(row["executions"] * row["wire_bytes"] for row in plan.collectives_table)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def capacity(x):
 def test_sizes_made_in_python_are_listed_with_their_line():
     plan = sa.plan(capacity, *arrays((B, M)), strategy=ROW)
     (row,) = plan.symbols.constants
-    assert row["size"] == 11
+    assert row["dimension"] == 11
     assert row["source"] == line(capacity, "jnp.ones")
     assert list(plan.constants.columns) == ["size", "source", "value", "varies"]
     assert not len(plan.at(B=16).changes)
@@ -226,7 +226,7 @@ def structure(plan):
     literals = {plan.graph.values[v].name for v in plan.graph.literals}
     layouts = plan.shardings()[["value", "sharding"]].values.tolist()
     layouts = [row for row in layouts if row[0] not in literals]
-    return moved[["kind", "axes", "role", "op", "source"]].values.tolist(), layouts
+    return moved[["kind", "mesh_axes", "role", "op", "source"]].values.tolist(), layouts
 
 
 def failing(plan, point):
@@ -245,7 +245,7 @@ def holds(text, values):
 
 def numbers(plan, point):
     """The amounts of the collectives; formulas at a point, the other sizes at their hints."""
-    columns = ("group_size", "count", "operand_bytes", "result_bytes", "wire_bytes")
+    columns = ("group_size", "executions", "operand_bytes", "result_bytes", "wire_bytes")
     at = {size: sympy.Integer(point.get(name, size.hint)) for name, size in plan.sizes.items()}
     rows = [[row[name] for name in columns] for row in plan.collectives_table]
     return [[float(sympy.sympify(n).xreplace(at)) for n in row] for row in rows]
@@ -266,10 +266,10 @@ def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show)
         choices, splits = failing(model, point)
         if choices or splits:
             broken += 1
-            kinds = {kind: {r["where"] for r in here.changes.where(kind=kind)} for kind in KINDS}
+            kinds = {kind: {r["place"] for r in here.changes.where(kind=kind)} for kind in KINDS}
             assert len(kinds["divides"]) == len(splits), (seed, point, splits)
             stated = [r for r in choices if kinds["choice"].isdisjoint(r["rests_on"].split(", "))]
-            named = {row["where"] for row in stated}
+            named = {row["place"] for row in stated}
             assert splits or named <= kinds["choice"], (seed, point, named, kinds["choice"])
         if not len(here.changes):
             held += 1
@@ -289,7 +289,7 @@ def test_conditions_name_the_choices_that_they_rest_on():
     )
     rows = both._conditions_table.where(kind="choice")
     names = [value.name for value in both.graph.values if value.name.startswith("dot_general")]
-    assert {(r["where"], r["rests_on"]) for r in rows} == {(names[0], ""), (names[1], names[0])}
+    assert {(r["place"], r["rests_on"]) for r in rows} == {(names[0], ""), (names[1], names[0])}
 
 
 def test_strict_refuses_a_changed_decision():
@@ -354,7 +354,7 @@ def test_replan_keeps_the_sizes():
 def test_an_axis_of_one_device_splits_nothing(model):
     here = model.at(X=1)
     assert here.mesh == sa.Mesh({"X": 1, "Y": 4})
-    assert not [row for row in here.collectives_table if "X" in row["axes"]]
+    assert not [row for row in here.collectives_table if "X" in row["mesh_axes"]]
     assert len(here.changes)
 
 

@@ -31,7 +31,7 @@ def test_an_operator_without_a_batch_is_said_with_its_bytes(fn, shape):
     plan = plan_of(fn, shape, P("X"))
     (row,) = whole(plan).to_dict("records")
     gathers = plan.collectives().query("kind == 'all_gather'")
-    assert row["wire_bytes"] == gathers.eval("wire_bytes * count").sum() > 0
+    assert row["wire_bytes_per_step"] == gathers.wire_bytes_per_step.sum() > 0
     assert "along X, and 8 devices compute the same" in row["warning"]
 
 
@@ -43,8 +43,8 @@ def test_stacked_operands_are_shared_as_the_remedy_says():
     stacked = plan_of(jax.vmap(singular_values), (8, 512, 256), P(None, "X", "Y"))
     assert whole(stacked).empty
     assert stacked.cost("tpu_v3").flops < 8 * plan.cost("tpu_v3").flops / 4
-    eight = 8 * plan.collectives().eval("wire_bytes * count").sum()
-    assert stacked.collectives().eval("wire_bytes * count").sum() < eight / 2
+    eight = 8 * plan.collectives().eval("wire_bytes * executions").sum()
+    assert stacked.collectives().eval("wire_bytes * executions").sum() < eight / 2
 
 
 def test_the_layout_that_is_proposed_does_what_is_said():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "plan a function: what it sends, holds and takes on a mesh, and what is worth a look"
 REFUTED = 1
-SHOWN = ("kind", "axes", "count", "wire_bytes", "role", "phase", "op", "source")
+SHOWN = ("kind", "mesh_axes", "executions", "wire_bytes", "role", "phase", "op", "source")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, 
         "mesh": dict(plan.program.mesh.shape),
         "hardware": seen.priced.hardware.name,
         "cost": named,
-        "axes": [{**row, "axes": list(row["axes"])} for row in seen.table],
+        "axes": [{**row, "mesh_axes": list(row["mesh_axes"])} for row in seen.table],
         "beside_jit": _records(plan.beside_jit()),
         "collectives": _records(plan.collectives()),
         "warnings": _records(plan.warnings()),

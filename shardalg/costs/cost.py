@@ -365,8 +365,11 @@ class Cost:
             )
             for i in ordered
         )
-        names = "kind axes role phase count flops wire_bytes time_s overlappable".split()
-        return Table(tuple(names), tuple(rows))
+        names = (
+            "kind", "mesh_axes", "role", "phase", "executions", "flops", "wire_bytes_per_step",
+            "time_s", "overlappable",
+        )  # fmt: skip
+        return Table(names, tuple(rows))
 
     def formulas(self) -> Table:
         """Every quantity as a formula in the named sizes, and as a number at the hints."""

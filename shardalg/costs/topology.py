@@ -44,9 +44,9 @@ class Topology:
     >>> Topology("v3", shape=(8, 8)), Topology("v5e", chips=256, slices=2)
     (Topology(tpu_v3:8x8), Topology(tpu_v5e:16x16, slices=2))
     >>> print(Topology("v3", shape=(8, 8)).axes(Mesh({"X": 8, "Y": 16})))
-    axis  size  on                wraps  bytes_per_s  hops  latency_s
-    X        8  torus 8           False     4.15e+10     7      7e-06
-    Y       16  torus 8 x chip 2  False     8.89e+10     7      7e-06
+    axis  devices  on                wraps  bytes_per_s  hops  latency_s
+    X           8  torus 8           False     4.15e+10     7      7e-06
+    Y          16  torus 8 x chip 2  False     8.89e+10     7      7e-06
     """
 
     hardware: Hardware
@@ -187,7 +187,7 @@ class Topology:
                 self.spans(mesh).items(), mesh.shape.values(), strict=True
             )
         )
-        names = ("axis", "size", "on", "wraps", "bytes_per_s", "hops", "latency_s")
+        names = ("axis", "devices", "on", "wraps", "bytes_per_s", "hops", "latency_s")
         return Table(names, tuple(rows))
 
 

@@ -20,7 +20,7 @@ from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Difference
 
-CHANGE_COLUMNS = ("kind", "where", "source", "at_hints", "here")
+CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
 ChangeRow = tuple[str, str, str, str, str]
 BORDER = -1

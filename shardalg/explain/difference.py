@@ -13,11 +13,13 @@ from shardalg.planning.stages import Stages
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.tables import collectives
 
-KEYS = ("kind", "axes", "role", "phase", "op", "source")
+KEYS = ("kind", "mesh_axes", "role", "phase", "op", "source")
 VALUE_COLUMNS = ("value", "sharding", "other_sharding", "shard_bytes", "other_shard_bytes")
-COLLECTIVE_COLUMNS = (*KEYS, "count", "other_count", "wire_bytes", "other_wire_bytes")
+COLLECTIVE_COLUMNS = (
+    *KEYS, "executions", "other_executions", "wire_bytes_per_step", "other_wire_bytes_per_step",
+)  # fmt: skip
 TOTAL_COLUMNS = ("quantity", "this", "other", "difference")
-CHANGE_COLUMNS = ("what", "where", "this", "other")
+CHANGE_COLUMNS = ("what", "place", "this", "other")
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +48,7 @@ class PlanDifference(Answer):
         """All of it: what (sharding, wire_bytes, bytes), where, this and other."""
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
         rows += [
-            (f"{r['kind']} wire_bytes", _where(r), r["wire_bytes"], r["other_wire_bytes"])
+            (f"{r['kind']} wire_bytes", _where(r), *(r[c] for c in COLLECTIVE_COLUMNS[-2:]))
             for r in self.collectives
         ]
         rows += [("total", r["quantity"], r["this"], r["other"]) for r in self.totals]
@@ -61,7 +63,7 @@ class PlanDifference(Answer):
 
 
 def _where(row: Mapping[str, object]) -> str:
-    return f"{row['axes']} {row['op']} ({row['source']}) {row['role']} {row['phase']}"
+    return f"{row['mesh_axes']} {row['op']} ({row['source']}) {row['role']} {row['phase']}"
 
 
 def difference(this: Stages, other: Stages) -> PlanDifference:
@@ -105,8 +107,8 @@ def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
     sent: Counter[tuple[object, ...]] = Counter()
     for row in collectives(plan.program, plan.graph):
         key = tuple(row[name] for name in KEYS)
-        counts[key] += row["count"]
-        sent[key] += row["count"] * row["wire_bytes"]
+        counts[key] += row["executions"]
+        sent[key] += row["wire_bytes_per_step"]
     return {key: (counts[key], sent[key]) for key in counts}
 
 

@@ -22,7 +22,7 @@ from shardalg.propagate.sharded import Conflict, ShardedGraph
 
 EXPLANATION_COLUMNS = (
     "depth", "value", "sharding", "why", "source",
-    "axes", "op", "role", "direction", "level", "annotation",
+    "mesh_axes", "op", "role", "direction", "level", "annotation",
 )  # fmt: skip
 REFUSED_COLUMNS = ("value", "kept", "refused", "op", "source", "asked_by", "annotations")
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import TableError
+from shardalg.io.renamed_columns import new_name
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from shardalg.io.frame import Frame
 
-    DataFrame = pd.DataFrame
+    DataFrame = Frame
 
 _LATEX_ESCAPES = str.maketrans(
     {
@@ -98,11 +99,13 @@ class Table:
         """The values of one column.
 
         Raises:
-          TableError: no such column; the message lists those there are.
+          TableError: no such column; the message lists those there are, or gives the new name.
         """
         if column not in self.columns:
+            new = new_name(column, self.columns)
+            renamed = f" {column!r} is now named {new!r}." if new else ""
             raise TableError(
-                f"Table: no column {column!r}; the columns are {', '.join(self.columns)}."
+                f"Table: no column {column!r}; the columns are {', '.join(self.columns)}.{renamed}"
             )
         at = self.columns.index(column)
         return tuple(row[at] for row in self.rows)
@@ -123,11 +126,18 @@ class Table:
         return Table(self.columns, tuple(kept))
 
     @property
-    def df(self) -> pd.DataFrame:
+    def df(self) -> Frame:
         """The same table as a pandas DataFrame."""
-        import pandas as pd
+        from shardalg.io.frame import Frame
 
-        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+        return Frame(list(self.rows), columns=list(self.columns))
+
+    @property
+    def whole_df(self) -> Frame:
+        """The same table as a DataFrame that prints all its rows."""
+        made = self.df
+        made.has_all_rows = True
+        return made
 
     def __repr__(self) -> str:
         cells = _cells(self, _text)

@@ -102,7 +102,7 @@ class Breakdown:
              r.predicted_s / r.measured_s if r.measured_s else None)
             for r in self.rows
         )  # fmt: skip
-        names = ("instruction", "kind", "axes", "predicted_s", "measured_s", "ratio")
+        names = ("instruction", "kind", "mesh_axes", "predicted_s", "measured_s", "ratio")
         return Table(names, rows)
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ class Comparison(Answer):
              r["collectives"], bytes_text(r["wire_bytes"]))
             for r in self.table
         )  # fmt: skip
-        columns = ("executable", "error against one device", "median", "collectives", "sent")
+        columns = ("executable", "error against one device", "median time", "collectives", "sent")
         return (Table(columns, tuple(rows)),)
 
 

@@ -439,7 +439,7 @@ def pipeline(
     >>> mesh = sa.Mesh({"L": 2, "X": 2})
     >>> plan = sa.plan(pipe, w, x, mesh=mesh, in_shardings=(P("L"), P("X")))
     >>> table = plan.collectives()
-    >>> table[table["count"] > 1][["kind", "axes", "count"]].values.tolist()
+    >>> table[table["executions"] > 1][["kind", "mesh_axes", "executions"]].values.tolist()
     [['collective_permute', 'L', 5]]
 
     Source: GSPMD (arXiv:2105.04663) section 3.3.

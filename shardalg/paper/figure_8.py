@@ -27,7 +27,7 @@ def layer_plan(mesh: Mesh, layout: Layout, config: MoEConfig = SIZES) -> Plan:
     """The forward pass of one layer of experts, behind the gating, as a whole model lays it out.
 
     >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)
-    >>> [f"{row['kind']} {row['axes']}" for row in plan.collectives_table]
+    >>> [f"{row['kind']} {row['mesh_axes']}" for row in plan.collectives_table]
     ['all_to_all X', 'all_gather Y', 'reduce_scatter Y', 'all_to_all X']
     """
     model = config.model

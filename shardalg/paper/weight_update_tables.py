@@ -41,7 +41,7 @@ def _row(plan: Plan) -> tuple[float, ...]:
     moved: Counter[str] = Counter()
     memory = plan.memory
     for row in plan._collectives_table:
-        moved[row["kind"]] += row["count"] * row["wire_bytes"]
+        moved[row["kind"]] += row["wire_bytes_per_step"]
     sent = [moved[kind] for kind in SENT]
     held = [memory.by_class.get(name, 0) for name in HELD[:2]]
     return (*sent, sum(moved.values()), *held, _gradients(plan._sharded), memory.peak_bytes)

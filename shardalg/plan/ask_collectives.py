@@ -23,16 +23,16 @@ class CollectiveAnswers(Planned):
     """What is sent, and what is done around it."""
 
     def collectives(self, by: str | None = None) -> DataFrame:
-        """Every collective, in order of execution; bytes are per device and execution.
+        """Return every collective, in order of execution; bytes are per device and execution.
 
-        `count` includes trip counts: a step's wire bytes are the sum of `wire_bytes * count`. Of a
+        `executions` includes trip counts; `wire_bytes_per_step` is `wire_bytes * executions`. Of a
         plan with named sizes, group sizes, counts and bytes are sympy expressions in them. Rows of
         kind "border" come last (not with named sizes): uneven results, which a call of the lowered
         program hands out on the longest even prefix of their axes, and `padded` as they are.
 
         Args:
-          by: "module": a row per module, kind and axes, with what it sends in a step; modules that
-            are alike are one, `layers[0:24]/mlp/up`.
+          by: "module": a row per module, kind and axes, with the bytes that it sends in a step
+            (`wire_bytes_per_step`); modules that are alike are one, `layers[0:24]/mlp/up`.
 
         Raises:
           TableError: `by` something else.
@@ -47,8 +47,8 @@ class CollectiveAnswers(Planned):
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> plan = sa.plan(net, x, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"), P("X")))
         >>> print(plan.collectives(by="module").to_string(index=False))
-             module       kind axes  count  wire_bytes
-           layers_0 all_gather    X      1         128
+             module       kind mesh_axes  executions  wire_bytes_per_step
+           layers_0 all_gather         X           1                  128
         """
         if check_by(by):
             return tables.collectives_by_module(self._collectives_table).df
@@ -75,9 +75,10 @@ class CollectiveAnswers(Planned):
     def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
         """Slices, pads, masks and halos that partitioning adds, and their share of the program.
 
-        A row per kind, the last one for all. Columns: instruction, count, memory_bytes (from and to
-        memory, of what nothing fuses), wire_bytes (of halos and permutes), memory_share and
-        wire_share (of the whole program's); on a hardware memory_s, and step_share of the step.
+        A row per kind, the last one for all. Columns: instruction, executions, memory_bytes (from
+        and to memory, of what nothing fuses), wire_bytes_per_step (of halos and permutes),
+        memory_share and wire_share (of the whole program's); on a hardware memory_s, and step_share
+        of the step.
         Sizes that have names are at their hints.
         """
         cost = None if hardware is None else priced(self._traced, self.program, hardware)

@@ -39,8 +39,8 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> print(plan.overview())
         1 operator on Mesh(X=2), layouts the paper's: a device sends 64 B a step, ...
-        axes  devices  collectives  sent  time
-        X           2            1  64 B  ...
+        mesh_axes  devices  collectives  sent  time
+        X                2            1  64 B  ...
         """
         if hardware is not None:
             return Overview(self, self.cost(hardware))

@@ -38,8 +38,8 @@ class SizeAnswers(Planned):
     def constants(self) -> DataFrame:
         """Sizes that no argument reaches: they stay numbers in every formula.
 
-        Columns: size, source, value (the first that has it), varies (whether the second trace had
-        another size there, so that formulas hold at the hints' size alone).
+        Columns: dimension, source, value (the first that has it), varies (whether the second trace
+        had another size there, so that formulas hold at the hints' size alone).
         """
         return self._symbols.constants.df
 
@@ -55,7 +55,7 @@ class SizeAnswers(Planned):
 
         Columns: kind (the part of `changes` in which another answer shows: "choice" of an operator,
         "sharding", "collectives", "peak", "divides" for an even or an uneven split, "part" for a
-        size held at its hint), condition, margin (by how much of its larger side it holds), where,
+        size held at its hint), condition, margin (by how much of its larger side it holds), place,
         source, decides (what was chosen, rather than what, by time or by bytes), rests_on (earlier
         operators whose choices decide which copies are at hand: where one is another choice, the
         condition says nothing), flips (per size where it turns, the others at their hints). Where

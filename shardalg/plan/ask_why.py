@@ -72,10 +72,11 @@ class WhyAnswers(CollectiveAnswers):
     def warnings(self) -> DataFrame:
         """What costs more than it needs to (operators without a row, idle axes), or is left out.
 
-        An operator without a row, or with a loop that no emission splits, sends `wire_bytes`. A
-        product that is executed with an axis on none of its loops repeats `redundant_flops` on
-        every device; `remedy` is then the annotation that uses the axis, found by planning again.
-        Both per device and step. An effect without a result (a print, a callback) is left out of
+        An operator without a row, or with a loop that no emission splits, sends
+        `wire_bytes_per_step`; `wire_bytes` are those of one of its `executions`. A product that is
+        executed with an axis on none of its loops repeats `redundant_flops` on every device;
+        `remedy` is then the annotation that uses the axis, found by planning again. Both per
+        device and step. An effect without a result (a print, a callback) is left out of
         the program, and named with its line; so is a copy to the host (`jax.device_put`, a policy
         of `jax.checkpoint` that offloads), whose value is then in the device's peak of memory.
 
@@ -87,7 +88,9 @@ class WhyAnswers(CollectiveAnswers):
         >>> plan.warnings()[["warning", "redundant_flops"]].values.tolist()
         [['idle axis Y: 2 devices along it compute the same', 256]]
         """
-        return self._warnings_table.df
+        table = self._warnings_table
+        steps = zip(table["wire_bytes_per_step"], table["executions"], strict=True)
+        return table.whole_df.assign(wire_bytes=[_per_execution(*pair) for pair in steps])
 
     @cached_property
     def _warnings_table(self) -> Table:
@@ -138,7 +141,7 @@ class WhyAnswers(CollectiveAnswers):
         Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
         send nothing), formatting_bytes (that formatting moves from and to memory).
         """
-        return switch_table(self._stages, self.options).df
+        return switch_table(self._stages, self.options).whole_df
 
     def compare_xla(
         self,
@@ -166,9 +169,9 @@ class WhyAnswers(CollectiveAnswers):
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> print(plan.compare_xla("shardy").kinds)
-        kind        axes  count  xla_count  wire_bytes  xla_wire_bytes
-        all_reduce  X         1          1          64              64
-        all                   1          1          64              64
+        kind        mesh_axes  executions  xla_executions  wire_bytes_per_step  ...
+        all_reduce  X                   1               1                   64  ...
+        all                             1               1                   64  ...
         """
         from shardalg.xla.compare import compare
         from shardalg.xla.dump import ask
@@ -186,14 +189,14 @@ class WhyAnswers(CollectiveAnswers):
     ) -> DataFrame:
         """The collectives of XLA's own program under the prices of `cost`.
 
-        Columns: kind, axes, count, wire_bytes, time_s (a step; None where no axes say the groups);
-        the last row is for all. XLA is asked as by `compare_xla`.
+        Columns: kind, mesh_axes, executions, wire_bytes_per_step, time_s (a step; None where no
+        axes say the groups); the last row is for all. XLA is asked as by `compare_xla`.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
-        >>> plan.cost_of_xla("tpu_v3")[["kind", "wire_bytes"]].values.tolist()
+        >>> plan.cost_of_xla("tpu_v3")[["kind", "wire_bytes_per_step"]].values.tolist()
         [['all_reduce', 64], ['all', 64]]
         """
         from shardalg.costs.topology import machine
@@ -205,3 +208,9 @@ class WhyAnswers(CollectiveAnswers):
     @cached_property
     def _trials(self) -> Trials:
         return Trials(self._stages, self.options)
+
+
+def _per_execution(total: Any, executions: int) -> Any:
+    """Return bytes of one execution: whole where they divide."""
+    executions = max(executions, 1)
+    return total / executions if total % executions else total // executions

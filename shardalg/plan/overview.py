@@ -15,7 +15,7 @@ from shardalg.io.units import bytes_text, counted, seconds_text
 if TYPE_CHECKING:
     from shardalg.plan.ask_overview import OverviewAnswers
 
-AXIS_COLUMNS = ("axes", "devices", "collectives", "wire_bytes", "sent", "time")
+AXIS_COLUMNS = ("mesh_axes", "devices", "collectives", "wire_bytes_per_step", "sent", "time")
 WARNED = ("op", "source", "warning", "remedy")
 
 
@@ -80,7 +80,7 @@ class Overview(Answer):
     def parts(self) -> Parts:
         """The sentence, bytes per axis, the own `jax.jit`, warnings."""
         own = (self.beside,) if self.beside else ()
-        per_axis = self.table.select("axes", "devices", "collectives", "sent", "time")
+        per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
         warned = self.warned.where(op="jax.jit").rows
         others = tuple(row for row in self.warned.rows if row not in warned)

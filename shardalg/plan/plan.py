@@ -169,7 +169,7 @@ class Plan(OverviewAnswers):
 
     def __repr__(self) -> str:
         table = tables.collectives(self.program, self.graph)
-        moved = sum(row["count"] * row["wire_bytes"] for row in table)
+        moved = sum(row["wire_bytes_per_step"] for row in table)
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
@@ -228,7 +228,7 @@ def plan(
     >>> x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 16), (16, 64)))
     >>> specs = (P("X", "Y"), P("X", "Y"))
     >>> p = sa.plan(lambda x, w: x @ w, x, w, mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs)
-    >>> p.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
+    >>> p.collectives()[["kind", "mesh_axes", "wire_bytes"]].values.tolist()
     [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
     if unknown:

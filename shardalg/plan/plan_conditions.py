@@ -28,7 +28,7 @@ from shardalg.sizes.formula import Formula
 from shardalg.sizes.growth import Shardings
 from shardalg.spmd.instruction import Collective
 
-COLUMNS = ("kind", "condition", "margin", "where", "source", "decides", "rests_on", "flips")
+COLUMNS = ("kind", "condition", "margin", "place", "source", "decides", "rests_on", "flips")
 NO_CONDITIONS = Table(COLUMNS, ())
 CHOICE, DIVIDES, PART, PEAK = "choice", "divides", "part", "peak"
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardalg.verify.report import Report
 
 COLUMNS = (
-    "kind", "axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes", "sharding",
+    "kind", "mesh_axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes", "sharding",
 )  # fmt: skip
 
 
@@ -210,10 +210,10 @@ def reshard(
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> path = reshard(*(Sharding.parse(text, (8, 8, 8), mesh)
     ...     for text in ("P('y', None, 'x')", "P(None, ('x', 'y'), None)")))
-    >>> path.table.select("kind", "axes", "wire_bytes", "sharding")
-    kind        axes  wire_bytes  sharding
-    all_to_all  x            128  [y, x, None]
-    all_to_all  y            192  [None, (x, y), None]
+    >>> path.table.select("kind", "mesh_axes", "wire_bytes", "sharding")
+    kind        mesh_axes  wire_bytes  sharding
+    all_to_all  x                 128  [y, x, None]
+    all_to_all  y                 192  [None, (x, y), None]
     >>> path.wire_bytes, path.least_wire_bytes, path.peak_bytes, path.verify().ok
     (320, 224, 256, True)
     """

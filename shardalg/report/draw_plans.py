@@ -95,7 +95,7 @@ def _bytes(plans: Mapping[str, DrawnPlan]) -> Figure:
     sums: dict[str, dict[str, float]] = {}
     for row in collectives_by_module(plan.collectives):
         bar = sums.setdefault(row["module"] or "in no module", {})
-        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes"]
+        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes_per_step"]
     ordered = sorted(sums, key=lambda name: -sum(sums[name].values()))
     shown = {name: sums[name] for name in ordered[:MOST_BARS]}
     for name in ordered[MOST_BARS:]:

@@ -207,7 +207,7 @@ def wire_bytes_bars(strategies: Table) -> Figure:
     sums: dict[str, dict[str, float]] = {}
     for row in strategies:
         bar = sums.setdefault(f"{row['strategy']} · {row['phase']}", {})
-        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes"]
+        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes_per_step"]
     return kind_bars(sums)
 
 

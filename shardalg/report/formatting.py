@@ -41,7 +41,10 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
             total[:] = [a + b for a, b in zip(total, amounts, strict=True)]
     added = [sum(column) for column in zip(*sums.values(), strict=True)] or [0, 0, 0]
     rows = [(name, *found) for name, found in sorted(sums.items())] + [("all", *added)]
-    columns = ("instruction", "count", "memory_bytes", "wire_bytes", "memory_share", "wire_share")
+    columns = (
+        "instruction", "executions", "memory_bytes", "wire_bytes_per_step", "memory_share",
+        "wire_share",
+    )  # fmt: skip
     shares = (
         (*row[:2], *map(number, row[2:]), *(_share(row[k], whole[k - 1]) for k in (2, 3)))
         for row in rows

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shardalg.spmd.instruction import Collective, Instruction
 
 COLLECTIVE_COLUMNS = (
-    "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
-    "role", "phase", "region", "op", "module", "source", "why",
+    "kind", "mesh_axes", "group_size", "executions", "operand_bytes", "result_bytes", "wire_bytes",
+    "wire_bytes_per_step", "role", "phase", "region", "op", "module", "source", "why",
 )  # fmt: skip
 PHASES = ("forward", "backward", "update")
 
@@ -35,10 +35,10 @@ PHASES = ("forward", "backward", "update")
 def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = None) -> Table:
     """Every collective of a program, in order of execution.
 
-    Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`); `count`
-    includes trip counts, so a step's total is `wire_bytes * count`. `op` is the graph node that
-    needs the collective, `module` and `source` its place and the user's line, at the program's
-    border those of what made the value.
+    Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`).
+    `executions` includes trip counts; `wire_bytes_per_step` is `wire_bytes * executions`. `op` is
+    the graph node that needs the collective, `module` and `source` its place and the user's line,
+    at the program's border those of what made the value.
 
     Args:
       named: the program with formulas for its sizes; the numbers of a row are then formulas.
@@ -63,7 +63,8 @@ def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> 
     assert is_collective(attributes), "prices are those of what is sent"
     held = sent_bytes(program, instruction)
     left = local_bytes(program, instruction.results)
-    amounts = (group_size(attributes), step.count, held, left, wire_bytes(attributes, held))
+    sent = wire_bytes(attributes, held)
+    amounts = (group_size(attributes), step.count, held, left, sent, step.count * sent)
     show = number if named is None else named.sizes.sympy
     return tuple(show(amount) for amount in amounts)
 
@@ -72,18 +73,18 @@ def collectives_by_module(whole: Table) -> Table:
     """The collectives of a step per module, kind and axes; alike modules are one.
 
     Args:
-      whole: as `collectives` gives them; `count` and `wire_bytes` become those of a step.
+      whole: the table of `collectives`.
     """
     rows = (
         (
             row["module"],
-            (row["kind"], row["axes"]),
-            (row["count"], row["count"] * row["wire_bytes"]),
+            (row["kind"], row["mesh_axes"]),
+            (row["executions"], row["wire_bytes_per_step"]),
         )
         for row in whole
     )
     return by_module.table(
-        ("module", "kind", "axes", "count", "wire_bytes"), by_module.summed(rows)
+        ("module", "kind", "mesh_axes", "executions", "wire_bytes_per_step"), by_module.summed(rows)
     )
 
 
@@ -132,7 +133,7 @@ def shardings(sharded: ShardedGraph) -> Table:
         )
         for value, sharding in zip(sharded.graph.values, sharded.shardings, strict=True)
     )
-    return Table(("value", "shape", "sharding", "local_shape", "why"), tuple(rows))
+    return Table(("value", "global_shape", "sharding", "local_shape", "why"), tuple(rows))
 
 
 def strategies(tables: Mapping[str, Table]) -> Table:
@@ -141,21 +142,22 @@ def strategies(tables: Mapping[str, Table]) -> Table:
     Args:
       tables: name of the strategy to its `collectives` table.
 
-    >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, "activation", "forward", "root", *[""] * 4)
+    >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, 48, "activation", "forward", "root", *[""] * 4)
     >>> strategies({"final": Table(COLLECTIVE_COLUMNS, (one, one))})
-    strategy  phase    kind        axes  role        count  wire_bytes
-    final     forward  all_gather  Y     activation      4          96
+    strategy  phase    kind        mesh_axes  role        executions  wire_bytes_per_step
+    final     forward  all_gather  Y          activation           4                   96
     """
     sums: dict[tuple[Any, ...], list[float]] = {}
     for name, table in tables.items():
         for row in table:
-            key = (name, row["phase"], row["kind"], row["axes"], row["role"])
+            key = (name, row["phase"], row["kind"], row["mesh_axes"], row["role"])
             count, moved = sums.setdefault(key, [0, 0])
-            sums[key] = [count + row["count"], moved + row["count"] * row["wire_bytes"]]
+            sums[key] = [count + row["executions"], moved + row["wire_bytes_per_step"]]
     order = {phase: place for place, phase in enumerate(PHASES)}
     names = {name: place for place, name in enumerate(tables)}
     keys = sorted(sums, key=lambda k: (names[k[0]], order.get(k[1], len(order))))
-    columns = ("strategy", "phase", "kind", "axes", "role", "count", "wire_bytes")
+    sent = ("executions", "wire_bytes_per_step")
+    columns = ("strategy", "phase", "kind", "mesh_axes", "role", *sent)
     return Table(columns, tuple((*key, *sums[key]) for key in keys))
 
 
@@ -165,7 +167,7 @@ def totals(tables: Mapping[str, Table]) -> Table:
     for name, table in tables.items():
         moved = dict.fromkeys(PHASES, 0)
         for row in table:
-            moved[row["phase"]] = moved.get(row["phase"], 0) + row["count"] * row["wire_bytes"]
+            moved[row["phase"]] = moved.get(row["phase"], 0) + row["wire_bytes_per_step"]
         rows.append((name, len(table), *(moved[p] for p in PHASES), sum(moved.values())))
     columns = (f"{phase}_wire_bytes" for phase in PHASES)
     return Table(("strategy", "collectives", *columns, "wire_bytes"), tuple(rows))
@@ -175,18 +177,18 @@ def beside(ours: Table, xla: Table) -> Table:
     """Our collectives beside XLA's: executions and wire bytes of one step, by kind and axes.
 
     Args:
-      ours, xla: tables with columns kind, axes, count and wire_bytes (per execution). With columns
-        sliced_by and group_size, an all_reduce of which only a block is kept counts as the
-        reduce_scatter that it stands for.
+      ours, xla: tables with columns kind, mesh_axes, executions and wire_bytes_per_step. With
+        columns sliced_by and group_size, an all_reduce of which only a block is kept counts as a
+        reduce_scatter.
 
-    >>> columns = ("kind", "axes", "count", "wire_bytes")
-    >>> ours = Table(columns, (("reduce_scatter", "Y", 1, 10), ("all_gather", "X", 2, 5)))
-    >>> beside(ours, Table(columns, (("all_reduce", "Y", 1, 20), ("all_gather", "X", 2, 5))))
-    kind            axes  count  xla_count  wire_bytes  xla_wire_bytes
-    all_gather      X         2          2          10              10
-    all_reduce      Y         0          1           0              20
-    reduce_scatter  Y         1          0          10               0
-    all                       3          3          20              30
+    >>> columns = ("kind", "mesh_axes", "executions", "wire_bytes_per_step")
+    >>> ours = Table(columns, (("reduce_scatter", "Y", 1, 10), ("all_gather", "X", 2, 10)))
+    >>> beside(ours, Table(columns, (("all_reduce", "Y", 1, 20), ("all_gather", "X", 2, 10))))
+    kind            mesh_axes  executions  xla_executions  wire_bytes_per_step  ...
+    all_gather      X                   2               2                   10  ...
+    all_reduce      Y                   0               1                    0  ...
+    reduce_scatter  Y                   1               0                   10  ...
+    all                                 3               3                   20  ...
     """
     mine, other = _by_kind(ours), _by_kind(xla)
     rows = [
@@ -194,7 +196,10 @@ def beside(ours: Table, xla: Table) -> Table:
         for key in sorted(mine.keys() | other.keys())
     ]
     total = tuple(sum(column) for column in list(zip(*rows, strict=True))[2:] or ((0,),) * 4)
-    columns = ("kind", "axes", "count", "xla_count", "wire_bytes", "xla_wire_bytes")
+    columns = (
+        "kind", "mesh_axes", "executions", "xla_executions", "wire_bytes_per_step",
+        "xla_wire_bytes_per_step",
+    )  # fmt: skip
     return Table(columns, (*rows, ("all", "", *total)))
 
 
@@ -206,9 +211,9 @@ def _by_kind(table: Table) -> dict[tuple[str, str], tuple[int, float]]:
     """Executions and wire bytes of a step per (kind, axes)."""
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for row in table:
-        key = _kind(row), ",".join(sorted(row["axes"].replace(" ", "").split(",")))
+        key = _kind(row), ",".join(sorted(row["mesh_axes"].replace(" ", "").split(",")))
         count, moved = sums.get(key, (0, 0))
-        sums[key] = (count + row["count"], moved + row["count"] * row["wire_bytes"])
+        sums[key] = (count + row["executions"], moved + row["wire_bytes_per_step"])
     return sums
 
 

@@ -54,7 +54,7 @@ class Timeline:
 
     def table(self) -> Table:
         """A row per event."""
-        names = ("stage", "kind", "axes", "phase", "trip", "start_s", "seconds")
+        names = ("stage", "kind", "mesh_axes", "phase", "trip", "start_s", "seconds")
         rows = (
             (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, e.start_s, e.seconds)
             for e in self.events

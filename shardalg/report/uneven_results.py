@@ -40,7 +40,7 @@ def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
     sent = number(_sent(layout, even) * value.type.itemsize)
     what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
     why = WHY.format(value.name, layout.text(), even.text())
-    return (*what, held.bytes, left.bytes, sent, *NOBODYS, why)
+    return (*what, held.bytes, left.bytes, sent, sent, *NOBODYS, why)
 
 
 def _sent(layout: Sharding, even: Sharding) -> int:

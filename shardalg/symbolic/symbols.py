@@ -32,7 +32,7 @@ Shape = tuple[Expr, ...]
 Tracer = Callable[[Mapping[str, int]], Graph]
 """The function's normalised graph where names have those sizes, the others their hints."""
 
-CONSTANT_COLUMNS = ("size", "source", "value", "varies")
+CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,7 @@ class Report:
         open_ = [c for c in self.claims if c.status not in ("proved", TRUSTED)]
         shown = tuple((c.node, c.claim, c.status, c.words, str(c.witness)) for c in open_[:20])
         faults = (Table(("node", "claim", "status", "statement", "witness"), shown),)
-        parts = (repr(self), *(faults if shown else ()), Table(("claim", "status", "count"), rows))
+        parts = (repr(self), *(faults if shown else ()), Table(("claim", "status", "claims"), rows))
         return card(*parts, ok=self.ok)
 
     def summary(self) -> str:

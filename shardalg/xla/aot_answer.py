@@ -17,8 +17,8 @@ from shardalg.xla.aot import Target, compile_for
 from shardalg.xla.aot_cache import Compiled
 from shardalg.xla.tiles import tiled_bytes
 
-COLUMNS = ("quantity", "axes", "planned", "compiled", "xla", "error", "xla_error")
-DIFFERENCE_COLUMNS = ("program", "kind", "axes", "planned", "its", "difference")
+COLUMNS = ("quantity", "mesh_axes", "planned", "compiled", "xla", "error", "xla_error")
+DIFFERENCE_COLUMNS = ("program", "kind", "mesh_axes", "planned", "its", "difference")
 MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
 SLACK = 0.01
 """Bytes of collectives that are so near are the same: what is left is tile padding."""
@@ -49,7 +49,7 @@ class Figures:
     @staticmethod
     def of(program: SpmdProgram, cost: Cost, sent: Table, platform: str) -> Figures:
         """The figures of a program, from its price and the table of its collectives."""
-        rows = ((r["kind"], r["axes"], r["count"], r["wire_bytes"]) for r in sent)
+        rows = ((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in sent)
         products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
         held = [program.locals[local] for local in program.block.arguments]
         tiled = sum(tiled_bytes(a.shape, item_type(a.dtype).itemsize) for a in held)

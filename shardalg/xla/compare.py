@@ -44,7 +44,7 @@ _WARNED = (
     "these two layouts, and cuts it again. `rows` of ours move the same value."
 )
 ROW_COLUMNS = (
-    "what", "where", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
+    "what", "place", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
 )  # fmt: skip
 
 
@@ -97,7 +97,10 @@ class BesideXla(Answer):
               for c in self.told.collectives),
         ]  # fmt: skip
         rows = (("" if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
-        columns = ("module", "count", "xla_count", "wire_bytes", "xla_wire_bytes")
+        columns = (
+            "module", "executions", "xla_executions", "wire_bytes_per_step",
+            "xla_wire_bytes_per_step",
+        )  # fmt: skip
         return by_module.table(columns, by_module.summed(rows))
 
     @cached_property

@@ -15,7 +15,7 @@ from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective
 from shardalg.sizes.sums import total
 
-COLUMNS = ("kind", "axes", "count", "wire_bytes", "time_s")
+COLUMNS = ("kind", "mesh_axes", "executions", "wire_bytes_per_step", "time_s")
 _SUB_AXIS = re.compile(r"(?P<name>.+):\((?P<pre>\d+)\)(?P<size>\d+)")
 UNNAMED = "?"
 

@@ -39,8 +39,8 @@ def test_what_is_folded_by_module_adds_up(name):
     whole, cost = made.collectives(), made.cost("tpu_v3")
     folded, costs = made.collectives(by="module"), cost.table(by="module").df
     assert any("layers[0:2]" in module for module in folded.module)
-    assert folded.wire_bytes.sum() == (whole.wire_bytes * whole["count"]).sum()
-    assert folded["count"].sum() == whole["count"].sum()
+    assert folded.wire_bytes_per_step.sum() == (whole.wire_bytes * whole["executions"]).sum()
+    assert folded["executions"].sum() == whole["executions"].sum()
     assert costs.wire_bytes.sum() == cost.wire_bytes
     assert costs.held_bytes.sum() == cost.peak_memory_bytes
     np.testing.assert_allclose(costs.time_s.sum(), cost.step_time_s)

@@ -44,7 +44,7 @@ def test_a_value_that_constants_were_fitted_on_counts_for_nothing():
         return {"step_time_s": value}
 
     found = summary(compared(chosen(3), {3: predict})).where(quantity="step_time_s")
-    assert found["values"] == (5,)
+    assert found["num_values"] == (5,)
     assert found["median_error"] == ("100.0 %",)
     assert found["met"] == ("NO",)
 

@@ -35,8 +35,8 @@ def test_attempt_1_repeats_its_attention_along_x():
 def test_costs_add_up_and_every_byte_has_a_class(strategy):
     cost = cost_of("ffn_gradient", strategy)
     table = collectives(*planned("ffn_gradient", strategy)[:2])
-    sent = sum(row["wire_bytes"] * row["count"] for row in table)
-    assert cost.wire_bytes == sent == sum(cost.table()["wire_bytes"])
+    sent = sum(row["wire_bytes"] * row["executions"] for row in table)
+    assert cost.wire_bytes == sent == sum(cost.table()["wire_bytes_per_step"])
     assert cost.step_time_s == pytest.approx(sum(cost.table()["time_s"]))
     assert sum(cost.memory.by_class.values()) == cost.peak_memory_bytes
     assert "unknown" not in cost.memory.by_class

@@ -53,8 +53,8 @@ def test_the_cost_table_adds_up_to_the_cost():
     table = cost.table()
     assert sum(table["time_s"]) == pytest.approx(cost.step_time_s)
     assert sum(table["flops"]) == cost.flops
-    assert sum(table["wire_bytes"]) == cost.wire_bytes
-    gathers = {(r["axes"], r["role"], r["count"]) for r in table.where(kind="all_gather")}
+    assert sum(table["wire_bytes_per_step"]) == cost.wire_bytes
+    gathers = {(r["mesh_axes"], r["role"], r["executions"]) for r in table.where(kind="all_gather")}
     assert gathers == {("Y", "activation", 1), ("X", "weight", 2)}
 
 

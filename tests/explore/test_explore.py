@@ -153,7 +153,7 @@ def test_the_totals_are_the_sums_of_the_lists(layers):
     totals, *each = sections(layers)
     for row, section in zip(tables(totals)[0], each, strict=True):
         (table,) = tables(section)
-        sent = sum(a * b for a, b in zip(table["count"], table["wire_bytes"], strict=True))
+        sent = sum(a * b for a, b in zip(table["executions"], table["wire_bytes"], strict=True))
         assert row["wire_bytes"] == sent
         assert row["collectives"] == len(table)
 
@@ -205,7 +205,7 @@ def test_the_foreign_step_on_other_axes_is_run_and_equals_one_device():
     assert "send 0 of" in section.parts[0]
     arrays = len(found.plan.traced.donated)
     assert f"{arrays} of its {arrays} arrays in the layout" in section.parts[2]
-    assert set(tables(section)[0]["axes"]) <= {"data", "model", "data,model"}
+    assert set(tables(section)[0]["mesh_axes"]) <= {"data", "model", "data,model"}
 
 
 class Priced:
@@ -227,7 +227,7 @@ def test_an_open_claim_is_said_above_all_tables(layers):
 @pytest.mark.parametrize(("more", "reduced", "said"), [(2, 3, True), (0, 3, False), (2, 4, False)])
 def test_gathering_again_is_said_of_the_runs_that_do(layers, more, reduced, said):
     kinds = [("all_gather", 6 + more, 6), ("all_reduce", reduced, 3), ("all", 9 + more, 9)]
-    columns = ("kind", "count", "xla_count")
+    columns = ("kind", "executions", "xla_executions")
     beside = [dict(zip(columns, row, strict=True)) for row in kinds]
     run = SimpleNamespace(name="layer", plan=layers["finalized"], beside=beside)
     start = "layer: the same collectives as XLA's but for more all-gathers."

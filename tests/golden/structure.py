@@ -64,7 +64,8 @@ def collectives(plan):
     rows = Counter()
     for row in plan.collectives_table:
         sizes = f"{row['operand_bytes']} to {row['result_bytes']}, {row['wire_bytes']} sent"
-        rows[f"{row['kind']} {row['axes']} of {row['group_size']}: {sizes}"] += row["count"]
+        what = f"{row['kind']} {row['mesh_axes']} of {row['group_size']}"
+        rows[f"{what}: {sizes}"] += row["executions"]
     return {key: int(count) for key, count in sorted(rows.items())}
 
 

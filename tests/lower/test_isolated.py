@@ -38,7 +38,7 @@ def test_each_is_run_alone_and_none_is_left_out(lowered):
     sent = lowered.collectives()
     for kind in set(sent["kind"]):
         mine = [one for one in made.alone if one.kind == kind]
-        assert sum(one.count for one in mine) == sent[sent["kind"] == kind]["count"].sum()
+        assert sum(one.count for one in mine) == sent[sent["kind"] == kind]["executions"].sum()
     contractions = [one for one in made.alone if one.kind == "contraction"]
     assert sum(one.count for one in contractions) == 3 + 2  # the scan's, and two
     assert len(contractions) < 4  # those alike are run once

@@ -64,7 +64,7 @@ def gathers_after_merging(plan):
 
 def gathers_planned(plan):
     table = plan.collectives().query("kind == 'all_gather'")
-    return Counter((row.axes,) for row in table.itertuples() for _ in range(row.count))
+    return Counter((row.mesh_axes,) for row in table.itertuples() for _ in range(row.executions))
 
 
 @pytest.mark.parametrize("name", ["ffn_gradient", "attention_gradient"])

@@ -121,7 +121,7 @@ def test_only_gradients_cross_slices():
     """Weights are repeated along `slice`: no gather there, and gradients once a step."""
     model = replace(SMALL, optimizer="adam", microbatches=2)
     moved = model.plan({"slice": 2, "fsdp": 4}, "fsdp").collectives()
-    across = moved[moved["axes"].str.contains("slice")]
+    across = moved[moved["mesh_axes"].str.contains("slice")]
     assert set(across["role"]) <= {"gradient"}
     assert not across["kind"].str.contains("gather").any()
 

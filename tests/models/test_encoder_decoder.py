@@ -27,23 +27,23 @@ def test_both_sides_are_pipelines_forward_and_backward(plan):
 
 
 def test_along_x_stages_shift_and_nothing_else_moves_in_the_loops(plan):
-    rows = [r for r in plan.collectives().to_dict("records") if r["count"] > 1]
-    stages = [r for r in rows if "X" in r["axes"]]
+    rows = [r for r in plan.collectives().to_dict("records") if r["executions"] > 1]
+    stages = [r for r in rows if "X" in r["mesh_axes"]]
     # two values travel on each side; what the decoder attends to has a gradient, as all but counts
     assert {r["kind"] for r in stages} == {"collective_permute"}
-    assert {r["count"] for r in stages} == {Schedule(4, 4).iterations}
+    assert {r["executions"] for r in stages} == {Schedule(4, 4).iterations}
     assert len([r for r in stages if r["phase"] == "forward"]) == 4
     assert len([r for r in stages if r["phase"] == "backward"]) == 4
 
 
 def test_along_y_tokens_go_to_experts_and_back(plan):
     rows = plan.collectives().to_dict("records")
-    sent = [r for r in rows if r["kind"] == "all_to_all" and r["axes"] == "Y"]
+    sent = [r for r in rows if r["kind"] == "all_to_all" and r["mesh_axes"] == "Y"]
     forward = [r for r in sent if r["phase"] == "forward"]
     assert len(forward) == 2
     # in the backward pass those of the gradients, and those that are computed again
     assert len(sent) - len(forward) == 4
-    assert {r["count"] for r in sent} == {Schedule(4, 4).iterations}
+    assert {r["executions"] for r in sent} == {Schedule(4, 4).iterations}
 
 
 def test_axes_change_their_meaning(plan):

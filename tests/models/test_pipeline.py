@@ -151,7 +151,9 @@ def test_streamed_microbatches_take_less_memory():
 def in_the_loop(plan, axis):
     """Kinds and counts of what moves along an axis more than once a step."""
     rows = plan.collectives().to_dict("records")
-    return [(r["kind"], r["count"]) for r in rows if r["count"] > 1 and axis in r["axes"]]
+    return [
+        (r["kind"], r["executions"]) for r in rows if r["executions"] > 1 and axis in r["mesh_axes"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +183,11 @@ def test_other_axes_of_a_batch_that_is_on_the_stages_axis_stay_its_own(case, bat
     plan, arguments = planned(pipe, weights, x, dy, batch=batch)
     alone, _ = planned(pipe, weights, x, dy, batch="X")
     assert plan.cost("tpu_v3").flops == pytest.approx(alone.cost("tpu_v3").flops, rel=0.01)
-    tables = [made.collectives()[["kind", "axes", "count", "wire_bytes"]] for made in (plan, alone)]
-    inside = [sorted(t[t["count"] > 1].values.tolist()) for t in tables]
+    tables = [
+        made.collectives()[["kind", "mesh_axes", "executions", "wire_bytes"]]
+        for made in (plan, alone)
+    ]
+    inside = [sorted(t[t["executions"] > 1].values.tolist()) for t in tables]
     assert inside[0] == inside[1]
     found = simulate(plan.program, plan.graph, *map(np.asarray, jax.tree.leaves(arguments)))
     want = gradient(sequential)(weights, x, dy)
@@ -215,8 +220,8 @@ def test_gradients_are_reduced_once_a_step(case, remat):
     plain, plan = once_a_step(case, remat)
     assert "all_reduce" in {kind for kind, _ in in_the_loop(plain, "X")}
     assert "all_reduce" not in {kind for kind, _ in in_the_loop(plan, "X")}
-    reduced = [r for r in plan.collectives().to_dict("records") if r["axes"] == "X"]
-    assert [r["count"] for r in reduced if r["kind"] == "all_reduce"] == [1, 1]
+    reduced = [r for r in plan.collectives().to_dict("records") if r["mesh_axes"] == "X"]
+    assert [r["executions"] for r in reduced if r["kind"] == "all_reduce"] == [1, 1]
 
 
 @pytest.mark.slow
@@ -503,7 +508,7 @@ def test_what_the_pipeline_sends_stands_at_the_line_that_calls_it():
 def test_a_sum_of_every_iteration_is_explained_with_the_switch_that_defers_it():
     plan = with_a_sum_in_the_loop()
     sums = [n for n, row in enumerate(plan.collectives_table)
-            if row["kind"] == "all_reduce" and row["count"] > 1]  # fmt: skip
+            if row["kind"] == "all_reduce" and row["executions"] > 1]  # fmt: skip
     said = str(plan.explain(sums[0]))
     switched = sa.Options(switches=sa.Switches(defer_in_loops=True))
     sent = bytes_text(plan.replan(options=switched).cost("v3").wire_bytes)
@@ -520,9 +525,9 @@ def test_a_sum_that_a_layer_needs_is_not_said_to_wait():
     specs = {"mesh": mesh, "in_shardings": (inside, P("X"), P("X"))}
     plan = sa.plan(gradient(pipe), pipe.stack(weights), x, dy, **specs)
     said = {
-        row["axes"]: "defer_in_loops" in str(plan.explain(number))
+        row["mesh_axes"]: "defer_in_loops" in str(plan.explain(number))
         for number, row in enumerate(plan.collectives_table)
-        if row["kind"] == "all_reduce" and row["count"] > 1
+        if row["kind"] == "all_reduce" and row["executions"] > 1
     }
     assert said == {"X": True, "Y": False}
 

@@ -51,8 +51,8 @@ def test_weights_sharded_along_the_data_axis_are_gathered_for_every_microbatch()
 
     def gathered(plan):
         rows = plan.collectives().to_dict("records")
-        kept = (r for r in rows if r["kind"] == "all_gather" and r["axes"] == "X")
-        return sum(r["count"] * r["wire_bytes"] for r in kept if r["count"] > 1)
+        kept = (r for r in rows if r["kind"] == "all_gather" and r["mesh_axes"] == "X")
+        return sum(r["executions"] * r["wire_bytes"] for r in kept if r["executions"] > 1)
 
     layer = sum(np.prod(shape) for shape in NARROW.weight_shapes().values())
     trips, weights = Schedule(4, 8).iterations * NARROW.L // 4, 2 * layer / 4

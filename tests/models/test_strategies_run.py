@@ -102,7 +102,7 @@ def test_a_scanned_step_sends_what_the_unrolled_one_sends(strategy):
         found = plan.warnings().query("op != 'jax.jit'")
         assert all(text.startswith("idle axis") for text in found["warning"])
         table = plan.collectives()
-        sent.append(int((table["wire_bytes"] * table["count"]).sum()))
+        sent.append(int((table["wire_bytes"] * table["executions"]).sum()))
     assert sent[0] == sent[1] > 0
 
 

@@ -70,7 +70,9 @@ def moves(plan, kind, phase):
 def test_two_all_to_alls_per_layer_each_way(name):
     _, plan = planned(name)
     for phase in ("forward", "backward"):
-        assert [r["count"] for r in moves(plan, "all_to_all", phase) if r["axes"] == "X"] == [1, 1]
+        assert [
+            r["executions"] for r in moves(plan, "all_to_all", phase) if r["mesh_axes"] == "X"
+        ] == [1, 1]
 
 
 def test_gradients_of_experts_are_not_reduced():

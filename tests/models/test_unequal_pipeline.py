@@ -73,9 +73,9 @@ def test_the_plans_of_the_stages_give_the_gradients_of_the_whole():
 def test_gradients_are_reduced_once_a_step_and_behind_it():
     stage = planned().stages[1]
     rows = stage.backward.collectives().to_dict("records")
-    reduced = [row for row in rows if row["axes"] == "X" and row["kind"] == "all_reduce"]
+    reduced = [row for row in rows if row["mesh_axes"] == "X" and row["kind"] == "all_reduce"]
     assert reduced
-    assert {row["count"] for row in reduced} == {1}
+    assert {row["executions"] for row in reduced} == {1}
     after = stage.times(machine("tpu_v3"), 4)[2]
     assert {part.axes for part in after} >= {("X",)}
 

@@ -31,7 +31,7 @@ def product(plan):
 
 def sent(plan):
     table = plan.collectives()
-    return table["kind"].tolist(), int((table["wire_bytes"] * table["count"]).sum())
+    return table["kind"].tolist(), int((table["wire_bytes"] * table["executions"]).sum())
 
 
 @pytest.mark.parametrize("policy", ["gspmd", "shardy"])

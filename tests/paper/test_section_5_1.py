@@ -60,8 +60,8 @@ def collectives(plan):
     """Forward and backward: (kind, axes) to executions; each role is the one that ROLES says."""
     phases = {"forward": Counter(), "backward": Counter()}
     for row in plan.collectives_table:
-        moved = row["kind"], row["axes"]
-        phases[row["phase"]][moved] += row["count"]
+        moved = row["kind"], row["mesh_axes"]
+        phases[row["phase"]][moved] += row["executions"]
         assert row["role"] == ROLES.get(moved, "activation"), row
     return phases["forward"], phases["backward"]
 
@@ -139,7 +139,8 @@ def test_changing_an_activation_moves_more_bytes(name, part, change):
     strategy = table1.STRATEGIES[name](mesh, config, part)
     plans = (planned(s, config, part) for s in (strategy, changed(strategy, change)))
     before, after = (
-        sum(row["count"] * row["wire_bytes"] for row in plan.collectives_table) for plan in plans
+        sum(row["executions"] * row["wire_bytes"] for row in plan.collectives_table)
+        for plan in plans
     )
     assert after > before
 
@@ -157,7 +158,7 @@ def test_bytes_at_the_papers_sizes():
     plan = planned(table1.finalized(mesh, c, "ffn"), c, "ffn")
     sent = Counter()
     for row in plan.collectives_table:
-        sent[row["kind"], row["axes"]] += row["count"] * row["wire_bytes"]
+        sent[row["kind"], row["mesh_axes"]] += row["executions"] * row["wire_bytes"]
     weight, activation = c.M * c.H // Y * bf16, c.B // X * c.S * c.M * bf16
     assert sent == {
         (AG, "X"): 2 * weight * (X - 1) // X,

@@ -35,8 +35,8 @@ def forward(strategy, part):
     table = plan_part(table1.SIZES, MESH, strategy, part)._collectives_table
     found = {}
     for row in table:
-        key = row["kind"], row["axes"]
-        found[key] = found.get(key, 0) + row["count"] * row["wire_bytes"]
+        key = row["kind"], row["mesh_axes"]
+        found[key] = found.get(key, 0) + row["executions"] * row["wire_bytes"]
     return found
 
 

@@ -41,7 +41,7 @@ def checked(fn, arguments, specs=None, **more):
 
 def moves(plan):
     """(kind, axes) of every collective, in order."""
-    return [(row["kind"], row["axes"]) for row in plan.collectives_table]
+    return [(row["kind"], row["mesh_axes"]) for row in plan.collectives_table]
 
 
 def instructions(block):

@@ -193,7 +193,7 @@ def test_an_idle_axis_does_not_take_what_is_contracted_as_it_lies():
         lambda x, a, b: jnp.maximum(x @ a, 0) @ b, *types,
         mesh=sa.Mesh({"X": 2, "Y": 4}), in_shardings=specs,
     )  # fmt: skip
-    assert plan.collectives()[["kind", "axes"]].values.tolist() == [["all_reduce", "X"]]
+    assert plan.collectives()[["kind", "mesh_axes"]].values.tolist() == [["all_reduce", "X"]]
 
 
 def test_what_nothing_reaches_lies_as_it_is_made():

@@ -166,7 +166,7 @@ def test_a_while_loop_is_priced_once_and_named():
     plan = planned(fn, arguments, specs)
     moved = plan.collectives()
     assert set(moved["region"]) >= {"while"}
-    assert set(moved["count"]) == {1}
+    assert set(moved["executions"]) == {1}
     cost = plan.cost("tpu_v3")
     assert cost.flops > 0
     assert cost.peak_memory_bytes > 0

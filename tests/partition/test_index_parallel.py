@@ -86,5 +86,5 @@ def test_the_gradient_of_a_cross_entropy_moves_numbers_per_row():
 
     spec = P("Y", "X")
     plan = check(jax.grad(loss), (numbers(8, 16), LABELS), (spec, Y), spec)
-    assert {row["axes"] for row in plan.collectives_table} == {"X"}
+    assert {row["mesh_axes"] for row in plan.collectives_table} == {"X"}
     assert all(row["operand_bytes"] == 2 * 4 for row in plan.collectives_table)

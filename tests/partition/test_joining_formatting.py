@@ -113,7 +113,7 @@ def test_the_share_of_formatting():
     plan = planned(twice, arguments, (P(None, "X"), P("X"), P("X")), mesh=MESH)
     (row,) = (r for r in formatting(plan.program, plan.graph) if r["instruction"] == "Mask")
     masked = 4 * 2 * (6 + 4 + 4)
-    assert (row["count"], row["memory_bytes"]) == (3, 2 * masked)
+    assert (row["executions"], row["memory_bytes"]) == (3, 2 * masked)
     assert 0 < row["memory_share"] < 1
     cost = plan.cost("tpu_v3")
     kinds = {item.kind: item.time_s for item in cost.items}
@@ -121,5 +121,5 @@ def test_the_share_of_formatting():
     assert 0 < cost.formatting_s < cost.compute_s
     arguments = numbers(6, 8), numbers(8, 4), numbers(8, 4)
     even = planned(twice, arguments, (P(None, "X"), P("X"), P("X")), mesh=MESH)
-    assert formatting(even.program, even.graph)["count"] == (0,)
+    assert formatting(even.program, even.graph)["executions"] == (0,)
     assert even.cost("tpu_v3").formatting_s == 0

@@ -25,7 +25,7 @@ SLOW = CHIP.with_links({"dcn": 1e9})
 
 def along(path, axis):
     """Bytes that a device sends in collectives along an axis."""
-    rows = zip(path.table["axes"], path.table["wire_bytes"], strict=True)
+    rows = zip(path.table["mesh_axes"], path.table["wire_bytes"], strict=True)
     return sum(sent for axes, sent in rows if axis in axes.split(","))
 
 
@@ -48,7 +48,7 @@ def test_less_goes_along_the_slow_axis(source, target, kinds):
     assert plain.program == elsewhere.program, "alike links change nothing"
     assert slow.seconds <= sum(
         sent / SLOW.link(axes.split(","))
-        for axes, sent in zip(plain.table["axes"], plain.table["wire_bytes"], strict=True)
+        for axes, sent in zip(plain.table["mesh_axes"], plain.table["wire_bytes"], strict=True)
         if sent
     )
 

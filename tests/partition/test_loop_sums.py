@@ -83,8 +83,8 @@ CASES = {  # function, weights, their layouts, sums along X in a step: in loops,
 def along(plan, axis):
     """How often sums along an axis are sent in a step."""
     sums = ("all_reduce", "reduce_scatter")
-    rows = [r for r in plan.collectives_table if r["axes"] == axis and r["kind"] in sums]
-    return sum(r["count"] for r in rows)
+    rows = [r for r in plan.collectives_table if r["mesh_axes"] == axis and r["kind"] in sums]
+    return sum(r["executions"] for r in rows)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -107,11 +107,11 @@ def test_sums_are_reduced_once_behind_the_loop(name):
 def test_what_the_last_stage_hands_out_leaves_once():
     plain = {"mesh": MESH, "in_shardings": (STAGES, P())}
     plan = sa.plan(pipeline, weights(2), XS, options=ON, **plain)
-    rows = [r for r in plan.collectives_table if "L" in r["axes"]]
-    assert {(r["kind"], r["count"]) for r in rows if "scan" in r["region"]} == {
+    rows = [r for r in plan.collectives_table if "L" in r["mesh_axes"]]
+    assert {(r["kind"], r["executions"]) for r in rows if "scan" in r["region"]} == {
         ("collective_permute", 4)
     }
-    assert [r["count"] for r in rows if "scan" not in r["region"]] == [1]
+    assert [r["executions"] for r in rows if "scan" not in r["region"]] == [1]
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_sums_wait_behind_a_wider_type_where_numbers_are_finite():
     specs = {"mesh": MESH, "in_shardings": (FLAT, P(None, "X"))}
     plan = sa.plan(narrow, weights(), XS, **specs, options=ON)
     assert along(plan, "X") == 6
-    (number, *_) = [k for k, r in enumerate(plan.collectives_table) if r["axes"] == "X"]
+    (number, *_) = [k for k, r in enumerate(plan.collectives_table) if r["mesh_axes"] == "X"]
     stop = r"in every iteration: no sum waits behind convert_element_type \(test_loop_sums.py:\d+\)"
     assert re.search(stop + r" without Switches\(finite_sums=True\)", plan.explain(number).headline)
     finite = sa.Switches(defer_in_loops=True, finite_sums=True)
     later = sa.plan(narrow, weights(), XS, **specs, options=sa.Options(switches=finite))
     assert along(later, "X") == 2
-    rows = [r for r in later.collectives_table if r["axes"] == "X"]
+    rows = [r for r in later.collectives_table if r["mesh_axes"] == "X"]
     assert [r["wire_bytes"] for r in rows] == [4 * 8 * 16 // 2] * 2  # float32 of half a weight
     values, want = jax.tree.leaves((weights(), XS)), narrow(weights(), XS)
     for found, wanted in zip(simulate(later.program, later.graph, *values), want, strict=True):

@@ -141,7 +141,7 @@ def test_regions_give_what_jax_gives(name, any_order):
 def test_what_the_user_sends_is_listed_with_its_bytes():
     plan = sa.plan(region(product), X, W, mesh=MESH, in_shardings=BORDER["in_specs"])
     rows = [
-        [row[key] for key in ("kind", "axes", "group_size", "wire_bytes", "region", "op")]
+        [row[key] for key in ("kind", "mesh_axes", "group_size", "wire_bytes", "region", "op")]
         for row in plan.collectives_table
     ]
     assert rows == [
@@ -339,7 +339,7 @@ def test_an_axis_of_vmap_and_one_of_the_mesh_in_one_mean():
     plan = sa.plan(region, x)
     assert plan.mesh == sa.Mesh({"X": 4})
     assert plan.verify().ok
-    assert plan.collectives()[["kind", "axes", "wire_bytes"]].values.tolist() == [
+    assert plan.collectives()[["kind", "mesh_axes", "wire_bytes"]].values.tolist() == [
         ["all_reduce", "X", 36]
     ]
     np.testing.assert_allclose(plan.lower()(x), x - x.mean(0), atol=1e-5)

@@ -36,7 +36,7 @@ CASES = {
 
 
 def wire_bytes(plan):
-    return sum(row["wire_bytes"] * row["count"] for row in plan.collectives_table)
+    return sum(row["wire_bytes"] * row["executions"] for row in plan.collectives_table)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -176,7 +176,7 @@ def test_scans_uneven_empty_and_reversed(sizes, reverse):
 def test_counts_of_a_scan_body_include_its_trips():
     arguments = numbers(8, 8), numbers(4, 8), numbers(3, 4, 8)
     plan = planned(scanned, arguments, SCANS["as inside"])
-    inside = [r["count"] for r in plan.collectives_table if r["region"] == "scan"]
+    inside = [r["executions"] for r in plan.collectives_table if r["region"] == "scan"]
     assert inside
     assert set(inside) == {3}
 

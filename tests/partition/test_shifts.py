@@ -39,7 +39,7 @@ SHIFTS = {
 def sent(plan):
     """Per kind, axes and phase, how often a step sends it."""
     rows = plan.collectives_table
-    return {(r["kind"], r["axes"], r["phase"]): r["count"] for r in rows}, len(rows)
+    return {(r["kind"], r["mesh_axes"], r["phase"]): r["executions"] for r in rows}, len(rows)
 
 
 def equal_and_proved(plan, fn, *values):
@@ -77,7 +77,9 @@ def test_the_gradient_of_what_the_last_stage_hands_out_sends_nothing_of_its_own(
 
     values, fn = (numbers(4, 8, 8), numbers(6, 2, 8, seed=1)), jax.grad(loss)
     plan = sa.plan(fn, *values, mesh=MESH, in_shardings=(P("L"), P()))
-    along = Counter((r["kind"], r["phase"]) for r in plan.collectives_table if r["axes"] == "L")
+    along = Counter(
+        (r["kind"], r["phase"]) for r in plan.collectives_table if r["mesh_axes"] == "L"
+    )
     assert along == {
         ("collective_permute", "forward"): 1,
         ("all_reduce", "forward"): 1,

@@ -50,7 +50,7 @@ def test_only_the_stages_have_the_axis_inside(is_gradient):
     specs = (P(), (P("L", None, "Y"), P("L", "Y")), P("L"))
     options = sa.Options(switches=sa.Switches(defer_in_loops=True))
     plan = sa.plan(fn, *values, mesh=MESH, in_shardings=specs, options=options)
-    inside = [r for r in plan.collectives_table if "scan" in r["region"] and "L" in r["axes"]]
+    inside = [r for r in plan.collectives_table if "scan" in r["region"] and "L" in r["mesh_axes"]]
     assert [r["kind"] for r in inside] == ["collective_permute"] * (1 + is_gradient)
     want = jax.tree.leaves(jax.jit(fn)(*values))
     results = simulate(plan.program, plan.graph, *jax.tree.leaves(values))

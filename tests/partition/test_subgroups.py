@@ -200,7 +200,7 @@ def test_weights_stay_where_they_are():
     """2048 bytes were gathered at the region's border."""
     fn, values, specs = CASES["product"]
     plan = sa.plan(fn, *values, mesh=MESH, in_shardings=specs, out_shardings=(P("L", "Y"), P()))
-    kinds = [r["kind"] for r in plan.collectives_table if r["axes"] == "L"]
+    kinds = [r["kind"] for r in plan.collectives_table if r["mesh_axes"] == "L"]
     assert sorted(kinds) == ["all_reduce", "collective_permute"]
     assert our_wire_bytes(plan.program) < values[1].nbytes
 
@@ -267,7 +267,7 @@ def test_a_pipeline_by_hand_costs_what_one_by_vmap_does(is_gradient):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
         assert plans[-1].verify().ok
     in_loops = [
-        sorted((r["kind"], r["axes"], r["count"], r["wire_bytes"]) for r in rows)
+        sorted((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in rows)
         for rows in ([r for r in p.collectives_table if "scan" in r["region"]] for p in plans)
     ]
     assert in_loops[0] == in_loops[1]
@@ -329,7 +329,9 @@ def test_experts_by_hand_send_what_they_say(activation, is_cut):
     cut = "Y" if is_cut else None
     specs = (P(None, "L"), P("L", None, cut), P("L", cut))
     plan = sa.plan(fn, *given, mesh=MESH, in_shardings=specs)
-    assert [r["kind"] for r in plan.collectives_table if r["axes"] == "L"] == ["all_to_all"] * 2
+    assert [r["kind"] for r in plan.collectives_table if r["mesh_axes"] == "L"] == [
+        "all_to_all"
+    ] * 2
     assert our_wire_bytes(plan.program) <= (5120 if is_cut else 3072)  # XLA's, by Shardy
     right_and_proved(plan, fn, given)
 

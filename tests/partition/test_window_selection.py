@@ -51,7 +51,7 @@ def test_scattered_windows_are_written_where_they_lie(function, mode):
     assert moves(check(put, arguments, (P("Y"), P(), P()), out_shardings=P("Y"))) == []
     partial = (P("Y"), P("X"), P("X"))
     plan = check(put, arguments, partial, out_shardings=P("Y"))
-    assert {row["axes"] for row in plan.collectives_table} <= {"X"}
+    assert {row["mesh_axes"] for row in plan.collectives_table} <= {"X"}
 
 
 def cache(x, new, starts):

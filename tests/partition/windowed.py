@@ -66,5 +66,5 @@ def checked(configuration):
     check_equal(plan, c.convolve, arguments)
     report = plan.verify()
     assert report.ok, (c, report.refuted)
-    wire_bytes = sum(row["wire_bytes"] * row["count"] for row in plan.collectives_table)
+    wire_bytes = sum(row["wire_bytes"] * row["executions"] for row in plan.collectives_table)
     return wire_bytes // arguments[0].itemsize, (c.parts - 1) * -(-c.size // c.parts) * 2 * 3

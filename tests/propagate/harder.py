@@ -130,7 +130,7 @@ class Harder:
     def wire_bytes(self, policy):
         """What a device sends in our program."""
         rows = tables.collectives(self.planned(policy)[1], self.problem[0])
-        return sum(row["wire_bytes"] * row["count"] for row in rows)
+        return sum(row["wire_bytes"] * row["executions"] for row in rows)
 
 
 KEPT_ATTRIBUTES = ("index", "body", "to_apply", "branch_computations", "custom_call_target")

@@ -30,8 +30,8 @@ def plan_of(shape, spec, **more):
 def test_an_uneven_result_is_a_row(shape, spec, row):
     plan = plan_of(shape, spec)
     (found,) = plan.collectives().to_dict("records")
-    columns = ("axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes")
-    assert (found["kind"], found["op"], found["count"]) == ("border", "border", 1)
+    columns = ("mesh_axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes")
+    assert (found["kind"], found["op"], found["executions"]) == ("border", "border", 1)
     assert tuple(found[column] for column in columns) == row
     assert f"held as {plan.program.result_shardings[0].text()}, leaves" in found["why"]
     left = plan.lower()(jnp.ones(shape)).addressable_shards[0].data

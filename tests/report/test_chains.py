@@ -44,7 +44,7 @@ def test_axes_that_came_in_different_steps_have_chains_of_their_own():
     given = Strategy(MESH, in_shardings=(P("X", P.UNCONSTRAINED), P("Y")))
     sharded = plan_function(lambda x, w: x @ w, (x, w), given)[2]
     found = explanation(sharded, "x")
-    columns = ("depth", "value", "axes", "op", "level", "annotation")
+    columns = ("depth", "value", "mesh_axes", "op", "level", "annotation")
     assert found.steps.select(*columns).rows == (
         (0, "x", "Y", "dot_general", 1, ""),
         (1, "w", "Y", "", 0, "argument w"),

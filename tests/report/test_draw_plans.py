@@ -35,7 +35,7 @@ def texts(figure):
 
 def test_a_large_program_is_drawn_as_the_bytes_of_its_modules(plan):
     (axes,) = plan.draw().axes
-    sent = plan.collectives(by="module").groupby("module")["wire_bytes"].sum()
+    sent = plan.collectives(by="module").groupby("module")["wire_bytes_per_step"].sum()
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert set(labels) == {name or "in no module" for name in sent.index}
     assert sum(bar.get_width() for bar in axes.patches) == sent.sum() > 0

@@ -71,7 +71,7 @@ def test_bars_are_as_long_as_the_bytes():
                         "b": collectives(loop_program(), ffn_graph())})  # fmt: skip
     figure = wire_bytes_bars(table)
     (axes,) = figure.axes
-    assert sum(p.get_width() for p in axes.patches) == sum(table["wire_bytes"])
+    assert sum(p.get_width() for p in axes.patches) == sum(table["wire_bytes_per_step"])
     assert [t.get_text() for t in axes.get_yticklabels()] == ["a · forward", "b · forward"]
     png(figure)
 

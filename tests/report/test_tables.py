@@ -19,7 +19,7 @@ from tests.report.planned import plan_on, planned
 def test_collectives_of_a_program_in_order():
     table = collectives(ffn_program(), ffn_graph())
     assert table.columns == COLLECTIVE_COLUMNS
-    assert list(zip(table["kind"], table["axes"], table["role"], strict=True)) == [
+    assert list(zip(table["kind"], table["mesh_axes"], table["role"], strict=True)) == [
         ("all_gather", "Y", "activation"),
         ("all_gather", "X", "weight"),
         ("all_gather", "X", "weight"),
@@ -37,21 +37,37 @@ def test_collectives_of_a_program_in_order():
 def test_several_axes_stand_major_first(axes):
     program, graph, _ = plan_on(lambda x: jnp.sort(x, 0), (64,), P(axes))
     (row,) = collectives(program, graph)
-    assert (row["kind"], row["axes"], row["group_size"]) == ("all_gather", ",".join(axes), 8)
+    assert (row["kind"], row["mesh_axes"], row["group_size"]) == ("all_gather", ",".join(axes), 8)
 
 
 def test_counts_include_trip_counts_and_sums_use_them():
     table = collectives(loop_program(5), ffn_graph())
-    assert table["count"] == (5, 5)
+    assert table["executions"] == (5, 5)
     assert table["op"] == ("border", "border")
     (moved,) = totals({"loop": table})["wire_bytes"]
     assert moved == 5 * sum(table["wire_bytes"])
-    assert sum(strategies({"loop": table})["wire_bytes"]) == moved
+    assert sum(strategies({"loop": table})["wire_bytes_per_step"]) == moved
 
 
 def test_strategies_are_summed_by_phase_in_order_of_the_step():
     def row(kind, phase, count, size):
-        return (kind, "Y", 4, count, 0, 0, size, "gradient", phase, "root", "op", "", "", "")
+        return (
+            kind,
+            "Y",
+            4,
+            count,
+            0,
+            0,
+            size,
+            count * size,
+            "gradient",
+            phase,
+            "root",
+            "op",
+            "",
+            "",
+            "",
+        )
 
     table = Table(
         COLLECTIVE_COLUMNS,
@@ -61,21 +77,21 @@ def test_strategies_are_summed_by_phase_in_order_of_the_step():
     found = strategies({"b": table, "a": table})
     assert found["strategy"] == ("b",) * 3 + ("a",) * 3
     assert found["phase"][:3] == ("forward", "backward", "update")
-    assert found["wire_bytes"][:3] == (3, 9, 7)
-    assert found["count"][:3] == (1, 3, 1)
+    assert found["wire_bytes_per_step"][:3] == (3, 9, 7)
+    assert found["executions"][:3] == (1, 3, 1)
 
 
-@pytest.mark.parametrize("rows", [(), (("all_gather", "X", 2, 5),)])
+@pytest.mark.parametrize("rows", [(), (("all_gather", "X", 2, 10),)])
 def test_beside_an_empty_table(rows):
-    columns = ("kind", "axes", "count", "wire_bytes")
+    columns = ("kind", "mesh_axes", "executions", "wire_bytes_per_step")
     last = beside(Table(columns, rows), Table(columns)).rows[-1]
-    moved = sum(r[2] * r[3] for r in rows)
+    moved = sum(r[3] for r in rows)
     assert last == ("all", "", 2 * len(rows), 0, moved, 0)
 
 
 def test_beside_reads_a_sliced_all_reduce_as_what_it_stands_for():
-    columns = ("kind", "axes", "group_size", "count", "wire_bytes", "sliced_by")
-    rows = (("all_reduce", "Y, X", 8, 2, 3, 8), ("all_reduce", "Y", 4, 1, 9, None))
+    columns = ("kind", "mesh_axes", "group_size", "executions", "wire_bytes_per_step", "sliced_by")
+    rows = (("all_reduce", "Y, X", 8, 2, 6, 8), ("all_reduce", "Y", 4, 1, 9, None))
     found = beside(Table(columns), Table(columns, (*rows, ("all_reduce", "Y", 4, 1, 9, 2))))
     assert found.rows[0] == ("all_reduce", "Y", 0, 2, 0, 18)
     assert found.rows[1] == ("reduce_scatter", "X,Y", 0, 2, 0, 6)

@@ -38,7 +38,7 @@ def test_a_fallback_is_listed_with_its_line_and_all_its_bytes(fn, op, match):
     assert match in row["warning"]
     assert row["source"].startswith("test_warned.py:")
     gathers = [r["wire_bytes"] for r in moved if r["op"] == op]
-    assert row["wire_bytes"] == sum(gathers) > 0
+    assert row["wire_bytes_per_step"] == sum(gathers) > 0
 
 
 def test_a_loop_that_stays_whole_and_is_not_sharded_costs_nothing():

@@ -87,7 +87,7 @@ def test_batch_norm_and_orders_of_the_devices_in_two_processes(here):
     given = module(modules.RESIDUAL)
     plan = sa.plan(given["step"], *given["args"](), strategy=given["strategy"])
     sent = plan.collectives()
-    turned = sent[(sent["kind"] == "collective_permute") & (sent["axes"] == "X,Y")]
+    turned = sent[(sent["kind"] == "collective_permute") & (sent["mesh_axes"] == "X,Y")]
     assert len(turned) >= 3  # images that enter; into the other order, and back for gradients
     check_training("residual", 2)
 

@@ -59,7 +59,7 @@ def sent(plan):
     table = plan.collectives()
     found = Counter()
     for row in table.to_dict("records"):
-        found[row["kind"], row["axes"]] += row["wire_bytes"]
+        found[row["kind"], row["mesh_axes"]] += row["wire_bytes"]
     return found
 
 

@@ -73,7 +73,7 @@ def test_state_is_donated(step, plan):
 
 def test_no_byte_is_moved_for_want_of_a_row(plan, show):
     moved = plan.collectives()
-    total = (moved["wire_bytes"] * moved["count"]).sum()
+    total = (moved["wire_bytes"] * moved["executions"]).sum()
     fallback = plan.warnings().query("op != 'jax.jit'")["wire_bytes"].sum()
     show(f"foreign step: fallback gathers {fallback:.0f} of {total:.0f} wire bytes per step")
     assert total > 0
@@ -118,7 +118,7 @@ def test_formulas_of_the_batch_and_its_constants(step, show):
         "embeddings.py",
         "attention.py",
     }
-    assert foreign.CONFIG.max_len in constants["size"]
+    assert foreign.CONFIG.max_len in constants["dimension"]
     here = plan.at(B=10, S=10)
     assert not len(here.changes)
     point = {size: {"B": 10, "S": 10}.get(name, size.hint) for name, size in plan.sizes.items()}

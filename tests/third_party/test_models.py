@@ -49,7 +49,7 @@ def test_every_claim_is_proved(name):
 def test_no_byte_is_moved_for_want_of_a_row(name, show):
     _, plan = planned(name)
     moved = plan.collectives()
-    total = (moved["wire_bytes"] * moved["count"]).sum()
+    total = (moved["wire_bytes"] * moved["executions"]).sum()
     warnings = plan.warnings()
     fallback = warnings["wire_bytes"].sum()
     show(f"{name}: fallback gathers {fallback:.0f} of {total:.0f} wire bytes per step")

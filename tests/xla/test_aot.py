@@ -166,7 +166,7 @@ def test_a_program_that_does_not_fit_is_an_answer(monkeypatch):
     planned = Figures(10, 5, 2.0, 1.5, {("all_gather", "X"): (1, 4)})
     beside = BesideCompiler("here", planned, answers["ours"], Compiled(1.0, flops=4.0))
     assert "Out of memory: the lowered program" in repr(beside)
-    rows = {(r["quantity"], r["axes"]): r for r in beside}
+    rows = {(r["quantity"], r["mesh_axes"]): r for r in beside}
     assert rows["all_gather_count", "X"]["compiled"] is None
     assert rows["all_gather_count", "X"]["xla"] == 0
     assert rows["flops", ""]["xla_error"] == -0.5
@@ -267,7 +267,7 @@ def test_fused_scatters_combined_tuples_and_all_notations_of_groups(monkeypatch)
         1, 1, 1.0, 0.5, {("all_gather", "Y"): (2, 3072), ("reduce_scatter", "X"): (2, 512)}
     )
     beside = BesideCompiler("here", planned, answers["ours"], answers["ours"])
-    told = {(r["kind"], r["axes"]): r["difference"] for r in beside.differences}
+    told = {(r["kind"], r["mesh_axes"]): r["difference"] for r in beside.differences}
     assert told == {
         ("all_gather", "Y"): "combined: 2 as 1",
         ("reduce_scatter", "X"): "all-reduced and then cut: 1 reduce-scatters",
@@ -276,7 +276,7 @@ def test_fused_scatters_combined_tuples_and_all_notations_of_groups(monkeypatch)
     # Its all-reduces are no more than planned: others of few bytes were joined.
     joined = replace(planned, moved=planned.moved | {("all_reduce", "X"): (2, 1)})
     beside = BesideCompiler("here", joined, answers["ours"], answers["ours"])
-    assert {(r["kind"], r["axes"]): r["difference"] for r in beside.differences} == told
+    assert {(r["kind"], r["mesh_axes"]): r["difference"] for r in beside.differences} == told
 
 
 # -- the command --------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_small_train_step_against_the_tpu_compiler(show):
     config = Config(B=8, S=128, M=1024, H=2048, N=8, D=128, V=1024, L=2)
     found = train_step(config, MESH).aot("v3:2x2")
     show(found)
-    rows = {(r["quantity"], r["axes"]): r for r in found}
+    rows = {(r["quantity"], r["mesh_axes"]): r for r in found}
     assert abs(rows["argument_bytes", ""]["error"]) <= 1e-4
     assert abs(rows["flops", ""]["error"]) <= 1e-2
     for axes in "XY":

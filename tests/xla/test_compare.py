@@ -102,10 +102,16 @@ def test_each_line_has_what_both_send_there(plan, partitioner):
 def test_sums_are_those_of_the_plan_and_of_the_dump(plan):
     found = plan.compare_xla("shardy")
     table = plan.collectives_table
-    sent = sum(row["count"] * row["wire_bytes"] for row in table)
+    sent = sum(row["executions"] * row["wire_bytes"] for row in table)
     total = next(iter(found.kinds.where(kind="all")))
-    assert found.wire_bytes == sum(found.lines["wire_bytes"]) == total["wire_bytes"] == sent
-    assert found.xla_wire_bytes == sum(found.lines["xla_wire_bytes"]) == total["xla_wire_bytes"]
+    assert (
+        found.wire_bytes == sum(found.lines["wire_bytes"]) == total["wire_bytes_per_step"] == sent
+    )
+    assert (
+        found.xla_wire_bytes
+        == sum(found.lines["xla_wire_bytes"])
+        == total["xla_wire_bytes_per_step"]
+    )
     numbered = ", ".join(filter(None, found.lines["rows"])).split(", ")
     assert sorted(map(int, numbered)) == list(range(len(table)))
     assert f"{sent / found.xla_wire_bytes:.3f} of XLA's" in repr(found)
@@ -129,7 +135,7 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     as_xla = sa.plan(
         lambda x, w, b: sa.annotate(x @ w + b, "sum"), *arguments, strategy=at_site, options=options
     )
-    sent = sum(row["count"] * row["wire_bytes"] for row in as_xla.collectives_table)
+    sent = sum(row["executions"] * row["wire_bytes"] for row in as_xla.collectives_table)
     assert (result["wire_bytes"], result["xla_wire_bytes"]) == (found.wire_bytes, sent)
     assert sent > found.wire_bytes
     assert "0 of 2 free values agree; 2 ours better." in repr(found)

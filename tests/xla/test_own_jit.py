@@ -112,7 +112,7 @@ def test_xlas_own_collectives_are_priced_as_the_plans_are():
         ours = plan.cost(chip)
         assert rows["wire_bytes"].iloc[-1] == plan.compare_xla().xla_wire_bytes
         # the same collectives on the same axes: the same seconds
-        kinds = plan.collectives().groupby(["kind", "axes"])["wire_bytes"].sum().to_dict()
+        kinds = plan.collectives().groupby(["kind", "mesh_axes"])["wire_bytes"].sum().to_dict()
         theirs = {(r.kind, r.axes): r.wire_bytes for r in rows[:-1].itertuples()}
         if kinds == theirs:
             assert rows["time_s"].iloc[-1] == pytest.approx(float(ours.communication_s))

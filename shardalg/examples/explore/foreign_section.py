@@ -105,12 +105,13 @@ def section(settings: Settings, found: Trained) -> Section:
     """The plan's collectives in sum, what fell back, and the losses."""
     collectives = tables.strategies({"step": found.plan._collectives_table})
     fallbacks = warnings(found.plan.program, found.plan.graph)
-    summed = collectives.select("phase", "kind", "axes", "role", "count", "wire_bytes")
+    shown = ("phase", "kind", "mesh_axes", "role", "executions", "wire_bytes_per_step")
+    summed = collectives.select(*shown)
     words = INTRODUCTION.format(
         sites=len(found.plan.graph.sites) or "no",
         nodes=len(found.plan.graph.nodes),
-        fallback=sum(fallbacks["wire_bytes"]),
-        total=sum(summed["wire_bytes"]),
+        fallback=sum(fallbacks["wire_bytes_per_step"]),
+        total=sum(summed["wire_bytes_per_step"]),
     )
     if not found.losses:
         return Section(TITLE, (words, summed))

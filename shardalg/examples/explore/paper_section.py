@@ -87,7 +87,7 @@ def alive(peak: Liveness) -> Table:
     rest = shown[MOST_LINES:]
     summed = ("", "all others", sum(row[2] for row in rest), round(sum(row[3] for row in rest), 4))
     rows = (*shown[:MOST_LINES], *([summed] if rest else []))
-    return Table(("memory_class", "value", "count", "gb"), rows)
+    return Table(("memory_class", "value", "arrays", "gb"), rows)
 
 
 def without_number(name: str) -> str:
@@ -114,4 +114,4 @@ def moved(cost: Cost) -> Table:
         (*key, int(count), round(sent / 1e9, 4), round(time_s, 4))
         for key, (count, sent, time_s) in ordered
     )
-    return Table(("kind", "axes", "role", "count", "gb", "time_s"), tuple(rows))
+    return Table(("kind", "mesh_axes", "role", "executions", "gb", "time_s"), tuple(rows))

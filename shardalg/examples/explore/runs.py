@@ -78,7 +78,7 @@ class Run:
         """Errors and bytes."""
         total = next(iter(self.beside.where(kind="all")))
         compared = self.compared
-        ours, theirs = total["wire_bytes"], total["xla_wire_bytes"]
+        ours, theirs = total["wire_bytes_per_step"], total["xla_wire_bytes_per_step"]
         ratio = round(ours / theirs, 3) if theirs else None
         errors = compared.relative_error, compared.xla_relative_error
         return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)
@@ -110,8 +110,9 @@ class Run:
         return (self.name, self.cost.peak_memory_bytes, *compiled)
 
 
+SENT = ("wire_bytes_per_step", "xla_wire_bytes_per_step")
 SUMMARY = ("plan", "error", "xla_error", "wire_bytes", "xla_wire_bytes", "ratio")
-BRIEF = ("plan", "error", "sends", "XLA sends", "median", "XLA's median")
+BRIEF = ("plan", "error", "sends", "XLA sends", "median time", "XLA's median")
 QUARTILES = ("median_ms", "quartile_1_ms", "quartile_3_ms")
 TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio")
 TIMED += ("work_ms", "estimate_ms", "estimate_error")
@@ -152,7 +153,7 @@ def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
 def _ran(devices: int, runs: Sequence[Run]) -> str:
     worst = max(r.compared.relative_error for r in runs)
     totals = [next(iter(r.beside.where(kind="all"))) for r in runs]
-    ours, theirs = (sum(total[n] for total in totals) for n in ("wire_bytes", "xla_wire_bytes"))
+    ours, theirs = (sum(total[n] for total in totals) for n in SENT)
     share = f"{ours / theirs:.0%} of the bytes that XLA sends" if theirs else "XLA sends nothing"
     return f"On {devices} CPU devices: errors of at most {worst:.0e} against one device; {share}."
 
@@ -170,7 +171,7 @@ def _more(run: Run) -> bool:
     """Whether a plan's collectives are XLA's but for more all-gathers."""
     kinds: dict[str, int] = {}
     for row in run.beside:
-        kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count"] - row["xla_count"]
+        kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["executions"] - row["xla_executions"]
     more = kinds.pop("all_gather", 0)
     kinds.pop("all")
     return more > 0 and not any(kinds.values())

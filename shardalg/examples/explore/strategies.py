@@ -20,7 +20,7 @@ from shardalg.report.html import Picture, Section
 LAYER, TRAIN_STEP = "layer_gradient", "train_step"
 SENT = ("forward_wire_bytes", "backward_wire_bytes", "wire_bytes")
 ANY = Hardware("any")  # memory does not depend on it
-SHOWN = ("phase", "kind", "axes", "count", "wire_bytes", "role", "op", "source", "why")
+SHOWN = ("phase", "kind", "mesh_axes", "executions", "wire_bytes", "role", "op", "source", "why")
 INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
 gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
 is written down per model: shardings are completed from the annotations, and every collective

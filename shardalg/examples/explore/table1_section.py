@@ -96,7 +96,7 @@ def _choices(layers: Mapping[str, Plan]) -> Section:
 
 def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     """Per plan, the choices that other sizes would change first."""
-    columns = ("condition", "margin", "where", "decides", "flips")
+    columns = ("condition", "margin", "place", "decides", "flips")
     rows = []
     for name, made in plans.items():
         weighed = (row for row in made._conditions_table if "rather than" in row["decides"])

@@ -18,7 +18,8 @@ from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import SpmdProgram
 
 WARNING_COLUMNS = (
-    "op", "source", "count", "wire_bytes", "warning", "remedy", "redundant_flops",
+    "op", "source", "executions", "wire_bytes_per_step", "warning", "remedy",
+    "redundant_flops",
 )  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
     """Operators that are not partitioned as they could be, and the bytes that this sends.
 
     An operator without a row runs on whole operands; a loop that no emission splits yet is
-    gathered. Both give right results. `wire_bytes` is per device and step, over all `count`
+    gathered. Both give right results. `wire_bytes_per_step` is per device, the sum over all
     executions and all collectives that the operator causes.
     """
     gathers: dict[int, list[Execution]] = {}

@@ -40,7 +40,7 @@ def manual(
     >>> on = manual(lambda x: jax.lax.ppermute(x, "L", [(0, 1), (1, 2), (2, 3)]), "L")
     >>> x, mesh = jax.ShapeDtypeStruct((8, 6), "float32"), sa.Mesh({"L": 4, "Y": 2})
     >>> plan = sa.plan(on, x, mesh=mesh, in_shardings=(PartitionSpec("L", "Y"),))
-    >>> plan.collectives()[["kind", "axes", "wire_bytes"]].values.tolist()
+    >>> plan.collectives()[["kind", "mesh_axes", "wire_bytes"]].values.tolist()
     [['collective_permute', 'L', 24]]
     """
     names = _names(axes)

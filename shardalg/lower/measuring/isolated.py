@@ -102,7 +102,7 @@ def each_alone(
 
 def table(rows: Sequence[Alone]) -> Table:
     """A row per operator: measured and predicted are of all its executions in a step."""
-    names = ("instruction", "kind", "axes", "shapes", "count", "predicted_s", "alone_s")
+    names = ("instruction", "kind", "mesh_axes", "shapes", "executions", "predicted_s", "alone_s")
     return Table(
         names,
         tuple(

@@ -240,12 +240,12 @@ def table(records: Iterable[HloCollective]) -> Table:
     rows = [
         (
             r.kind, ", ".join(r.axes), r.group_size, r.count, r.operand_bytes, r.result_bytes,
-            r.wire_bytes, r.sliced_by, r.op_name,
+            r.wire_bytes, r.count * r.wire_bytes, r.sliced_by, r.op_name,
         )
         for r in records
     ]  # fmt: skip
     columns = (
-        "kind", "axes", "group_size", "count", "operand_bytes", "result_bytes", "wire_bytes",
-        "sliced_by", "op",
+        "kind", "mesh_axes", "group_size", "executions", "operand_bytes", "result_bytes",
+        "wire_bytes", "wire_bytes_per_step", "sliced_by", "op",
     )  # fmt: skip
     return Table(columns, tuple(rows))

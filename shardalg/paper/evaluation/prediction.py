@@ -107,7 +107,7 @@ def summary(values: Iterable[Compared]) -> Table:
     for value in values:
         if isinstance(value.goal, Goal):
             groups.setdefault((value.quantity, str(value.goal)), []).append(value)
-    names = ("quantity", "tables", "values", "median_error", "largest_error", "goal", "met")
+    names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
     return Table(names, tuple(_judged(quantity, group) for (quantity, _), group in groups.items()))
 
 
