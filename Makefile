@@ -38,7 +38,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators \
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-proofs \
 	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
@@ -79,6 +79,13 @@ edges: $(STAMP)
 proofs: $(STAMP)
 	$(BIN)/python -m tests.merge.proofs
 	$(BIN)/shardalg lemmas --mutants --seeds 10 $(ARGS)
+
+# Every statement for all sizes (merge, equal, refines, halo, lemma) against brute force at 50 other
+# meshes. PROOFS is processor seconds and the seed.
+PROOFS ?= 300 0
+fuzz-proofs: export JAX_PLATFORMS = cpu
+fuzz-proofs: $(STAMP)
+	$(BIN)/python -m tests.merge.all_sizes $(PROOFS)
 
 # Style and types, as a commit runs them.
 lint: $(STAMP)

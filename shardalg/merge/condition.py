@@ -2,7 +2,9 @@
 
 Two digits of one mesh need no condition: their answer is the same for all sizes. Digits of two
 meshes over the same devices are independent exactly if `gcd(s*n, t*m)` divides `s` or `t`
-(`digits.overlap`), which is a statement about the sizes.
+(`digits.overlap`), which is a statement about the sizes. Whether uneven blocks nest depends on the
+sizes on one mesh, too. `refinement.py` has the theorem, and its conditions are in names of axes
+also on a mesh whose sizes are numbers.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shardalg.algebra.digits import split_prefix
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.monomial import ONE, Monomial, NamedDigit, device_count, named_places
 from shardalg.merge.places import DimOrClass
+from shardalg.merge.refinement import Inside, apart_along, cuts_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Condition:
     (gcd(X, Y) = 1, True, False)
     """
 
-    facts: tuple[Fact, ...]
+    facts: tuple[Fact | Inside, ...]
     counted: bool = False
 
     def holds(self, **sizes: int) -> bool:
@@ -102,25 +106,30 @@ def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> 
 
     None where the answer is the same for all sizes: nothing depends on them, or no sizes do.
     """
-    named = [named_places(s) for s in operands]
-    if any(places is None for places in named):
+    one_mesh = len({s.mesh.axes for s in operands}) == 1
+    by_name = one_mesh and relation == "refines"
+    cuts = cuts_of(operands) if one_mesh else ()
+    named = [named_places(s, cuts, by_name=by_name) for s in operands]
+    if any(places is None for places in named) or (
+        relation == "refines" and len({s.mesh.device_ids for s in operands}) > 1
+    ):
         return Condition((), counted=True)
-    found: list[Fact] = []
+    found: list[Fact | Inside] = []
     rows = [places for places in named if places is not None]
     try:
         for i, (second, places) in enumerate(zip(operands, rows, strict=True)):
             for first, earlier in zip(operands[:i], rows[:i], strict=True):
                 found += _equal(device_count(first.mesh), device_count(second.mesh))
-                found += _RELATIONS[relation](earlier, places, (first.shape, policy))
+                found += _RELATIONS[relation](earlier, places, (first, second, policy))
     except _Never:
         return None
     facts = tuple(dict.fromkeys(found))
-    counted = len(rows) > 1 and not _two_chains(rows) and bool(facts)
+    counted = len(rows) > 1 and relation != "refines" and not _two_chains(rows) and bool(facts)
     return Condition(facts, counted) if facts else None
 
 
 Places = Mapping[DimOrClass, tuple[NamedDigit, ...]]
-Given = tuple[tuple[int, ...], str]
+Given = tuple[Sharding, Sharding, str]
 
 
 def _two_chains(rows: Iterable[Places]) -> bool:
@@ -134,7 +143,7 @@ def _two_chains(rows: Iterable[Places]) -> bool:
 
 
 def _merged(first: Places, second: Places, given: Given) -> Iterator[Fact]:
-    alike = _prefixes if given[1] == "shardy" else _same
+    alike = _prefixes if given[2] == "shardy" else _same
     for place in first:
         if place in second and isinstance(place, int):
             yield from alike(first[place], second[place])
@@ -151,17 +160,43 @@ def _equals(first: Places, second: Places, given: Given) -> Iterator[Fact]:
         yield from _same(first.get(place, ()), second.get(place, ()))
 
 
-def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[Fact]:
-    """Where no block is empty: the axes are a major part, and block borders meet."""
-    for place in (p for p in coarse if isinstance(p, int)):
-        digits = fine.get(place, ())
-        yield from _prefix(digits, coarse[place])
-        n, total = _count(coarse[place]), _count(digits)
-        if n != total and n.divides(total) and given[0][place] > 1 and total.powers:
-            yield Fact("nests", (Monomial(given[0][place]), n, total.over(n)))
+def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[Fact | Inside]:
+    """The cases of the theorem in `refinement.py`, dimension by dimension."""
+    first, second, _ = given
+    one_mesh = first.mesh.axes == second.mesh.axes
+    if not math.prod(first.shape):
+        return  # no block has elements
+    if one_mesh and apart_along(first, second):
+        raise _Never
+    for dim, size in enumerate(first.shape):
+        digits, others = fine.get(dim, ()), coarse.get(dim, ())
+        if not others or digits == others:
+            continue
+        if one_mesh and split_prefix(first.dims[dim], second.dims[dim]) is not None:
+            n, total = _count(others), _count(digits)
+            if size > 1:
+                yield Fact("nests", (Monomial(size), n, total.over(n)))
+        else:
+            yield from _inside(fine, coarse, given, dim)
 
 
-_RELATIONS = {"merge": _merged, "compatible": _merged, "equal": _equals, "refines": _refines}
+def _inside(fine: Places, coarse: Places, given: Given, dim: int) -> Iterator[Inside]:
+    """The definition at other sizes, where they have names."""
+    first, second, _ = given
+    every = tuple(fine.get(place, ()) for place in range(len(first.shape)))
+    texts = first.text(), second.text()
+    devices = device_count(first.mesh, by_name=first.mesh.axes == second.mesh.axes)
+    made = Inside(dim, every, coarse[dim], first.shape, devices, texts)
+    if any(term.powers for term in made.terms):
+        yield made
+
+
+_RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[Fact | Inside]]] = {
+    "merge": _merged,
+    "compatible": _merged,
+    "equal": _equals,
+    "refines": _refines,
+}
 
 
 def _count(digits: tuple[NamedDigit, ...]) -> Monomial:

@@ -84,17 +84,25 @@ class NamedDigit:
         return self.top.divides(other.stride) or other.top.divides(self.stride)
 
 
-def device_count(mesh: Mesh) -> Monomial:
-    """Number of devices: a product of names on a symbolic mesh."""
-    if not mesh.symbolic:
+def device_count(mesh: Mesh, *, by_name: bool = False) -> Monomial:
+    """Number of devices: a product of names on a symbolic mesh, or `by_name`."""
+    if not (mesh.symbolic or by_name):
         return Monomial(mesh.size)
     return _product(Monomial.named(name) for name in mesh.axis_names)
 
 
-def named_places(sharding: Sharding) -> dict[DimOrClass, tuple[NamedDigit, ...]] | None:
-    """The digits of every place in the names of the mesh; None if they are not its axes."""
+def named_places(
+    sharding: Sharding, borders: Iterable[int] = (), *, by_name: bool = False
+) -> dict[DimOrClass, tuple[NamedDigit, ...]] | None:
+    """The digits of every place in the names of the mesh; None if they are not its axes.
+
+    Args:
+      borders: strides and periods of other shardings on the mesh, so that sub-axes that one of
+        them uses have the same names in all of them.
+      by_name: use names also on a mesh whose sizes are numbers.
+    """
     try:
-        cuts = _cuts(sharding)
+        cuts = _cuts(sharding, borders, by_name)
     except MeshError:
         return None
     return {place: _named(digits, cuts) for place, digits in sharding.split_places}
@@ -105,12 +113,12 @@ def _named(digits: Digits, cuts: Mapping[int, Monomial]) -> tuple[NamedDigit, ..
     return tuple(NamedDigit(stride, top.over(stride)) for stride, top in tops)
 
 
-def _cuts(sharding: Sharding) -> dict[int, Monomial]:
+def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int, Monomial]:
     """Each stride and period of the digits at hand, by its number at the hints."""
     mesh = sharding.mesh
     digits = [d for _, held in sharding.split_places for d in held]
-    borders = {n for d in digits for n in (d.stride, d.stride * d.size)}
-    if not mesh.symbolic:
+    borders = {n for d in digits for n in (d.stride, d.stride * d.size)} | set(others)
+    if not (mesh.symbolic or by_name):
         return {n: Monomial(n) for n in borders}
     borders |= {n for name in mesh.axis_names for n in (1, _top(mesh, name))}
     cuts, ordered = {1: ONE}, sorted(borders)

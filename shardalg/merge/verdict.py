@@ -97,11 +97,12 @@ class Verdict:
 
     @cached_property
     def condition(self) -> Condition | None:
-        """For which sizes the relation holds, where digits of different meshes meet, else None.
+        """For which sizes the relation holds; None if the answer is the same for all sizes.
 
-        Two digits of one mesh need no condition: their answer is the same for all sizes of at least
-        2, and so is an answer without a condition. On a symbolic mesh the condition is in the names
-        of its axes, and the verdict is its value at the hints.
+        All sizes are those of at least 2. The answer depends on them where digits of different
+        meshes meet, and where `refines` compares uneven blocks. On a symbolic mesh the condition
+        is in the names of its axes, and the verdict is its value at the hints. The condition of
+        `refines` is in the names of the axes also on a mesh whose sizes are numbers.
 
         >>> from shardalg.algebra.mesh import Mesh
         >>> from shardalg.merge.compatible import merge
@@ -109,6 +110,11 @@ class Verdict:
         >>> y = Sharding.from_axes(["Y"], one, (12, 12))
         >>> merge(y, Sharding.from_axes([None, "X"], other, (12, 12))).condition
         gcd(X, Y) = 1
+        >>> from shardalg.merge.compatible import refines
+        >>> mesh = Mesh({"X": 2, "Y": 4})
+        >>> both, x = (Sharding.from_axes([e], mesh, (24,)) for e in (("X", "Y"), "X"))
+        >>> refines(both, x).condition
+        ceil(24/(X)) = Y*ceil(24/(X*Y))
         """
         if self.failure is not None and self.failure.kind in ("closed", "class"):
             return None

@@ -155,6 +155,16 @@ class Case:
             *self.operands, **more
         )
 
+    @property
+    def sizes(self):
+        """The sizes that the answer is about: all, except where a refusal has a condition.
+
+        With 288 parts along x and 2 along y, 288 elements have one block each along (y, x), and
+        along x: where most blocks are empty, the refinement holds.
+        """
+        verdict = self.verdict()
+        return "all" if verdict or verdict.condition is None else "concrete"
+
 
 def sharding(text):
     """The sharding that an operand, or an answer, writes."""

@@ -198,9 +198,15 @@ def test_refinements(size):
 def test_refinements_for_all_sizes():
     both, x = axes([("x", "y")]), axes(["x"])
     assert prove(refines(both, x), "all")
-    for fine, coarse in ((x, both), (axes(["y"]), x), (axes([("y", "x")]), x)):
+    for fine, coarse in ((x, both), (axes(["y"]), x)):
         for sizes, encoding in EVERY_WAY:
             assert prove(refines(fine, coarse), sizes, encoding=encoding).status == "proved"
+    swapped = refines(axes([("y", "x")]), x)
+    for sizes, encoding in EVERY_WAY[:-1]:
+        assert prove(swapped, sizes, encoding=encoding).status == "proved"
+    # with 48 parts along x all 48 elements have y = 0, and the same device along x
+    assert swapped.condition.holds(**{**dict(MESH.axes), "x": 48, "y": 2})
+    assert prove(swapped, "all").status == "unknown"
     uneven, whole = (Sharding.from_axes(e, MESH, (50,)) for e in ([("x", "y")], ["x"]))
     proof = prove(refines(uneven, whole), "all")
     assert proof.status == "unknown"
@@ -208,6 +214,37 @@ def test_refinements_for_all_sizes():
     wrong = RefineClaim(axes([("y", "x")]), x)
     assert prove(wrong, "all").status == "unknown"
     assert prove(wrong).status == "refuted"
+
+
+def test_a_refinement_for_all_sizes_says_where_it_holds():
+    mesh = Mesh({"X": 2, "Y": 4})
+    both, x = (Sharding.from_axes([e], mesh, (24,)) for e in (("X", "Y"), "X"))
+    proof = prove(RefineClaim(both, x), "all")
+    assert "proved for all sizes where ceil(24/(X)) = Y*ceil(24/(X*Y))" in repr(proof)
+    assert proof.condition == refines(both, x).condition
+    assert not proof.condition.holds(X=3, Y=3)
+    one = [s.with_dims(s.dims) for s in (both, Sharding.from_axes([None], mesh, (24,)))]
+    assert prove(refines(*one), "all").condition is None
+
+
+def test_axes_in_another_order_are_not_proved_for_all_sizes():
+    """On (X=2, Y=4) and (Y=4, X=2) axis X of the second is a part of Y of the first."""
+
+    def merged(x, y):
+        first = Sharding.from_axes(["Y"], Mesh({"X": x, "Y": y}), (24, 24))
+        return merge(first, Sharding.from_axes([None, "X"], Mesh({"Y": y, "X": x}), (24, 24)))
+
+    assert not merged(2, 4)
+    assert merged(2, 3)
+    assert prove(merged(2, 4), "all").status == "unknown"
+
+
+def test_an_axis_of_size_1_is_not_proved_for_all_sizes():
+    x, y = (Sharding.from_axes([e], Mesh({"x": 1, "y": 2}), (8,)) for e in ("x", "y"))
+    proof = prove(equal(x, Sharding.from_axes([None], x.mesh, (8,))), "all")
+    assert proof.status == "unknown"
+    assert "an axis of size 1 is used" in proof.reason
+    assert prove(equal(y, y), "all")
 
 
 def test_equality():

@@ -103,4 +103,29 @@ BLOCKS = (
         shows="j*f <= s < (j + 1)*f, 0 <= j < m",
         mutants=(("s < m*f", "s <= m*f"),),
     ),
+    Lemma(
+        "refine_minor",
+        "block 1 of at least 2 elements in at least 2 parts holds element f",
+        used="merge/refinement.py: the device at 1 on the most minor axis has elements",
+        given="D >= 2, N >= 2, f == ceil(D, N)",
+        shows="1 <= f < D",
+        mutants=(("D >= 2", "D >= 1"), ("N >= 2", "N >= 1")),
+    ),
+    Lemma(
+        "refine_apart",
+        "element 0 is in block 0 alone: a device with block 0 of one sharding and block q >= 1 of "
+        "another one has elements outside",
+        used="merge/refinement.py: case 2, an axis that the fine sharding lacks",
+        given="D >= 1, n >= 1, s == ceil(D, n), q >= 1",
+        shows="0 < q*s",
+        mutants=(("q >= 1", "q >= 0"), ("D >= 1", "D >= 0")),
+    ),
+    Lemma(
+        "refine_ahead",
+        "with no more coarse parts than fine ones, fine block 1 begins before coarse block q >= 2",
+        used="merge/refinement.py: case 2, an axis that is more major in the coarse sharding",
+        given="D >= 1, n >= 1, N >= n, f == ceil(D, N), s == ceil(D, n), q >= 2",
+        shows="f < q*s",
+        mutants=(("q >= 2", "q >= 1"), ("N >= n", "N >= 1")),
+    ),
 )

@@ -12,6 +12,10 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.merge.proofs.encode import Number, Space, place_value, space
 
 Values = tuple[tuple[str, int], ...]
+MESHES_DIFFER = (
+    "the digits belong to different meshes, so no one formula says it for all sizes: "
+    "it can be proved for the sizes at hand (Verdict.condition says for which it holds)"
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,34 @@ def devices_of(
     mesh = held[0].mesh
     if len({s.mesh.device_ids for s in held}) > 1:
         raise Unprovable("the operands order their devices differently, which no digits say")
+    if symbolic:
+        _check_one_mesh(held)
     if by_position:
         return Devices(mesh.size, None)
     digits = [d for s in held for _, row in s.split_places for d in row]
     found = space(mesh, digits, symbolic=symbolic)
     if found is None and symbolic:
-        raise Unprovable(
-            "the digits belong to different meshes, so no one formula says it for all sizes: "
-            "it can be proved for the sizes at hand (Verdict.condition says for which it holds)"
-        )
+        raise Unprovable(MESHES_DIFFER)
     return Devices(mesh.size, found)
+
+
+def _check_one_mesh(shardings: Iterable[Sharding]) -> None:
+    """Check that one assignment of sizes to axes is a mesh for all shardings, the same one.
+
+    Axes in another order, or fused, are the same positions at some sizes only: on (X=2, Y=4) and
+    (Y=4, X=2) axis X of the second is a part of Y of the first, on (X=2, Y=3) it is not.
+
+    Raises:
+      Unprovable: other axes, or a digit of an axis of size 1, which has no formula.
+    """
+    held = list(shardings)
+    if len({s.mesh.axes for s in held}) > 1:
+        raise Unprovable(MESHES_DIFFER)
+    digits = [
+        d for s in held for row in (*s.dims, s.unreduced, s.manual, s.replicated) for d in row
+    ]
+    if any(digit.size == 1 for digit in digits):
+        raise Unprovable(
+            "an axis of size 1 is used, and all sizes are those of at least 2: leave the axis out, "
+            "or give it a size of 2"
+        )

@@ -3,6 +3,14 @@
 With concrete sizes a partition id is linear in the coordinates. With symbolic sizes it would be a
 polynomial, so the mixed-radix step `q*m + r` is an uninterpreted function `radix(q, r, m)`, of
 which instances of one lemma (`radix_injective` in `lemmas/`) are given: it determines `q` and `r`.
+
+Theorem (all sizes). Let all digits at hand be axes, or sub-axes, of one mesh. The map from a device
+to its coordinates is one to one at every choice of sizes (lemmas `radix_encode`, `radix_decode`),
+and a partition id is the mixed-radix number of the coordinates of its axes. Therefore a statement
+about partition ids holds for all sizes of at least 2 if and only if the formula over coordinates
+`0 <= c < size` with unknown sizes is valid. Merges and equality are such statements: the offset on
+a dimension of D elements is `ceil(D/n)*id`, one to one in the id for D >= 1, and equal offsets mean
+equally many parts (lemma `offset_zero`). Refinement also depends on D: see `merge/refinement.py`.
 """
 
 from __future__ import annotations

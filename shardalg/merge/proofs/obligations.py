@@ -8,9 +8,9 @@ from typing import Any
 
 import z3
 
-from shardalg.algebra.digits import Digits, split_prefix
+from shardalg.algebra.digits import split_prefix
 from shardalg.algebra.sharding import CLASSES, Sharding
-from shardalg.merge.compatible import equal, merge
+from shardalg.merge.compatible import equal, merge, refines
 from shardalg.merge.lemmas import lemma
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.places import digits_at
@@ -25,6 +25,7 @@ from shardalg.merge.proofs.integer_formulas import integer_obligations
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.proofs.merging import major_part, merging
 from shardalg.merge.proofs.refusing import refusing
+from shardalg.merge.refinement import apart_along
 from shardalg.merge.witness import Witness
 
 
@@ -88,14 +89,17 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
 
 
 def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """With `fine = coarse*m + r` and borders that meet, the lemma puts every block inside.
+    """The theorem of `merge/refinement.py` as formulas.
 
-    Borders meet wherever both are even, and otherwise for the sizes of `Verdict.condition`.
+    Case 1: with `fine = coarse*m + r` and borders that meet, a lemma puts every block inside. The
+    sizes at which borders meet are the condition of the proof. Case 2: a device is outside.
     """
     rows = list(zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True))
     apart = [(fine, coarse) for fine, coarse in rows if fine != coarse]
     if not claim.holds:
-        return _escapes_for_all(apart, devices)
+        return _apart_for_all(claim, devices)
+    if claim.fine.classes[:2] != claim.coarse.classes[:2]:
+        return [Obligation((), z3.BoolVal(False))]
     made = []
     for fine, coarse in apart:
         if split_prefix(fine, coarse) is None:
@@ -105,25 +109,33 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     return [*made, *_lemma(lemma("refine_if"))]
 
 
-def _escapes_for_all(rows: list[tuple[Digits, Digits]], devices: Devices) -> list[Obligation]:
-    """Even blocks `D/n` and `D/m` that are not empty: a device at 1 on one axis is outside.
-
-    `p*(D/n) >= q*(D/m)` is `p*m >= q*n`, and so for the ends.
-    """
-    found = devices.space
-    assert found is not None
-    made = []
-    for fine, coarse in rows:
-        if split_prefix(fine, coarse) is None:
-            first, second = found.atoms_of(fine), found.atoms_of(coarse)
-            n, m = found.count(first), found.count(second)
-            for atom in dict.fromkeys((*first, *second)):
-                p, q = (found.polynomial(a, found.unit(atom)) for a in (first, second))
-                inside = z3.And(p * m >= q * n, (p + 1) * m <= (q + 1) * n)
-                made.append(Obligation(tuple(found.bounds()), z3.Not(inside), group="escape"))
-    if not made:
-        raise Unprovable("the axes are a major part: uneven blocks nest for some sizes only")
-    return made
+def _apart_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    """A device that has elements outside its block of `coarse`, at all sizes."""
+    verdict = refines(claim.fine, claim.coarse)
+    if verdict:
+        return [Obligation((), z3.BoolVal(False))]
+    assert verdict.failure is not None and devices.space is not None
+    if verdict.failure.kind == "class":
+        return refusing(verdict, devices)
+    found = apart_along(claim.fine, claim.coarse)
+    if found is None:
+        raise Unprovable(
+            "uneven blocks nest for some sizes only, and empty blocks are inside any other: "
+            f"they nest where {verdict.condition}"
+        )
+    dim, digit = found
+    space = devices.space
+    atom = next(atom for atom in space.atoms if atom.digit == digit)
+    mine, theirs = (
+        space.polynomial(space.atoms_of(s.canonical_dims[dim]), space.unit(atom))
+        for s in (claim.fine, claim.coarse)
+    )
+    outside = z3.And(mine <= 1, theirs > mine)
+    names = ("refine_minor", "refine_apart", "refine_ahead")
+    return [
+        Obligation(tuple(space.bounds()), outside),
+        *(made for name in names for made in _lemma(lemma(name))),
+    ]
 
 
 def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardalg.algebra.halos.halo import Halo
 from shardalg.errors import ProofError
 from shardalg.io.answers import card
+from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim, of_verdict
 from shardalg.merge.proofs.halo_claims import HaloClaim
@@ -41,7 +42,8 @@ class Proof:
         every time, is the proof.
       witness: of a refuted claim, a concrete case; None otherwise.
       sizes: "concrete" (the mesh at hand) or "all" (every size of at least 2 of every axis, or
-        sub-axis, that is longer than 1).
+        sub-axis, that is used).
+      condition: for all sizes, the sizes at which the statement is true; None if it is true at all.
       reason: why the status is unknown.
       z3_version: the solver that was asked.
     """
@@ -54,6 +56,7 @@ class Proof:
     sizes: str = "concrete"
     reason: str = ""
     z3_version: str = ""
+    condition: Condition | None = None
 
     def __bool__(self) -> bool:
         return self.status == "proved"
@@ -64,6 +67,7 @@ class Proof:
 
     def __repr__(self) -> str:
         scope = "for all sizes" if self.sizes == "all" else "for these sizes"
+        scope += "" if self.condition is None else f" where {self.condition!r}"
         tail = f": {self.reason}" if self.reason else ""
         shown = "" if self.witness is None else f", witness {self.witness!r}"
         return f"Proof({self.status} {scope}: {self.claim.text()}{shown}{tail})"
@@ -150,13 +154,21 @@ def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     ms = sum(outcome.ms for outcome, _ in outcomes)
     smt2 = RESET.join(outcome.smt2 for outcome, _ in outcomes)
     if failed is None:
-        return Proof(claim, "proved", ms, smt2, None, sizes, "", version())
+        condition = _condition(claim) if sizes == "all" else None
+        return Proof(claim, "proved", ms, smt2, None, sizes, "", version(), condition)
     outcome, obligation = failed
     if outcome.status == "unknown":
         reason = getattr(outcome, "reason", "")
         return Proof(claim, "unknown", ms, smt2, None, sizes, reason, version())
     witness = obligation.witness(getattr(outcome, "values", ()))
     return Proof(claim, "refuted", ms, smt2, witness, sizes, "", version())
+
+
+def _condition(claim: Claim) -> Condition | None:
+    """The sizes at which a claim of refinement is true; the other claims are true at all sizes."""
+    if not isinstance(claim, RefineClaim) or not claim.holds:
+        return None
+    return condition_of((claim.fine, claim.coarse), "refines", "gspmd")
 
 
 def _any(group: Sequence[Obligation], ask: Ask) -> tuple[Outcome, Obligation]:
