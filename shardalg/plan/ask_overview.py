@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.topology import machine
+from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.plan.ask_run import RunAnswers
 from shardalg.plan.ask_sweep import SweepAnswers
@@ -103,7 +104,8 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         if instruction.node is None:
             return (AT_THE_BORDER,)
         node = self.graph.nodes[instruction.node]
-        return tuple(filter(None, (instruction.phase, *node.module.split("/"), node.source)))
+        module = modules(self.graph)[node.index]
+        return tuple(filter(None, (instruction.phase, *module.split("/"), node.source)))
 
     def __str__(self) -> str:
         own = self._own_jit

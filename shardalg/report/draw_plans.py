@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from shardalg.errors import TableError
-from shardalg.graph.modules import modules
+from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.table import Table
 from shardalg.report.figures import Panel, draw_programs, kind_bars, wire_bytes_bars
 from shardalg.report.tables import collectives as table_of

@@ -13,7 +13,7 @@ from shardalg.costs.collectives import (
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Execution, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
-from shardalg.graph.modules import modules
+from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.table import Table
 from shardalg.pause import collection_paused
 from shardalg.report.modules import by_module

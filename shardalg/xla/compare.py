@@ -14,7 +14,7 @@ from shardalg.errors import ShardalgError
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Graph
-from shardalg.graph.modules import modules
+from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text

@@ -40,10 +40,12 @@ def folded(
     ...     print(*row)
     net/layers[0:3]/up ('all_gather',) (6, 24)
     net/head ('psum',) (1, 4)
+    >>> [row[0] for row in folded({f"layers/{i}/up": layer for i in range(3)})]
+    ['layers[0:3]/up']
     """
     rows = [(tuple(name.split("/")), dict(content)) for name, content in found.items()]
     return [
-        ("/".join(path), key, sums)
+        ("/".join(path).replace("/[", "["), key, sums)
         for path, content in _fold(rows, compared)
         for key, sums in content.items()
     ]

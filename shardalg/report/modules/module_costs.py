@@ -9,7 +9,7 @@ from shardalg.costs.collectives import is_collective, wire_bytes
 from shardalg.costs.step_time import timed
 from shardalg.costs.topology import machine
 from shardalg.costs.walk import sent_bytes
-from shardalg.graph.modules import modules
+from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.table import Table
 from shardalg.planning.stages import Stages, priced
 from shardalg.report.modules import by_module
