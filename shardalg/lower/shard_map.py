@@ -36,6 +36,7 @@ from shardalg.lower.arrays import (
 from shardalg.lower.axes import FOR_DEVICES, Axes, on_whole_axes, run_axes, user_axes
 from shardalg.lower.border_calls import ON_ARRAYS, UserCall
 from shardalg.lower.emit import Emitter, body
+from shardalg.lower.explicit_results import explicit_mesh, on_explicit_axes
 from shardalg.lower.jit import Twin, platforms
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram
@@ -215,7 +216,9 @@ class Lowered:
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:
-        return filled(self.graph, self.leave(called(self.compiled, self._taken(*arrays))))
+        mesh = explicit_mesh(jax.tree.leaves(arrays))
+        results = self.leave(called(self.compiled, self._taken(*arrays)))
+        return filled(self.graph, on_explicit_axes(results, mesh))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
         """As a call, but uneven results keep their padding and their full layout."""

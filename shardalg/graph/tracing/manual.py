@@ -54,7 +54,7 @@ def _check_permutations(equation: Any, place: Scope) -> None:
     """Raise unless places that `ppermute` names are there, each at most once on either side."""
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
-    for inner in _equations(equation.params["jaxpr"]):
+    for inner in equations(equation.params["jaxpr"]):
         if inner.primitive.name != "ppermute":
             continue
         names, pairs = _axes(inner), inner.params["perm"]
@@ -73,7 +73,7 @@ def _check_permutations(equation: Any, place: Scope) -> None:
 
 def _check_dimensions(equation: Any, place: Scope) -> None:
     """Raise where a dimension is counted from the end: JAX traces some, and lowers none."""
-    for inner in _equations(equation.params["jaxpr"]):
+    for inner in equations(equation.params["jaxpr"]):
         for name in ("split_axis", "concat_axis", "scatter_dimension"):
             if inner.params.get(name, 0) < 0:
                 source = Sources().line(inner.source_info.traceback, place.source)
@@ -93,25 +93,25 @@ def _sums_in_groups(equation: Any) -> bool:
     """Whether something in the region is reduced over groups of an axis: over part of it."""
     return any(
         inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
-        for inner in _equations(equation.params["jaxpr"])
+        for inner in equations(equation.params["jaxpr"])
     )
 
 
 def _axes_within(equation: Any) -> Iterator[str]:
     """The axes that a region makes manual, and those of regions in it."""
     yield from equation.params["newly_manual_axes"]
-    for inner in _equations(equation.params["jaxpr"]):
+    for inner in equations(equation.params["jaxpr"]):
         yield from inner.params.get("newly_manual_axes", ())
 
 
-def _equations(body: Any) -> Iterator[Any]:
+def equations(body: Any) -> Iterator[Any]:
     """Those of a body, and of bodies in it."""
     for equation in getattr(body, "jaxpr", body).eqns:
         yield equation
         for param in equation.params.values():
             for part in param if isinstance(param, tuple | list) else (param,):
                 if hasattr(getattr(part, "jaxpr", part), "eqns"):
-                    yield from _equations(part)
+                    yield from equations(part)
 
 
 _REDUCTIONS = ("psum", "pmax", "pmin")

@@ -19,6 +19,8 @@ _UNTRACEABLE = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.UnexpectedTracerError,
 )
+SPECS_DIFFER = "in_specs passed to shard_map"
+"""JAX says so where the layout of a value on explicit axes is not that of a shard_map's specs."""
 _TRACING = f"{os.path.dirname(__file__)}{os.sep}"
 REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
 """What JAX raises where it does not trace; users raise some of them too."""
@@ -34,11 +36,13 @@ def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
             "function, or with jax.numpy and jax.lax.cond; make an argument that is a plain switch "
             "static, by jax.jit(f, static_argnames=...)."
         )
-    if "in_specs passed to shard_map" in str(error):
+    if SPECS_DIFFER in str(error):
+        found = str(error).split("`in_specs` is")[0].partition("shard_map: ")[2].strip()
         return TraceError(
             f"JAX does not trace the shard_map in {at}: the axes of its mesh are Explicit, and "
-            "arguments are planned without a layout. Make the mesh with "
-            "axis_types=(jax.sharding.AxisType.Auto,) * n."
+            f"its in_specs differ from the layout of a value: {found} Give the argument this "
+            "layout (in_shardings, or a NamedSharding), call jax.reshard before the shard_map, or "
+            "make the mesh with axis_types=(jax.sharding.AxisType.Auto,) * n."
         )
     if str(error).startswith("Found an unbound axis name"):
         return TraceError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -26,8 +26,15 @@ from shardalg.graph.evaluate import find_primitive, is_key
 from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.tracing import jaxpr as build
 from shardalg.graph.tracing.float0 import refuse_float0, without_float0
+from shardalg.graph.tracing.manual import equations
 from shardalg.graph.tracing.opened import reader
-from shardalg.graph.tracing.refused import REFUSALS, function_name, refused, user_line
+from shardalg.graph.tracing.refused import (
+    REFUSALS,
+    SPECS_DIFFER,
+    function_name,
+    refused,
+    user_line,
+)
 from shardalg.graph.tracing.written import written_out
 from shardalg.graph.well_formed import check
 from shardalg.pause import collection_paused
@@ -174,10 +181,12 @@ class Explicit(NamedTuple):
 
     Attributes:
       axes: those that are explicit. specs: per leaf of the arguments a PartitionSpec, or None.
+      mesh: a mesh of JAX with Explicit axes that arguments, layouts or the context bring, or None.
     """
 
     axes: frozenset[str]
     specs: tuple[Any, ...]
+    mesh: Any = None
 
 
 def _jaxpr(
@@ -188,17 +197,33 @@ def _jaxpr(
 ) -> tuple[Any, Any]:
     if not callable(fn):
         raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
-    with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
+    try:
+        made = _made(fn, args, around)
+    except REFUSALS as error:
+        said = str(error) if around and isinstance(error, ValueError) else ""
+        if around and ("axis names that are of type Auto" in said or SPECS_DIFFER in said):
+            return _explicit_jaxpr(fn, args, around, explicit)
+        if not said.startswith("The context mesh"):
+            raise refused(fn, args, error) or error from None
+        # A shard_map that brings its own mesh takes no other one around it.
         try:
-            return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
-        except REFUSALS as error:
-            said = str(error) if around and isinstance(error, ValueError) else ""
-            if around and "axis names that are of type Auto" in said:
+            made = _made(fn, args, None)
+        except REFUSALS as second:
+            if around and SPECS_DIFFER in str(second):
                 return _explicit_jaxpr(fn, args, around, explicit)
-            if not said.startswith("The context mesh"):
-                raise refused(fn, args, error) or error from None
-    # A shard_map that brings its own mesh takes no other one around it.
-    return _jaxpr(fn, args, None)
+            raise refused(fn, args, second) or second from None
+    has_region = any(e.primitive.name == "shard_map" for e in equations(made[0]))
+    if around and explicit and explicit.mesh is not None and has_region:
+        # A shard_map without in_specs reads them from the types of its arguments.
+        with suppress(TraceError):
+            return _explicit_jaxpr(fn, args, around, explicit)
+    return made
+
+
+def _made(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None) -> Any:
+    """Return the jaxpr of a function with a mesh around it, and the shapes of its results."""
+    with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
+        return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
 
 
 def _explicit_jaxpr(
@@ -206,33 +231,49 @@ def _explicit_jaxpr(
 ) -> tuple[Any, Any]:
     """The jaxpr where JAX types values by their layouts along explicit axes.
 
+    The first attempt has no mesh around the function, as `jax.jit` has none by default: the types
+    of the arguments bring the mesh. The second one has it, as `jax.set_mesh` gives it.
+
     Raises:
       TraceError: JAX finds layouts that do not fit each other.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
-    axes, specs = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
-    kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
-    names = around.axis_names
-    mesh = AbstractMesh(
-        around.axis_sizes, names, axis_types=tuple(kinds[name in axes] for name in names)
-    )
+    axes, specs, own = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
+    mesh = _typed_mesh(around, axes, own)
     typed = [_typed_leaf(*pair, mesh, axes) for pair in zip(leaves, specs, strict=True)]
-    with jax.sharding.use_abstract_mesh(mesh):
+    given = jax.tree.unflatten(tree, typed)
+    first: Exception | None = None
+    if jax.sharding.get_abstract_mesh().empty:
         try:
-            given = jax.tree.unflatten(tree, typed)
-            return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*given)
-        except (TypeError, ValueError) as error:
-            message = str(error).split("\n")[0]
-            raise TraceError(
-                f"JAX does not trace {function_name(fn)}{user_line(error)} on explicit axes "
-                f"{sorted(axes)}: {message} Give the layouts that the arguments have as "
-                "in_shardings, or leave out_sharding= and reshard out: layouts are completed."
-            ) from None
+            return _made(fn, given, None)
+        except REFUSALS as error:
+            first = error
+    try:
+        return _made(fn, given, mesh)
+    except (TypeError, ValueError) as error:
+        for seen in (first, error):
+            if SPECS_DIFFER in str(seen):
+                raise refused(fn, given, seen) or seen from None  # type: ignore[arg-type,misc]
+        message = str(error).split("\n")[0]
+        raise TraceError(
+            f"JAX does not trace {function_name(fn)}{user_line(error)} on explicit axes "
+            f"{sorted(axes)}: {message} Give the layouts that the arguments have as "
+            "in_shardings, or leave out_sharding= and reshard out: layouts are completed."
+        ) from None
+
+
+def _typed_mesh(around: AbstractMesh, axes: frozenset[str], own: Any) -> AbstractMesh:
+    """Return the mesh of the types: the user's own one where it has the sizes of `around`."""
+    if own is not None and tuple(own.shape.items()) == tuple(around.shape.items()):
+        return own if isinstance(own, AbstractMesh) else own.abstract_mesh
+    kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
+    types = tuple(kinds[name in axes] for name in around.axis_names)
+    return AbstractMesh(around.axis_sizes, around.axis_names, axis_types=types)
 
 
 def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) -> Any:
-    """A leaf with its layout along explicit axes, where it is an array."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
+    """A leaf with its layout along explicit axes, where it is an array whose layout is known."""
+    if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     held = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
     kept = [tuple(name for name in names if name in axes) or None for names in held]

@@ -56,9 +56,9 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Explicit and name in ours.axis_names
     )
-    if not explicit:
-        explicit = frozenset(ours.axis_names)
-    return Placed(replace(strategy, mesh=ours), Explicit(explicit, _specs(call, strategy)))
+    typed = next((mesh for mesh in seen if AxisType.Explicit in mesh.axis_types), None)
+    axes = explicit or frozenset(ours.axis_names)
+    return Placed(replace(strategy, mesh=ours), Explicit(axes, _specs(call, strategy), typed))
 
 
 def _is_jax(mesh: Any) -> bool:
