@@ -200,14 +200,12 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
 
 def _in_loop(moved: MovedValue, trials: Trials) -> str:
     """What keeps a sum from waiting until its loop is over, where sums may wait so."""
-    graph, switches = trials.stages.graph, trials.options.switches
-    by = stops(graph, moved.value, finite=switches.finite_sums) if switches.defer_in_loops else None
+    defers = trials.options.switches.defer_in_loops
+    by = stops(trials.stages.graph, moved.value) if defers else None
     if by is None:
         return ""
-    later = stops(graph, moved.value, finite=True)
-    unless = "" if later == by else " without Switches(finite_sums=True)"
     said = f"{by.primitive} ({by.source})" if by.source else by.primitive
-    return f" It is reduced in every iteration: no sum waits behind {said}{unless}."
+    return f" It is reduced in every iteration: no sum waits behind {said}."
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:

@@ -27,7 +27,9 @@ Deferred sums wait behind what keeps them right for every number of their type, 
 (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of
 one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;
 parts that overflow when scaled; a sum that overflows, whose scaled parts do not), nor do
-conversions, behind which a sum would also be sent in the wider type. One element of a dimension is
+conversions, behind which a sum would also be sent in the wider type. A loop whose sums are deferred
+(`Switches(defer_in_loops=True)`) takes its numbers as finite and defers its sums behind all of
+these. Of two partial factors one passes: the other one is reduced. One element of a dimension is
 a partial sum like any other. `Switches(finite_sums=True)` lets them wait behind products too, and
 behind conversions to wider floats; `verify` then lists "finite" as trusted, and refutes such a
 program without it. A device adds bfloat16 and float16 up in float32, as XLA does, and sends its

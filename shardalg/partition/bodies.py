@@ -124,7 +124,7 @@ class BodyPartitioner(ABC):
         switches = self.options.switches
         if node.primitive != "scan" or not (switches.defer_in_loops and switches.defer_sums):
             return ()
-        sums = loop_sums(self.graph, node, finite=switches.finite_sums)
+        sums = loop_sums(self.graph, node)
         ((arguments, results),) = bodies
         found: Waiting = ()
         with self._letting((one, results[one.number]) for one in sums):

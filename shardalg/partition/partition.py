@@ -269,7 +269,9 @@ class Partitioner(BodyPartitioner):
         rates = self.rates(operand_type(node.signature))
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
-        how = options.switches.pad_blocks, options.switches.finite_sums, self._waits(node)
+        waits = self._waits(node)
+        # the sums of a loop that are deferred are deferred behind products too
+        how = options.switches.pad_blocks, waits or options.switches.finite_sums, waits
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
         return NodeKey(
             node.signature, values, available, value_shardings, rates, loops, unread, *how, shared

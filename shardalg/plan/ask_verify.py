@@ -33,7 +33,13 @@ class VerifyAnswers(SizeAnswers):
     def _judged(self, program: SpmdProgram) -> Report:
         from shardalg.verify.verify import verify
 
-        report = verify(self._sharded, program, finite=self.options.switches.finite_sums)
+        switches = self.options.switches
+        report = verify(
+            self._sharded,
+            program,
+            finite=switches.finite_sums,
+            finite_in_loops=switches.defer_in_loops,
+        )
         return replace(report, hints=self._hints(self.sizes))
 
     def _verified(self) -> str:

@@ -40,7 +40,10 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], held: Held) -> Ite
         outer = held[instruction.operands[number]]
         wanted = _around(inner[local], node.operands[number], loop, number >= fixed)
         yield _alike(verifier, name, outer, wanted)
+    outside = verifier.finite
+    verifier.finite = outside or verifier.finite_in_loops
     yield from verifier.block(loop.body, inner)
+    verifier.finite = outside
     pairs = zip(loop.body.results, region.results, strict=True)
     for number, (local, value) in enumerate(pairs):
         carry = number < loop.num_carry

@@ -60,8 +60,16 @@ def proved(statement: IntegerClaim | MergeClaim) -> Proof:
 class Verifier:
     """Claims of one program; each distinct one is proved once."""
 
-    def __init__(self, graph: Graph, program: SpmdProgram, *, finite: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        program: SpmdProgram,
+        *,
+        finite: bool = False,
+        finite_in_loops: bool = False,
+    ) -> None:
         self.graph, self.program, self.finite = graph, program, finite
+        self.finite_in_loops = finite_in_loops
         self.seen = Seen(program)
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[

@@ -22,7 +22,13 @@ REGISTERED = (collective_matmul, control)
 
 
 @collection_paused()
-def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False) -> Report:
+def verify(
+    sharded: ShardedGraph,
+    program: SpmdProgram,
+    *,
+    finite: bool = False,
+    finite_in_loops: bool = False,
+) -> Report:
     """Prove that the program computes what the graph says: each claim of every instruction.
 
     Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
@@ -30,8 +36,9 @@ def verify(sharded: ShardedGraph, program: SpmdProgram, *, finite: bool = False)
     Args:
       finite: whether numbers are taken to be finite, and products of partial sums not to overflow
         (`Switches.finite_sums`); else a sum that waits behind a product is refuted.
+      finite_in_loops: the same in the bodies of scans (`Switches.defer_in_loops`).
     """
-    verifier = Verifier(sharded.graph, program, finite=finite)
+    verifier = Verifier(sharded.graph, program, finite=finite, finite_in_loops=finite_in_loops)
     merges = [
         verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
         for value, first, second, both in sharded.merges

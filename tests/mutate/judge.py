@@ -81,8 +81,12 @@ class Judge:
         checked = is_sound(program)
         try:
             with at_most(60):
-                finite = self.case.options.switches.finite_sums
-                report = verify(self.case.plan.sharded, program, finite=finite)
+                switches = self.case.options.switches
+                trusts = {
+                    "finite": switches.finite_sums,
+                    "finite_in_loops": switches.defer_in_loops,
+                }
+                report = verify(self.case.plan.sharded, program, **trusts)
         except Exception:  # what is looked for
             return Verdict(NO_VERDICT, checked, traceback.format_exc(limit=-2))
         if not report.ok:

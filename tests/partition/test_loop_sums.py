@@ -117,7 +117,6 @@ def test_what_the_last_stage_hands_out_leaves_once():
 @pytest.mark.parametrize(
     "step",
     [
-        lambda c, x: 0.5 * c + x.sum(0),  # a product of parts is right for finite numbers alone
         lambda c, x: c + jnp.tanh(c) * x.sum(0),
         lambda c, x: jnp.where(c > 0, c, x.sum(0)),
         lambda c, x: c * x.sum(0),
@@ -132,6 +131,71 @@ def test_a_carry_that_is_read_otherwise_is_whole(step):
     assert plan.verify().ok
 
 
+SCALED = {  # what a step adds to the carry
+    "times a number": lambda c, g, x: c + g * x.sum(),
+    "over a number": lambda c, g, x: c + g / (1 + jnp.abs(x).sum()),
+    "times a row": lambda c, g, x: c + g * x.sum(0)[:, None],
+    "times a column by an einsum": lambda c, g, x: c + jnp.einsum("ij,i->ij", g, x.sum(0)),
+    "negated and transposed twice": lambda c, g, x: c - (g.T * x.sum()).T,
+    "times two numbers": lambda c, g, x: c + 0.5 * g * x.sum() / (1 + jnp.abs(x).max()),
+    "times a matrix": lambda c, g, x: c + jnp.eye(8) @ g * x.sum(),
+    "reshaped": lambda c, g, x: c + (g.reshape(2, 4, 16) * x.sum()).reshape(g.shape),
+    "a moving mean": lambda c, g, x: 0.9 * c + 0.1 * g * x.sum(),
+    "a carry times a number": lambda c, g, x: c * jnp.tanh(x.sum()) + g,
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaled_gradient_is_reduced_once_behind_the_loop(name):
+    """The factor is reduced in every iteration; the gradient, which is larger, is not."""
+
+    def fn(w, xs):
+        def step(c, x):
+            grad = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+            return SCALED[name](c, grad, x), None
+
+        return lax.scan(step, jnp.ones_like(w), xs)[0]
+
+    w, xs = numbers(8, 16), numbers(3, 8, 8, seed=2)
+    specs = {"mesh": MESH, "in_shardings": (P(None, "Y"), P(None, "X"))}
+    plan = sa.plan(fn, w, xs, options=ON, **specs)
+    rows = [r for r in plan.collectives_table if r["mesh_axes"] == "X"]
+    sums = [r for r in rows if r["kind"] == "all_reduce"]
+    once = [r["wire_bytes"] for r in sums if r["executions"] == 1]
+    assert once == [4 * 8 * 16 // 2]
+    assert all(r["wire_bytes"] <= 4 * 8 for r in sums if r["executions"] > 1)
+    for results in (simulate(plan.program, plan.graph, w, xs), [plan.lower()(w, xs)]):
+        np.testing.assert_allclose(results[0], fn(w, xs), rtol=1e-5, atol=1e-4)
+    report = plan.verify()
+    assert report.ok, report.refuted
+    assert {claim.status for claim in report.claims if claim.claim == "finite"} == {"trusted"}
+
+
+def test_outside_loops_a_scaled_sum_of_floats_is_reduced_first():
+    """The switch of loops says nothing of the rest of the program, in the plan or in the proof."""
+    fn = lambda x: x.sum(0) * 2.5 + x.sum(0)  # noqa: E731
+    plan = sa.plan(fn, numbers(8, 8), mesh=MESH, in_shardings=(P("X"),), options=ON)
+    assert plan.verify().ok
+    assert not [claim for claim in plan.verify().claims if claim.claim == "finite"]
+    finite = sa.Options(switches=sa.Switches(finite_sums=True))
+    other = sa.plan(fn, numbers(8, 8), mesh=MESH, in_shardings=(P("X"),), options=finite)
+    refuted = verify(other.sharded, other.program, finite_in_loops=True).refuted
+    assert {claim.claim for claim in refuted} == {"finite"}
+
+
+def test_of_two_partial_factors_the_smaller_one_is_reduced():
+    """A product of two pending sums is pending if one of them is reduced first."""
+    fn = lambda x, y: (x.T @ y) * y.sum()  # noqa: E731
+    x, y = numbers(8, 8), numbers(8, 8, seed=1)
+    options = sa.Options(switches=sa.Switches(finite_sums=True))
+    layouts = {"in_shardings": (P("X"), P("X")), "out_shardings": P("X")}
+    plan = sa.plan(fn, x, y, mesh=sa.Mesh({"X": 4}), options=options, **layouts)
+    kinds = [(r["kind"], r["wire_bytes"]) for r in plan.collectives_table]
+    assert sorted(kinds) == [("all_reduce", 6), ("reduce_scatter", 3 * 2 * 8 * 4)]
+    np.testing.assert_allclose(simulate(plan.program, plan.graph, x, y)[0], fn(x, y), rtol=1e-4)
+    assert plan.verify().ok
+
+
 def narrow(w, xs):
     """Gradients that a layer computes in bfloat16 and adds up in float32."""
     half = lambda x: x.astype(jnp.bfloat16)  # noqa: E731
@@ -143,16 +207,20 @@ def narrow(w, xs):
     return lax.scan(step, jax.tree.map(jnp.zeros_like, w), half(xs))[0]
 
 
-def test_sums_wait_behind_a_wider_type_where_numbers_are_finite():
+def test_a_sum_that_a_loop_reduces_names_the_operator_behind_which_none_is_deferred():
+    fn = lambda c, x: lax.scan(lambda c, x: (c + jnp.tanh(x.sum(0)), None), c, x)[0]  # noqa: E731
+    c, x = numbers(8), numbers(3, 8, 8, seed=1)
+    plan = sa.plan(fn, c, x, mesh=MESH, in_shardings=(P(), P(None, "X")), options=ON)
+    stop = r"in every iteration: no sum waits behind tanh \(test_loop_sums.py:\d+\)"
+    assert re.search(stop, plan.explain(0).headline)
+
+
+def test_sums_are_deferred_behind_a_wider_type():
     """Parts of bfloat16 are then added up in float32; a sum of them may overflow in it alone."""
     specs = {"mesh": MESH, "in_shardings": (FLAT, P(None, "X"))}
-    plan = sa.plan(narrow, weights(), XS, **specs, options=ON)
+    plan = sa.plan(narrow, weights(), XS, **specs)
     assert along(plan, "X") == 6
-    (number, *_) = [k for k, r in enumerate(plan.collectives_table) if r["mesh_axes"] == "X"]
-    stop = r"in every iteration: no sum waits behind convert_element_type \(test_loop_sums.py:\d+\)"
-    assert re.search(stop + r" without Switches\(finite_sums=True\)", plan.explain(number).headline)
-    finite = sa.Switches(defer_in_loops=True, finite_sums=True)
-    later = sa.plan(narrow, weights(), XS, **specs, options=sa.Options(switches=finite))
+    later = sa.plan(narrow, weights(), XS, **specs, options=ON)
     assert along(later, "X") == 2
     rows = [r for r in later.collectives_table if r["mesh_axes"] == "X"]
     assert [r["wire_bytes"] for r in rows] == [4 * 8 * 16 // 2] * 2  # float32 of half a weight

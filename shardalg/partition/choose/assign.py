@@ -392,19 +392,20 @@ def _layouts(
 def _choices(
     loops: tuple[tuple[str, Digits], ...],
     layouts: Layouts,
-    passed: Mapping[int, Digits],
+    ways: tuple[Mapping[int, Digits], ...],
     *,
     adds: bool,
 ) -> Iterator[Choice]:
     """Without partial sums, and where they may be passed on, with them.
 
     Args:
+      ways: how partial sums of operands may pass (`_passed`).
       adds: whether members that work on sums of their own count as dividing the work. Beside a
         product a sum is little, but a product of partial sums is the whole product on each member.
     """
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
-    if passed:
+    for passed in ways:
         digits = next(iter(passed.values()))
         required_shardings, produced = layouts
         used = {d for one in (*required_shardings, *produced) for dim in one.dims for d in dim}
@@ -419,18 +420,19 @@ def _choices(
             )
 
 
-def _passed(key: NodeKey, component: Component) -> Mapping[int, Digits]:
-    """Operands whose partial sums may be passed on: all addends pending alike, or one factor."""
+def _passed(key: NodeKey, component: Component) -> tuple[Mapping[int, Digits], ...]:
+    """Return the ways in which partial sums of operands may pass through the operator.
+
+    All addends pass together if they are partial along the same axes. Of factors one alone passes:
+    the others are reduced first. Each way maps operands to the axes of their partial sums.
+    """
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
     rule = component.rule
-    if (
-        not pending
-        or not component.is_whole
-        or rule.combine != SUM
-        or not set(pending) <= rule.passes(finite=key.finite)
-    ):
-        return {}
-    alike = len(set(pending.values())) == 1
-    added = set(pending) == rule.addends
-    factor = len(pending) == 1 and not set(pending) & rule.addends
-    return pending if alike and (added or factor) else {}
+    if not pending or not component.is_whole or rule.combine != SUM:
+        return ()
+    passes = rule.passes(finite=key.finite)
+    if set(pending) & rule.addends:
+        is_alike = len(set(pending.values())) == 1
+        return (pending,) if is_alike and set(pending) == rule.addends <= passes else ()
+    alone = (i for i in pending if i in passes and key.values.count(key.values[i]) == 1)
+    return tuple({i: pending[i]} for i in alone)

@@ -177,33 +177,32 @@ class LoopSum:
     waits: frozenset[int]
 
 
-def loop_sums(graph: Graph, node: Node, *, finite: bool) -> tuple[LoopSum, ...]:
+def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     """The sums of a scan: of its carry what the body only adds to, and all that it stacks.
 
-    Args:
-      finite: whether sums wait behind products too (`Switches.finite_sums`).
+    Sums wait behind products too: the numbers of deferred sums are taken as finite.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
     >>> step = lambda c, x: ((c[0] + x, c[1] * 2), None)
     >>> graph = trace(lambda x: jax.lax.scan(step, (0.0, 1.0), x)[0], jnp.ones(4))
     >>> (scan,) = graph.nodes_of(("scan",))
-    >>> [one.number for one in loop_sums(graph, scan, finite=False)]
+    >>> [one.number for one in loop_sums(graph, scan)]
     [0]
     """
-    body = _BodySums(graph, graph.regions[node.bodies[0]], finite)
+    body = _BodySums(graph, graph.regions[node.bodies[0]])
     consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     found = []
     for number, value in enumerate(body.region.results):
         first = body.region.arguments[consts + number] if number < carried else None
-        added = (value,) if first is None else body.added(first, value)
+        added, chain = ((value,), ()) if first is None else body.added(first, value)
         if added and body.is_last(value):
-            waits = {v for one in added for v in body.before(one)} | {value}
+            waits = {v for one in added for v in body.before(one)} | {*chain, value}
             found.append(LoopSum(number, value, added, frozenset(waits)))
     return tuple(found)
 
 
-def stops(graph: Graph, value: int, *, finite: bool) -> Node | None:
+def stops(graph: Graph, value: int) -> Node | None:
     """The operator of a scan's body behind which no sum of `value` waits; None if all let it.
 
     >>> import jax, jax.numpy as jnp
@@ -211,12 +210,12 @@ def stops(graph: Graph, value: int, *, finite: bool) -> Node | None:
     >>> step = lambda c, x: (c + jnp.tanh(x.sum()), None)
     >>> graph = trace(lambda x: jax.lax.scan(step, 0.0, x)[0], jnp.ones((4, 2)))
     >>> (total,) = graph.nodes_of(("reduce_sum",))
-    >>> stops(graph, total.results[0], finite=False).primitive
+    >>> stops(graph, total.results[0]).primitive
     'tanh'
     """
     maker = graph.producer[value]
     region = None if maker is None else _body(graph, graph.regions[graph.nodes[maker].region])
-    body = None if region is None else _BodySums(graph, region, finite)
+    body = None if region is None else _BodySums(graph, region)
     while body is not None and value not in body.region.results:
         read = body.reader(value)
         if read is None:
@@ -238,7 +237,6 @@ class _BodySums:
 
     graph: Graph
     region: Region
-    finite: bool
 
     @cached_property
     def inside(self) -> frozenset[int]:
@@ -259,25 +257,30 @@ class _BodySums:
         rule = _row(node)
         places = [k for k, operand in enumerate(node.operands) if operand == value]
         passes = rule is not None and len(places) == 1
-        if rule is None or not passes or places[0] not in rule.passes(finite=self.finite):
+        if rule is None or not passes or places[0] not in rule.passes(finite=True):
             return None
         return node, places[0], rule
 
-    def added(self, value: int, end: int) -> tuple[int, ...]:
-        """What is added to a value on its way to the body's end; nothing where more is done."""
+    def added(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the values that are added to a carry, and the values that the carry becomes.
+
+        Both are empty if an operator between the carry and the body's end defers no sum.
+        """
         found: list[int] = []
+        chain: list[int] = []
         while value != end:
             read = self.reader(value)
             if read is None:
-                return ()
+                return (), ()
             node, place, rule = read
             if place in rule.addends:
                 others = [node.operands[k] for k in sorted(rule.addends - {place})]
                 if any(self.reader(other) is None for other in others):
-                    return ()
+                    return (), ()
                 found += others
             (value,) = node.results
-        return tuple(found)
+            chain.append(value)
+        return tuple(found), tuple(chain)
 
     def before(self, value: int) -> Iterator[int]:
         """The value, and those behind which its partial sums may have waited."""
