@@ -18,8 +18,10 @@ from shardalg.spmd.instruction import Collective
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
     "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
+    "stage_transforms",
 )  # fmt: skip
-FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in ("wide_sums", "collective_matmul"))
+IN_NUMBERS = ("wide_sums", "collective_matmul", "stage_transforms")
+FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in IN_NUMBERS)
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
     "formatting_bytes",

@@ -3,7 +3,8 @@
 A value that no annotation reaches is replicated where XLA's GSPMD partitions it: what was made in
 blocks is gathered at once, and every device then computes all that follows (the gradient of a
 depthwise convolution, whose groups GSPMD leaves alone). By the paper's policy such a value has the
-digits of the largest operand it is made of, where it has them all, in even blocks, one node after
+digits of the largest operand it is made of, where it has them all, in even blocks (of a Fourier
+transform also in uneven ones), one node after
 the other, as Shardy leaves it; who wants it whole gathers it then. What crosses the border of a
 loop, a branch or the function stays as completed.
 """
@@ -32,6 +33,7 @@ def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
     """The completed graph, values that nothing reaches as they are made."""
     graph, found = sharded.graph, list(sharded.shardings)
     bound, made = _bound(graph) | sharded.fixed, []
+    uneven: set[int] = set()
     for node in graph.walk():
         if node.bodies or len(node.results) != 1 or node.signature.primitive in KEPT:
             continue
@@ -42,8 +44,13 @@ def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
         if largest is None or not any(found[largest].dims):
             continue
         layout = _as_made(node, found, options)
-        if _digits(plain(found[largest])) == _digits(layout) and even_prefix(layout) == layout:
+        is_even = even_prefix(layout) == layout
+        # half of a spectrum rarely divides: an exchange of uneven blocks sends less than a gather
+        may_be_uneven = node.primitive == "fft" or largest in uneven
+        if _digits(plain(found[largest])) == _digits(layout) and (is_even or may_be_uneven):
             found[value] = layout
+            if not is_even:
+                uneven.add(value)
             made.append(Reason(value, layout, "as made", node.index, sources=(largest,)))
     if not made:
         return sharded

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardalg.algebra.derived_layouts import plain
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
+from shardalg.ops.canonicalize.transforms import Order, stage_order
 from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
 from shardalg.partition.unreached import settled
@@ -95,9 +97,24 @@ def is_named(traced: Traced, annotations: Annotations) -> bool:
 
 
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
-    """Complete, partition and check."""
+    """Complete, partition and check.
+
+    Fourier transforms run in stages where the program then sends less. Annotations of single
+    values are of one graph, which stays as it is.
+    """
     options = options.where(named=is_named(traced, annotations))
-    traced = traced.with_sums(wide=options.switches.wide_sums)
+    if annotations.values:
+        return _planned(traced, annotations, options)
+    traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
+    best = made = _planned(traced, annotations, options)
+    # an exchange may leave another transform's operand sharded, so that it is staged next
+    while options.switches.stage_transforms and (orders := _orders(made.sharded)):
+        made = _planned(made.traced.staged(orders), annotations, options)
+        best = min(best, made, key=_sent)
+    return best
+
+
+def _planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     with collection_paused():
         made = [completed(traced.graph, annotations, way) for way in options.completions]
         if options.policy == "cost":
@@ -106,6 +123,22 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
             (sharded,) = made
             program = partition(sharded, traced.roles, options)
     return Stages(traced, annotations, sharded, program, options.hardware)
+
+
+def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
+    """Return the Fourier transforms whose operands are sharded along them, with their stages."""
+    found = []
+    for node in sharded.graph.nodes_of(["fft"]):
+        dims = plain(sharded.shardings[node.operands[0]]).dims
+        order = stage_order(node.signature, {d for d, digits in enumerate(dims) if digits})
+        if order:
+            found.append((node.index, order))
+    return tuple(found)
+
+
+def _sent(stages: Stages) -> float:
+    """Return the bytes that a device sends in a step."""
+    return float(stages.traffic.wire_bytes)
 
 
 def completed(graph: Graph, annotations: Annotations, options: Options) -> ShardedGraph:

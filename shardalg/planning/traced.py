@@ -14,7 +14,8 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.io.records import read, values
-from shardalg.ops.canonicalize.normalise import normalise, unread
+from shardalg.ops.canonicalize.normalise import in_stages, normalise, unread
+from shardalg.ops.canonicalize.transforms import Order
 from shardalg.ops.judged import check_rows
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
@@ -46,6 +47,8 @@ class Traced:
       symbols: the formulas of its sizes; None where all are numbers.
       first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
+      orders: of Fourier transforms that `graph` has in stages, per rewrite (node, stages).
+      whole: the graph before these rewrites; None where there was none.
       again: traces the function on axes of other sizes; None where none of their sizes is in the
         graph, and in a loaded plan.
     """
@@ -58,6 +61,8 @@ class Traced:
     symbols: Symbols | None = None
     first_mesh: Mesh | None = None
     narrow: Graph | None = None
+    orders: tuple[tuple[tuple[int, Order], ...], ...] = ()
+    whole: Graph | None = None
     again: Callable[[Axes], Traced] | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +93,23 @@ class Traced:
             )
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
+    def unstaged(self) -> Traced:
+        """Return the same function with every Fourier transform as it was traced."""
+        if self.whole is None:
+            return self
+        return replace(self, graph=self.whole, whole=None, orders=())
+
+    def staged(self, orders: tuple[tuple[int, Order], ...]) -> Traced:
+        """Return the same function with some Fourier transforms in stages."""
+        graph = in_stages(self.graph, dict(orders))
+        whole = self.graph if self.whole is None else self.whole
+        return replace(self, graph=graph, whole=whole, orders=(*self.orders, orders))
+
+    @property
+    def original(self) -> Graph:
+        """The graph as it was traced, from which `graph` follows."""
+        return self.narrow or self.whole or self.graph
+
     def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
         """The function on another mesh, traced again where the size of a manual axis is another.
 
@@ -105,12 +127,16 @@ class Traced:
                 "that its blocks are others. Plan the function again, or change other axes."
             )
         made = self.again(mesh.shape)
-        return replace(self, graph=made.graph, symbols=made.symbols, narrow=None)
+        return replace(self._of(made.graph), symbols=made.symbols)
+
+    def _of(self, graph: Graph) -> Traced:
+        """Return the same function with another graph, as it was traced."""
+        return replace(self, graph=graph, narrow=None, whole=None, orders=())
 
     @cached_property
     def hash(self) -> str:
         """Of the graph: tells whether a function is the one that was planned."""
-        return graph_hash(self.narrow or self.graph)
+        return graph_hash(self.original)
 
     def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
         """A loaded plan's function, given again.
@@ -154,8 +180,11 @@ class Traced:
                 f"the function donates its flat arguments {list(own)}, the plan was made to donate "
                 f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
             )
-        bound = replace(self, graph=made.graph, call=made.call, narrow=None)
-        return bound.with_sums(wide=self.narrow is not None)
+        bound = replace(self._of(made.graph), call=made.call)
+        bound = bound.with_sums(wide=self.narrow is not None)
+        for orders in self.orders:
+            bound = bound.staged(orders)
+        return bound
 
     def with_layouts(self, strategy: Strategy) -> Strategy:
         """A strategy with one entry per leaf for its prefixes, else for the function's own.
@@ -172,7 +201,7 @@ class Traced:
     def to_json(self) -> dict[str, Any]:
         """All but the function, as plain data."""
         return {
-            "graph": to_json(self.narrow or self.graph),
+            "graph": to_json(self.original),
             "symbols": None if self.symbols is None else self.symbols.to_json(),
             "argument_roles": list(self.argument_roles),
             "donated": list(self.donated),

@@ -88,7 +88,9 @@ class Switches:
       defer_in_loops: partial sums that a loop adds to what it carries, or stacks, are reduced once
         behind it (gradients accumulated over microbatches); else in every iteration, as XLA does.
         What is carried is then held as partial sums are, by all devices where it would be divided
-        among them, and what would be stacked larger for it is not.
+        among them, and what would be stacked larger for it is not. These sums are deferred behind
+        products, quotients and conversions too, as by `finite_sums`: `verify` takes the numbers
+        of the loop as finite.
       finite_sums: they wait behind products, quotients and conversions to wider floats too (parts
         of a bfloat16 sum are then added up in float32). That is right where all numbers are finite
         and no sum or product of parts overflows, which `verify` then takes on trust.
@@ -103,6 +105,9 @@ class Switches:
         result, go as a ring of permutes beside products of one block each, where that is faster by
         the rates of `hardware`: as many bytes, and nobody holds what is gathered or still to be
         summed. Sums are then added up in the order of the ring. Named sizes go without.
+      stage_transforms: a Fourier transform of several dimensions runs in stages if one of them is
+        sharded and that sends less: a device transforms the dimensions that it has whole, all
+        devices exchange blocks, and the others follow. Named sizes go without.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 
@@ -135,6 +140,7 @@ class Switches:
     join_formatting: bool = True
     pad_blocks: bool = True
     collective_matmul: bool = False
+    stage_transforms: bool = True
     priorities: bool = True
 
     def __post_init__(self) -> None:
@@ -251,7 +257,7 @@ class Options:
 
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
-        bare = {"pad_blocks": False, "collective_matmul": False}
+        bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
         return replace(self, switches=replace(self.switches, **bare)) if named else self
 
     def __post_init__(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from shardalg.ops.canonicalize.ends import ends_joined
 from shardalg.ops.canonicalize.fold import folded, numbers
 from shardalg.ops.canonicalize.index_parallel import indices_paired
 from shardalg.ops.canonicalize.scattered_sums import scatters_added
+from shardalg.ops.canonicalize.transforms import Order, staged
 from shardalg.ops.canonicalize.unread_taps import unread_cut
 from shardalg.ops.canonicalize.wide import Wide, wide_sum
 from shardalg.ops.families.joining import joined_operands
@@ -62,6 +64,15 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     graph = indices_paired(graph)
     numbers = folded(graph)
     return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
+
+
+def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
+    """Return the graph with some Fourier transforms in stages (`transforms.py`).
+
+    Args:
+      orders: nodes of the graph, each with its stages.
+    """
+    return _Rewrite(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
 
 
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
@@ -116,10 +127,17 @@ class _Rewrite:
     """One pass over the nodes that renumbers what stays and inserts what is new."""
 
     def __init__(
-        self, graph: Graph, numbers: dict[int, np.ndarray], live: bytearray, *, wide_sums: bool
+        self,
+        graph: Graph,
+        numbers: dict[int, np.ndarray],
+        live: bytearray,
+        *,
+        wide_sums: bool = False,
+        orders: Mapping[int, Order] = MappingProxyType({}),
     ) -> None:
         self.old = graph
         self.wide_sums = wide_sums
+        self.orders = orders
         self.numbers = numbers
         self.live = live
         self.values: list[Value] = []
@@ -216,7 +234,11 @@ class _Rewrite:
         kept = self._kept.get(signature)
         if kept is None:
             kept = self._kept[signature] = self._is_kept(signature)
-        if not kept:
+        if node.index in self.orders:
+            *before, signature = staged(signature, self.orders[node.index])
+            for step in before:
+                operands = [self._made(node, step, operands, step.primitive)]
+        elif not kept:
             signature, operands = self._explicit(node, operands)
         place = (node.source, node.phase, node.region, node.bodies, node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
