@@ -187,7 +187,8 @@ def main() -> int:
             for name in ("holds", "quick", "unchanged", "holds_of_unchanged", "right")
         )
         print(
-            f"{row['function']:26} {row['regime']:9} {numbers} wrong={row['wrong']} {row['why_not']}"
+            f"{row['function']:26} {row['regime']:9} {numbers} "
+            f"wrong={row['wrong']} {row['why_not']}"
         )
     for name, value in made.summary.items():
         print(f"{name}: {value}")

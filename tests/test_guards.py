@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -123,6 +124,54 @@ def test_sizes_in_parameters_follow(function):
         assert found.text() == plan.at(**point).text()
 
 
+def taken(table, places):
+    return jnp.take(table, places, axis=0)
+
+
+def summed(table, places):
+    return jax.grad(lambda table: (taken(table, places) ** 2).sum())(table)
+
+
+def clipped(table, places):
+    return jnp.take(table, places, axis=0, mode="clip") + table[places]
+
+
+def smooth(table, places):
+    """A rule of its own for the derivative, and a reduction by a function."""
+    made = jax.grad(lambda x: (jax.nn.relu(x) + jax.nn.silu(x)).sum())(table)
+    return jax.lax.reduce(made, np.float32(0), lambda a, b: a + b * 1.0, (1,))
+
+
+@pytest.mark.parametrize("function", [taken, summed, clipped, smooth])
+def test_parameters_of_two_traces_are_compared_by_value(function):
+    """A gather fills with nan, which is not equal to itself; code is not a size."""
+    table, places = jax.ShapeDtypeStruct((M, S), "float32"), jax.ShapeDtypeStruct((B,), "int32")
+    plan = sa.plan(function, table, places, mesh=MESH, in_shardings=(P("X"), P("Y")))
+    assert plan.unguarded == ""
+    for point in ({"B": 16}, {"M": 64, "S": 24}, {"B": 24, "M": 16}):
+        assert plan._guards.hold(plan_point(plan, point)), point
+        found, changed = there(plan, point)
+        assert not len(changed), (point, changed)
+        assert found.text() == plan.at(**point).text()
+
+
+def plan_point(plan, point):
+    return {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
+
+
+def cut_in_python(x):
+    return jax.lax.top_k(x, x.shape[1] // 4)
+
+
+def test_a_parameter_that_binds_is_named():
+    x = jax.ShapeDtypeStruct((B, S), "float32")
+    plan = sa.plan(cut_in_python, x, mesh=MESH, in_shardings=(P("X"),))
+    assert "the parameter k of top_k at test_guards.py" in plan.unguarded
+    assert "is 4 at the hints and" in plan.unguarded
+    assert plan.holds()
+    assert not plan.holds(S=32)
+
+
 def test_sizes_made_in_python_hold_the_dimensions_but_no_axes():
     plan = sa.plan(
         lambda x: x @ jnp.ones((x.shape[1], 3 + x.shape[0] // 5)),
@@ -204,9 +253,9 @@ def test_a_pipeline_holds():
         mesh=sa.Mesh({"p": 4, "x": 2, "y": 2}, symbolic=True),
         in_shardings=((P("p", None, "y"), P("p", "y")), P(None, "x")),
     )
+    # Python makes the number of trips, which holds the dimensions.
     assert plan.unguarded == ""
     assert plan.holds()
-    # Python makes the number of trips, which holds the dimensions.
     assert plan.symbols.constants.rows
     assert not plan.holds(T=20)
 

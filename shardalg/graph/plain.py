@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import singledispatch
@@ -61,15 +62,21 @@ def _items(value: Iterable[object]) -> Plain:
     return tuple(plain(item) for item in value)
 
 
-for _scalar in (bool, int, float, str, type(None)):
+def _float(value: float) -> Plain:
+    # One object for every nan, so that tuples and caches find it again: nan is not equal to itself.
+    return math.nan if math.isnan(value) else value
+
+
+for _scalar in (bool, int, str, type(None)):
     plain.register(_scalar, _same)
+plain.register(float, _float)
 plain.register(tuple, _items)
 plain.register(list, _items)
 plain.register(set, lambda value: tuple(sorted(plain(item) for item in value)))
 plain.register(frozenset, lambda value: tuple(sorted(plain(item) for item in value)))
 plain.register(np.dtype, lambda value: value.name)
 plain.register(np.generic, lambda value: plain(value.item()))
-plain.register(complex, lambda value: (COMPLEX, value.real, value.imag))
+plain.register(complex, lambda value: (COMPLEX, _float(value.real), _float(value.imag)))
 plain.register(enum.Enum, lambda value: value.name)
 plain.register(
     type, lambda value: np.dtype(value).name if issubclass(value, np.generic) else str(value)
@@ -99,6 +106,31 @@ def number(value: Plain) -> complex | None:
     return value if isinstance(value, int | float) else None
 
 
+def is_same(first: Plain, second: Plain) -> bool:
+    """Return whether two parameters are the same plain data, where nan equals nan.
+
+    Types count: `True` is not `1`, and `1` is not `1.0`. Code compares by its name.
+
+    >>> is_same(("x", (float("nan"), 1)), ("x", (float("nan"), 1))), is_same(1, True)
+    (True, False)
+    """
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, tuple):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(is_same(a, b) for a, b in pairs)
+    return bool(first == second) or (first != first and second != second)
+
+
+def is_code(value: Plain) -> bool:
+    """Return whether a parameter is the name of code that `plain` did not keep.
+
+    >>> is_code(plain(plain)), is_code((1, 2))
+    (True, False)
+    """
+    return isinstance(value, tuple) and len(value) == 2 and value[0] == OPAQUE
+
+
 def is_opaque(value: Plain) -> bool:
     """Whether code hides in `value`, so that it cannot be rebuilt from plain data.
 
@@ -107,7 +139,7 @@ def is_opaque(value: Plain) -> bool:
     """
     if not isinstance(value, tuple):
         return False
-    return (len(value) == 2 and value[0] == OPAQUE) or any(is_opaque(item) for item in value)
+    return is_code(value) or any(is_opaque(item) for item in value)
 
 
 def _digest(value: object) -> str:

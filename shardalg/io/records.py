@@ -5,6 +5,7 @@ The types are those of the dataclasses that the values become, so that a field i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
 from functools import cache
@@ -158,7 +159,8 @@ def _text(data: Any) -> str:
 def _float(data: Any) -> float:
     """JSON has no number for infinity and NaN: `{"float": "inf"}`."""
     if isinstance(data, dict) and list(data) == ["float"] and data["float"] in _NOT_FINITE:
-        return float(data["float"])
+        # The one object that every parameter has for nan (`graph.plain`).
+        return math.nan if data["float"] == "nan" else float(data["float"])
     if type(data) is not float:
         raise _WrongValue(data, "no number with a point")
     return data

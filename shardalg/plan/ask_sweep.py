@@ -84,5 +84,6 @@ class SweepAnswers(CostAnswers, SizeAnswers):
             # Where memory peaks, and what is written over what, decides nothing else.
             own = guards.whole.facts
             decides = [fact for fact, about in own.items() if about is None or about.kind != PEAK]
-            asked = (decides, [fact for fact in guards.facts.facts if fact not in own])
+            called = [fact for fact in guards.facts.facts if fact not in own]
+            asked = (decides, [*called, *guards.traced])
         return Sweeper(cost._time(cost.totals), peaks, asked, known)

@@ -81,7 +81,8 @@ def conditions(
 
 def _region_arguments(guards: Guards) -> Iterator[RegionArgument]:
     """Every fact once: as what a choice was held against, else as the run or a call asked it."""
-    found = {f: RegionArgument(f, asked or Asked("")) for f, asked in guards.whole.facts.items()}
+    own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
+    found = {f: RegionArgument(f, asked or Asked("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():
         for fact, about in call.facts.items():
             if fact not in found or (about and not found[fact].about):

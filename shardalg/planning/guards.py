@@ -6,10 +6,11 @@ What planning compares is thus complete by construction; `at` checks it at a poi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, partial
-from itertools import zip_longest
+from itertools import combinations_with_replacement, zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
@@ -17,6 +18,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.memory import peak_place
 from shardalg.costs.symbolic import Size, Sizes, Symbolised
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
+from shardalg.graph.plain import is_code, is_same
 from shardalg.partition.emit.recipe import Recipe
 from shardalg.partition.partition import Partitioner, partition
 from shardalg.pause import collection_paused
@@ -25,11 +27,14 @@ from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Layouts
 from shardalg.sizes.decided import Guards, recorder
 from shardalg.sizes.facts import ZERO, Fact
-from shardalg.sizes.formula import Formula, FormulaError, symbol
+from shardalg.sizes.formula import Formula, FormulaError, Number, symbol
 from shardalg.sizes.recorded import Recorder
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
-from shardalg.symbolic.retrace import Retrace
+from shardalg.symbolic.retrace import Alignment, Retrace
+
+Place = tuple[int, tuple[str | int, ...]]
+"""A node, and its parameter: by name, then by index in its tuples."""
 
 
 def guards(
@@ -68,8 +73,8 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
         if again != first:
             return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"
-    facts = (*(one.fact for one in named.conditions), *sizes.held())
-    return Guards(recorded, facts), ""
+    facts = (*(one.fact for one in named.conditions), *sizes.manual())
+    return Guards(recorded, facts, sizes.traced()), sizes.bound
 
 
 PEAK = "peak"
@@ -136,26 +141,38 @@ class _Telling(Partitioner):
 
 @dataclass(eq=False)
 class _Sizes:
-    """A graph with recorded sizes, in its shapes, trip counts and parameters."""
+    """A graph with recorded sizes, in its shapes, trip counts and parameters.
+
+    Attributes:
+      bound: the first parameter that is another one in the second trace and has no formula, in
+        words; "" if there is none.
+    """
 
     stages: Stages
     sizes: Sizes
     recorded: Recorder
-    is_bound: bool = False
+    bound: str = ""
 
     @cached_property
     def second(self) -> Retrace | None:
-        """The function at other sizes, which tells what its parameters are."""
+        """The function at other sizes, which shows what its parameters are; None if loaded."""
         symbols = self.stages.symbols
-        if symbols.tracer is None or symbols.constants:
+        if symbols.tracer is None:
             return None
         return Retrace(symbols.tracer(symbols.second), symbols.second)
 
-    def held(self) -> Iterator[Fact]:
-        """Sizes that stay at their hints: of manual axes; all where one is no formula."""
+    def manual(self) -> Iterator[Fact]:
+        """Return the facts that axes along which the function is manual stay at their hints."""
         for axis in sorted(self.stages.graph.traced_axes & self.sizes.axes.keys()):
             yield Fact(symbol(axis) - self.sizes.hints[axis], ZERO)
-        if self.second is None or self.is_bound:
+
+    def traced(self) -> Iterator[Fact]:
+        """Return the facts that dimensions stay at their hints, where only a trace knows more.
+
+        A size or a parameter that Python makes is a number here. It may be another number at other
+        sizes, without a formula that says so.
+        """
+        if self.second is None or self.bound or self.stages.symbols.constants:
             for name, size in self.stages.symbols.sizes.items():
                 yield Fact(symbol(name) - size.hint, ZERO)
 
@@ -173,7 +190,7 @@ class _Sizes:
         nodes = []
         for node, other in zip(graph.nodes, self.second.graph.nodes, strict=True):
             ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
-            key = (node.signature, ends)
+            key = (node.signature, other.signature, ends)
             if key not in signatures:
                 made = Signature(node.primitive, self.params(node, other), *ends)
                 signatures[key] = made
@@ -186,28 +203,97 @@ class _Sizes:
         """A node's parameters; numbers that are others in the second trace become formulas."""
         values = (*node.operands, *node.results)
         near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
-        known = tuple(dict.fromkeys(n for n in near if type(n) is Formula))
+        known = tuple(dict.fromkeys((*near, *self.names)))
         pairs = zip(node.signature.params, other.signature.params, strict=True)
-        return tuple((name, self.param((here, there), known)) for (name, here), (_, there) in pairs)
+        found = []
+        for (name, here), (_, there) in pairs:
+            place = node.index, (name,)
+            param = self.param((here, there), known, place)
+            if param is None and not self.bound:
+                source = node.source or "an unknown line"
+                self.bound = (
+                    f"the parameter {name} of {node.primitive} at {source} is {here} at the hints "
+                    f"and {there} at {self.second}, and has no formula in named sizes: whether the "
+                    "plan holds at other dimensions, only planning there tells"
+                )
+            found.append((name, here if param is None else param[0]))
+        return tuple(found)
 
-    def param(self, pair: tuple[Any, Any], known: tuple[Formula, ...]) -> Any:
-        """One parameter, from what it is in both traces."""
+    def param(
+        self, pair: tuple[Any, Any], known: tuple[Size, ...], place: Place
+    ) -> tuple[Any] | None:
+        """Return one parameter, from what it is in both traces, in a tuple; None if it binds."""
         here, there = pair
-        if here == there:
-            return here
+        # Of code only the name is kept, and planning does not read the name of a jaxpr.
+        if is_same(here, there) or (is_code(here) and is_code(there)):
+            return (here,)
         if type(here) is type(there) is tuple and len(here) == len(there):
-            return tuple(self.param(both, known) for both in zip(here, there, strict=True))
-        found = self.formula(here, there, known) if type(here) is type(there) is int else None
-        if found is None:
-            self.is_bound = True
-            return here
-        return self.recorded.size(found)
+            items = [
+                self.param(both, known, (place[0], (*place[1], i)))
+                for i, both in enumerate(zip(here, there, strict=True))
+            ]
+            made = tuple(item[0] for item in items if item is not None)
+            return (made,) if len(made) == len(items) else None
+        is_number = type(here) is type(there) is int
+        found = self.formula((here, there), known, place) if is_number else None
+        if found is not None and here in (n for n in known if type(n) is int):
+            # A size that Python made: a number in all shapes, listed in `Symbols.constants`.
+            return (here,)
+        return None if found is None else (self.recorded.size(found),)
 
-    def formula(self, here: int, there: int, known: tuple[Formula, ...]) -> Size | None:
-        """The number as a dimension nearby, or as one less or more a number, the least of them."""
+    def formula(self, pair: tuple[int, int], known: tuple[Size, ...], place: Place) -> Size | None:
+        """Return the number as the nearest size, or sum of two, plus a number, right in all traces.
+
+        Two traces may agree by accident, except on a size or the number next to it: a third trace
+        decides.
+        """
         assert self.second is not None, "parameters are formulas by a second trace"
+        here, there = pair
         points = self.sizes.hints, {**self.sizes.hints, **self.second.values}
-        gaps = ((size, here - size.at(points[0]), there - size.at(points[1])) for size in known)
-        found: list[tuple[Any, Size]]
-        found = [(abs(gap), size + gap) for size, gap, other in gaps if gap == other]
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+        sums = (a + b for a, b in combinations_with_replacement(self.names, 2))
+
+        def gaps(sizes: Iterable[Formula]) -> list[tuple[Number, Formula]]:
+            both = ((here - n.at(points[0]), there - n.at(points[1]), n) for n in sizes)
+            found = [(gap, size) for gap, other, size in both if gap == other]
+            return sorted(found, key=lambda pair: float(abs(Fraction(pair[0]))))
+
+        for gap, size in gaps(n for n in known if type(n) is Formula):
+            if -1 <= gap <= 1 or self.is_right(size + gap, place):
+                return size + gap
+        right = (size + gap for gap, size in gaps(sums) if self.is_right(size + gap, place))
+        return next(right, None)
+
+    @cached_property
+    def names(self) -> tuple[Formula, ...]:
+        """The named sizes of dimensions."""
+        return tuple(symbol(name) for name in self.stages.symbols.sizes)
+
+    def is_right(self, formula: Size, place: Place) -> bool:
+        """Return whether a parameter is what its formula says in a third trace."""
+        if self.third is None:
+            return False
+        node, (name, *inside) = place
+        found = self.third.graph.nodes[node].signature.param(str(name))
+        for index in inside:
+            found = found[index]
+        return bool(found == Formula.of(formula).at({**self.sizes.hints, **self.third.values}))
+
+    @cached_property
+    def third(self) -> Retrace | None:
+        """The function at sizes that are no others' in the first two traces; None if it fails."""
+        from shardalg.algebra.dims import Size, second_hints
+
+        assert self.second is not None, "a third trace comes after a second one"
+        symbols = self.stages.symbols
+        assert symbols.tracer is not None, "the second trace had a tracer"
+        # In the other order, so that sizes grow at other ratios than from the hints to the second.
+        sizes = [Size(name, number) for name, number in reversed(list(self.second.values.items()))]
+        for multiples in (False, True):
+            values = second_hints(sizes, multiples=multiples)
+            try:
+                graph = symbols.tracer(values)
+            except Exception:  # the user's function may raise anything at sizes it cannot take
+                continue
+            if Alignment(self.stages.graph, graph).difference is None:
+                return Retrace(graph, values)
+        return None

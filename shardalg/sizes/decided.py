@@ -118,11 +118,19 @@ def moved(value: Any, target: Recorder) -> Any:
 
 
 class Guards:
-    """What a run found, call by call: tells whether it goes the same way at other sizes."""
+    """What a run found, call by call: tells whether it goes the same way at other sizes.
 
-    def __init__(self, whole: Recorder, more: Iterable[Fact] = ()) -> None:
+    Attributes:
+      traced: the facts that are not known to be needed: without them a trace has to show that
+        the function is the same one.
+    """
+
+    def __init__(
+        self, whole: Recorder, more: Iterable[Fact] = (), traced: Iterable[Fact] = ()
+    ) -> None:
         host: _Host = whole.host
         host.call.facts = {**dict.fromkeys(more), **whole.facts}
+        self.traced = tuple(traced)
         self.calls = (*host.calls.found.values(), host.call)
         self.asked: dict[Fact, list[Call]] = {}
         for call in self.calls:
@@ -136,7 +144,9 @@ class Guards:
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Whether the run takes the same way at these sizes."""
+        """Whether the run takes the same way at these sizes, as far as known without a trace."""
+        if not all(fact.holds(values) for fact in self.traced):
+            return False
         failing = self.facts.failing(values)
         if not failing:
             return True
