@@ -17,10 +17,8 @@ from typing import Any
 from benchmarks.named_functions import FUNCTIONS, Named
 from benchmarks.result import Result
 from shardalg.errors import ShardalgError
-from shardalg.explain import decisions
 from shardalg.io.table import Table
 from shardalg.plan.plan import Plan
-from shardalg.planning.stages import planned_at
 from shardalg.sizes.formula import Formula
 
 POINTS, SEED = 50, 0
@@ -78,18 +76,16 @@ class Seen:
 
 def seen(plan: Plan, point: dict[str, int]) -> Seen:
     """Ask a plan about a point, and compare it with a plan that is made there."""
+    holds = plan.holds(**point)
     try:
-        stages, constant = planned_at(plan._stages, point, plan.options)
+        there = plan._planned_at(point)
     except ShardalgError as error:
-        return Seen(plan.holds(**point), False, False, False, (type(error).__name__,))
-    both = plan._stages, stages
-    found = decisions.changes(*both, plan._named, point=point, constant=constant)
-    kinds = [row["kind"] for row in found if row["kind"] != "peak"]
-    there = Plan(plan.options, lambda: stages)
+        return Seen(holds, False, False, False, (type(error).__name__,))
+    kinds = [row["kind"] for row in there.changes if row["kind"] != "peak"]
     different = [] if plan._named is None else list(differing(plan, there, point))
     why = tuple(dict.fromkeys(kinds)) or tuple(different)
     quick = plan._guarded(point)
-    return Seen(plan.holds(**point), quick, not kinds, not different, why)
+    return Seen(holds, quick, not kinds, not different, why)
 
 
 def differing(plan: Plan, there: Plan, point: dict[str, int]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from shardalg.paper import table1_strategies as table1
 from shardalg.plan.plan import Plan
 from shardalg.planning.stages import planned_at
 from shardalg.sizes.facts import BROKEN, WHOLE, Facts
+from shardalg.sizes.formula import Formula
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)
@@ -120,8 +121,18 @@ def test_sizes_in_parameters_follow(function):
     assert held
     for point in held:
         found, changed = there(plan, point)
-        assert not len(changed), (point, changed)
+        assert not [row for row in changed if row["kind"] != "peak"], (point, changed)
         assert found.text() == plan.at(**point).text()
+        right(plan, found, point)
+
+
+def right(plan, found, point):
+    """Every price by formula is that of the plan made there."""
+    full, costs = plan_point(plan, point), [p.cost("tpu_v3").totals for p in (plan, found)]
+    for (name, formula), (_, number) in zip(*(c.named() for c in costs), strict=False):
+        if not name.endswith("_bytes") or name in ("wire_bytes", "peak_memory_bytes"):
+            value = Formula.of(formula).at(full) if type(formula) is Formula else formula
+            assert float(value) == pytest.approx(float(number), rel=1e-9), (name, point)
 
 
 def taken(table, places):
@@ -172,7 +183,7 @@ def test_a_parameter_that_binds_is_named():
     assert not plan.holds(S=32)
 
 
-def test_sizes_made_in_python_hold_the_dimensions_but_no_axes():
+def test_sizes_made_in_python_are_traced_again():
     plan = sa.plan(
         lambda x: x @ jnp.ones((x.shape[1], 3 + x.shape[0] // 5)),
         jax.ShapeDtypeStruct((B, M), "float32"),
@@ -181,8 +192,12 @@ def test_sizes_made_in_python_hold_the_dimensions_but_no_axes():
     )
     assert len(plan.symbols.constants)
     assert plan.holds(X=4)
-    assert not plan.holds(M=64)
+    assert plan.holds(M=64)
+    assert not plan._guarded(plan_point(plan, {"M": 64}))
     assert not len(plan.at(M=64).changes)
+    # 3 + B // 5 is 4 up to B = 9, and 5 there.
+    assert plan.holds(B=6)
+    assert not plan.holds(B=10)
 
 
 def test_loaded_plans_know_their_axes(tmp_path):
@@ -355,3 +370,21 @@ def test_where_the_questions_are_not_known_the_splits_still_are():
     )
     assert plan.unguarded
     assert [row[:2] for row in plan._conditions_table.rows] == [("divides", "X divides B")]
+
+
+def test_no_decision_may_turn_on_a_question_that_does_not_matter():
+    """Other axes that divide everything: searches ask other questions, and the plan is the same."""
+    B, M, V = sa.dims("B M V", hint=(64, 512, 1024))
+    shapes = (B, M), (M, V)
+    plan = sa.plan(
+        lambda x, w: jax.nn.log_softmax(x @ w),
+        *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes),
+        mesh=sa.Mesh({"X": 8, "Y": 4}, symbolic=True),
+        in_shardings=(P("X"), P(None, "Y")),
+    )
+    points = [{"X": 4}, {"Y": 8}, {"X": 16}, {"Y": 2}, {"B": 96, "X": 4, "V": 768}]
+    assert [point for point in points if not plan._guarded(plan_point(plan, point))]
+    for point in points:
+        assert plan.holds(**point), point
+        right(plan, there(plan, point)[0], point)
+    assert not plan.holds(V=1022)

@@ -73,7 +73,11 @@ class SizeAnswers(Planned):
 
     @property
     def unguarded(self) -> str:
-        """Why `at` and `holds` know other sizes only by planning there; "" where they know more."""
+        """Return why `at` and `holds` know other sizes only by planning there; "" if not so.
+
+        If a parameter of an operator is another one in a second trace and has no formula, the text
+        names the operator, the parameter and the source line. Sizes of axes are known all the same.
+        """
         return self._recorded[1]
 
     def _guarded(self, point: Mapping[str, int]) -> bool:

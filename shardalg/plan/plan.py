@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.topology import machine
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
@@ -20,6 +22,7 @@ from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
 from shardalg.planning.calls.user_call import opened
 from shardalg.planning.restated import restated
+from shardalg.planning.same_formulas import formulas_hold
 from shardalg.planning.stages import Stages, planned, planned_at
 from shardalg.planning.traced import Traced, trace_call, with_own
 from shardalg.propagate.options import Options, options_from
@@ -122,7 +125,19 @@ class Plan(OverviewAnswers):
         return here
 
     def _planned_at(self, point: Mapping[str, int]) -> Plan:
-        """The plan there, with its changes."""
+        """Return the plan there, with its changes; of the last point it is kept."""
+        key = tuple(point.items())
+        if key not in self._last_made:
+            self._last_made.clear()
+            self._last_made[key] = self._made_at(point)
+        return self._last_made[key]
+
+    @cached_property
+    def _last_made(self) -> dict[tuple[tuple[str, int], ...], Plan]:
+        """The plan at the last point, for `holds` and `at` ask one after the other."""
+        return {}
+
+    def _made_at(self, point: Mapping[str, int]) -> Plan:
         stages, constant = planned_at(self._stages, point, self.options)
         here = _checked(stages, self.options)
         both = self._stages, stages
@@ -130,12 +145,15 @@ class Plan(OverviewAnswers):
         return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:
-        """Whether no decision is another one where these names have these sizes, as far as known.
+        """Return whether no decision changes where these names have these sizes.
 
-        True is certain, but for what Python code makes of a size: another program, or two literals
-        that become one value. False may be a question that planning asked on the way to the same
-        plan; `at` tells, and `unguarded` says why nothing is known. A plan that was chosen by cost
-        compares more than is kept: it is planned there, and both plans are compared.
+        Where it is True, bytes, operations, the peak of memory and seconds by formula equal those
+        of a plan made there. Everything that planning asked of the sizes is checked first, which
+        takes a millisecond. If an answer differs, the question may not matter: the function is
+        planned there, once for each point, and both plans are compared.
+
+        True rests on the formulas of the sizes if the function makes no size in Python
+        (`constants`): Python code may still decide on a size that two traces do not show.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1.
@@ -143,9 +161,37 @@ class Plan(OverviewAnswers):
         from shardalg.symbolic.symbols import point_of
 
         point = point_of(self.sizes, sizes)
-        if self.options.policy == "cost":
-            return not self._planned_at(point).changes.rows
-        return self._guarded(point)
+        if self._guarded(point):
+            return True
+        key = tuple(point.items())
+        if key not in self._compared:
+            self._compared[key] = self._is_same_at(point)
+        return self._compared[key]
+
+    @cached_property
+    def _compared(self) -> dict[tuple[tuple[str, int], ...], bool]:
+        """The points at which a plan was made and compared."""
+        return {}
+
+    def _is_same_at(self, point: Mapping[str, int]) -> bool:
+        """Return whether a plan made at the point decides and costs the same as the formulas say.
+
+        The place of the peak is no decision: it may change if its bytes do not.
+        """
+        if not self.is_symbolic:
+            return False
+        try:
+            here = self._planned_at(point)
+        except ShardalgError:
+            # The function is another program there, or a loaded plan has no function to trace.
+            return False
+        if any(row["kind"] != "peak" for row in here.changes):
+            return False
+        named = self._named
+        if named is None:
+            return False
+        chip = machine(self.options.hardware)
+        return formulas_hold(named, (self._cost(chip), here._cost(chip)), here.program, point)
 
     def diff(self, other: Plan) -> PlanDifference:
         """Values, collectives, bytes and memory in which another plan differs.

@@ -5,8 +5,9 @@ once more on sizes that keep a record (`sizes/recorded.py`): each knows its form
 question that planning puts to it, from a divisibility to a comparison of prices, is noted with its
 answer as a `Fact`. Nothing escapes, since such a size is no `int`. Where all facts hold, planning
 takes the same way: `plan.at` checks some thousands of them in a millisecond (`sizes/facts.py`),
-and traces and plans only where one fails, or when the plan's program is asked for. A descent by
-cost compares more than is worth keeping: `plan.holds` then plans there and compares. A search
+and traces and plans only where one fails, or when the plan's program is asked for. Where one
+fails, or the function makes sizes in Python, or a descent by cost compared more than is worth
+keeping, `plan.holds` plans there and compares prices (`planning/same_formulas.py`). A search
 compares more than its outcome needs, so a function marked `decided` (`reshard_path`, `node_plan`)
 is recorded call by call, behind caches of its own; where a fact of a call fails, the call is made
 again in numbers, and stands if it gives the same (`sizes/decided.py`).
