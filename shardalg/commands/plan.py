@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import html
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,10 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
 def page(plan: Plan, title: str) -> str:
     """The plan as an HTML page of its own."""
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
-        f"<body>{plan._repr_html_()}</body></html>\n"
-    )
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return f'<!doctype html>\n<html lang="en">{head}\n<body>{plan._repr_html_()}</body></html>\n'
 
 
 def _collectives(plan: Plan) -> Table:

@@ -15,6 +15,7 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.network.span import LINK
 from shardalg.errors import TableError
+from shardalg.io.answers import html_part
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.formula import Formula, FormulaError
@@ -394,7 +395,7 @@ class Cost:
 
     def _repr_html_(self) -> str:
         table = self.formulas() if self.sizes else self.table()
-        return f"<p>{self!r}</p>{table.to_html()}"
+        return html_part(repr(self)) + html_part(table)
 
 
 def number(value: Any) -> Any:

@@ -108,7 +108,9 @@ class Frame(pd.DataFrame):
             return super().__repr__()
 
     def _repr_html_(self) -> str | None:
-        with _uncut(self.has_all_rows):
+        # A name such as "$x$" is no formula of MathJax.
+        no_formulas = pd.option_context("display.html.use_mathjax", False)
+        with _uncut(self.has_all_rows), no_formulas:
             return super()._repr_html_()  # type: ignore[misc]
 
 

@@ -7,6 +7,7 @@ exports Markdown and LaTeX without any third party; pandas is loaded when `.df` 
 from __future__ import annotations
 
 import html
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -218,7 +219,8 @@ def _aligned(line: list[str], widths: list[int], right: list[bool]) -> str:
 
 
 def _markdown(value: object) -> str:
-    return _text(value).replace("|", "\\|")
+    """One cell; a tag in a name stays text."""
+    return re.sub(r"<(?=[A-Za-z/!?][^<]*>)", r"\\<", _text(value).replace("|", "\\|"))
 
 
 def latex_text(text: str) -> str:

@@ -146,22 +146,23 @@ def _tokens(
     """A line of tokens centred on a point, axis names as coloured subscripts."""
     from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 
+    from shardalg.io.drawing import Subscript
+
     pieces: list[Artist] = []
     for token in tokens:
         color = colors.get(token.axes[0], INK) if token.axes else INK
         below = "".join(token.axes)
-        text = _escaped(token.text) + (f"$_{{\\mathrm{{{below}}}}}$" if below else "")
         properties = {"fontsize": size, "color": color}
         if token.axes:
             properties["weight"] = "bold"
-        pieces.append(TextArea(text, textprops=properties))
+        text: Artist = TextArea(token.text, textprops=properties)
+        if below:
+            lower = Subscript(below, textprops=properties | {"fontsize": 0.7 * size})
+            text = HPacker(children=[text, lower], align="baseline", pad=0, sep=0)
+        pieces.append(text)
     if pieces:
         line = HPacker(children=pieces, align="baseline", pad=0, sep=3)
         axes.add_artist(AnnotationBbox(line, at, frameon=False, pad=0, zorder=4))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("$", r"\$")
 
 
 def _arrow(axes: Axes, start: Box, end: Box) -> None:

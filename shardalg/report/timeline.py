@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, Event
+from shardalg.io.answers import html_part
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 from shardalg.io.units import seconds_text
@@ -120,7 +121,7 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p>{self!r}</p>{self.table().to_html()}"
+        return html_part(repr(self)) + html_part(self.table())
 
 
 def _named(what: str, stage: int, name: str) -> dict[str, Any]:
