@@ -19,6 +19,7 @@ from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.partition.choose.regions import stops
+from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import AllReduce, ReduceScatter
@@ -119,7 +120,7 @@ class CollectiveExplanation(Answer):
         return (
             self.headline,
             self.sides,
-            self._after_the_loop() or self._advice(),
+            "\n".join(filter(None, (self._after_the_loop() or self._advice(), self._by_layer()))),
             self.changes,
         )
 
@@ -138,6 +139,17 @@ class CollectiveExplanation(Answer):
             "It is reduced in every iteration of a loop that only adds it up: "
             f"Switches(defer_in_loops=True) reduces it once, behind the loop. {effect}"
         )
+
+    def _by_layer(self) -> str:
+        """What reading the stack of layers the other way costs; "" if it moves no layer."""
+        trials, stages = self._trials, self._trials.stages
+        loops = stages.graph.nodes_of(["scan"])
+        known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}
+        other = trials.other_layers if self.moved.value in known else None
+        if other is None:
+            return ""
+        effect = _effect(trials.now, other, trials.options.hardware)
+        return f"{LAYERS[stages.streams]} {effect}"
 
     def _advice(self) -> str:
         removing, now = self._removing, self._trials.now
@@ -160,6 +172,13 @@ class CollectiveExplanation(Answer):
         )
 
 
+LAYERS = {
+    False: "The stack is gathered before the loop, which reads one layer per iteration: "
+    "Options(stream_layers=True) fetches one layer per iteration.",
+    True: "The loop fetches one layer of the stack per iteration: Options(stream_layers=False) "
+    "gathers the stack before the loop.",
+}
+"""What is done with a stack of layers, and the option that does the other; by `Stages.streams`."""
 _SETS = {
     1: "Cheapest change that removes it",
     2: "Cheapest pair of changes that removes it",

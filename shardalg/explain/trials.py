@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardalg.algebra.digits import Digits
 from shardalg.io.units import bytes_text
+from shardalg.planning.layer_stacks import by_layer
 from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import Annotations
@@ -98,6 +99,19 @@ class Trials:
         """What the plan sends and holds where sums wait until their loop is over."""
         options = Options.of({**self.options.settings, "defer_in_loops": True})
         return Outcome.of(planned(self.stages.traced, self.stages.annotations, options))
+
+    @cached_property
+    def other_layers(self) -> Outcome | None:
+        """What the plan sends and holds if its loops read stacks of layers the other way.
+
+        They fetch one layer per iteration, or gather the stack before the loop, as
+        `Options.stream_layers` says. None if the layers of no stack are divided among devices.
+        """
+        stages = self.stages
+        if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
+            return None
+        options = replace(self.options, stream_layers=not stages.streams)
+        return Outcome.of(planned(stages.traced, stages.annotations, options))
 
     @property
     def now(self) -> Outcome:

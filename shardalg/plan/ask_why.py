@@ -12,6 +12,7 @@ from shardalg.explain.explained import ValueExplanation, explanation
 from shardalg.explain.switches import switch_table
 from shardalg.explain.trials import Trials
 from shardalg.explain.warnings import roundabout
+from shardalg.explain.warnings.gathered_layers import stack_rows
 from shardalg.explain.warnings.held import held_rows
 from shardalg.explain.warnings.idle import idle_rows
 from shardalg.explain.warnings.whole import whole_rows
@@ -100,7 +101,8 @@ class WhyAnswers(CollectiveAnswers):
         own = self._own_jit.warnings()
         held = held_rows(self._trials)
         idle = (*idle_rows(self._trials), *whole_rows(self._trials))
-        found = (*fallbacks.rows, *quiet, *idle, *held, *own.rows)
+        stacked = stack_rows(self._trials)
+        found = (*fallbacks.rows, *quiet, *idle, *held, *stacked, *own.rows)
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.derived_layouts import plain
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.topology import machine
 from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
 from shardalg.ops.canonicalize.transforms import Order, stage_order
@@ -16,6 +17,7 @@ from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
 from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
+from shardalg.planning.layer_stacks import by_layer
 from shardalg.planning.restated import restated
 from shardalg.planning.traced import Traced
 from shardalg.propagate import propagate
@@ -42,6 +44,7 @@ class Stages:
     Attributes:
       annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
+      streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
     """
 
     traced: Traced
@@ -49,6 +52,7 @@ class Stages:
     sharded: ShardedGraph
     program: SpmdProgram
     hardware: str
+    streams: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -104,14 +108,38 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     """
     options = options.where(named=is_named(traced, annotations))
     if annotations.values:
-        return _planned(traced, annotations, options)
+        return _streamed(_planned(traced, annotations, options), options)
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     best = made = _planned(traced, annotations, options)
     # an exchange may leave another transform's operand sharded, so that it is staged next
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
         made = _planned(made.traced.staged(orders), annotations, options)
         best = min(best, made, key=_sent)
-    return best
+    return _streamed(best, options)
+
+
+def _streamed(made: Stages, options: Options) -> Stages:
+    """Return the plan whose loops fetch one layer of a stack per iteration, or the plan itself."""
+    follows_xla = options.way != "paper"
+    if options.stream_layers is False or (options.stream_layers is None and follows_xla):
+        return made
+    sharded = by_layer(made.sharded)
+    if sharded is None:
+        return made
+    program = partition(sharded, made.traced.roles, options)
+    other = replace(made, sharded=sharded, program=program, streams=True)
+    return other if options.stream_layers or _is_better(other, made) else made
+
+
+def _is_better(other: Stages, made: Stages) -> bool:
+    """Whether the other plan is the only one that fits, or is faster and sends no more."""
+    fits = [
+        machine(one.hardware).chip.hbm_bytes >= one.cost.peak_memory_bytes for one in (other, made)
+    ]
+    if not fits[1]:
+        return other.cost.peak_memory_bytes < made.cost.peak_memory_bytes
+    faster = other.cost.step_time_s < made.cost.step_time_s
+    return fits[0] and faster and _sent(other) <= _sent(made)
 
 
 def _planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:

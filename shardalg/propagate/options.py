@@ -172,6 +172,10 @@ class Options:
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
         all, as XLA keeps them, where no argument's role is told; where roles are, none.
       hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
+      stream_layers: a loop over a stack whose layers are divided among devices: True fetches one
+        layer per iteration, False gathers the stack before the loop, as XLA does. None: it fetches
+        one layer per iteration if the gathered stack does not fit on the chip, or if that takes
+        less time and sends no more; by "gspmd", "shardy" and "jit" it gathers. Named sizes gather.
       hardware: the chip, or a topology such as "v3:8x8": whose seconds "cost" counts, and by whose
         rates every policy weighs bytes sent against work that is repeated. On a topology reshards
         of every policy weigh the links of its axes.
@@ -190,6 +194,7 @@ class Options:
     _: KW_ONLY
     keep_gathers: bool | int | None = None
     hoist_gathers: bool = False
+    stream_layers: bool | None = None
     hardware: str = "tpu_v3"
     switches: Switches = Switches()
 
@@ -258,7 +263,9 @@ class Options:
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
         bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
-        return replace(self, switches=replace(self.switches, **bare)) if named else self
+        if not named:
+            return self
+        return replace(self, stream_layers=False, switches=replace(self.switches, **bare))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hardware", str(self.hardware))  # of a Topology its text
@@ -268,6 +275,11 @@ class Options:
                 "Use Options(policy='jit') for the layouts of your jax.jit, or leave it out."
             )
         _check_switches(self)
+        if not isinstance(self.stream_layers, bool | None):
+            raise StrategyError(
+                f"stream_layers is {self.stream_layers!r}. Give True (one layer per iteration), "
+                "False (the stack is gathered before the loop), or leave it out."
+            )
         if not isinstance(self.switches, Switches):
             raise StrategyError(
                 f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
