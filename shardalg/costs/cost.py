@@ -137,6 +137,7 @@ class Cost:
       elsewhere: asks the plan at other sizes; None of a program that no plan made.
       overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: the step with the overlap that dependences allow, at the hints.
+      counted_once: lines of the `while` loops of unknown length, which count as one iteration.
     """
 
     hardware: Hardware
@@ -147,6 +148,7 @@ class Cost:
     scheduled_s: float | None = None
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
     elsewhere: Elsewhere | None = field(default=None, compare=False)
+    counted_once: tuple[str, ...] = field(default=(), compare=False)
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
@@ -385,12 +387,14 @@ class Cost:
         at = replace(self, totals=self.hints, sizes=None)
         full = "" if at.fits else f" (does not fit: {bytes_text(self.hardware.hbm_bytes)})"
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
+        lines = ", ".join(self.counted_once)
+        once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
         return (
             f"Cost{names} on {at.devices} x {self.hardware.name}: step "
             f"{seconds_text(at.step_time_s)} = compute {seconds_text(at.compute_s)} + "
             f"communication {seconds_text(at.communication_s)}, peak memory "
             f"{bytes_text(at.peak_memory_bytes)}{full}, "
-            f"flops utilization {at.flops_utilization:.1%}"
+            f"flops utilization {at.flops_utilization:.1%}{once}"
         )
 
     def _repr_html_(self) -> str:

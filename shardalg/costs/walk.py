@@ -32,8 +32,9 @@ def walk(program: SpmdProgram) -> Iterator[Execution]:
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
     for instruction in block.instructions:
         attributes = instruction.attributes
-        for body in attributes.bodies:
-            yield from _walk(body, count * attributes.executions, (*loops, instruction))
+        inside = (*loops, instruction) if attributes.bodies else loops
+        for body, runs in zip(attributes.bodies, attributes.executions_of_bodies, strict=True):
+            yield from _walk(body, count * runs, inside)
         yield Execution(instruction, count, loops)
 
 

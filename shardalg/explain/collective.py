@@ -21,6 +21,7 @@ from shardalg.io.units import bytes_text, seconds_text
 from shardalg.partition.choose.regions import stops
 from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
+from shardalg.planning.trips import executions_text
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import AllReduce, ReduceScatter
 
@@ -209,8 +210,7 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
     name = graph.values[moved.value].name
     node = None if instruction.node is None else graph.nodes[instruction.node]
     line = "" if node is None or not node.source else f" at {node.source}"
-    count = moved.step.count
-    times = "once a step" if count == 1 else f"{count} times a step"
+    times = executions_text(graph, moved.step.loops, moved.step.count)
     sent = f"{bytes_text(moved.wire_bytes)} sent per device, {times}"
     adds = isinstance(instruction.attributes, AllReduce | ReduceScatter)
     stays = _in_loop(moved, trials) if adds else ""

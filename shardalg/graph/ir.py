@@ -337,6 +337,14 @@ class Graph:
         """Executions of `node` per step."""
         return self.regions[node.region].trip_count
 
+    def iterations(self, loop: Node) -> int | None:
+        """Return the iterations of a `while` loop per execution, or None if they are unknown.
+
+        A loop of known length runs its condition once more than its body.
+        """
+        condition, body = (self.regions[index].trip_count for index in loop.bodies)
+        return None if condition == body else body // max(self.trip_count(loop), 1)
+
     def manual_axes(self, region: int) -> dict[str, int]:
         """Axes, with sizes, along which each device runs a region on its own blocks."""
         found: dict[str, int] = {}

@@ -75,7 +75,8 @@ class BodyPartitioner(ABC):
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
             for v, layout in zip(node.results, agreed.results, strict=True)
         )
-        context.emit(control(node, blocks, self.sharded.mesh), tuple(operands), made, cause)
+        around = control(self.graph, node, blocks, self.sharded.mesh)
+        context.emit(around, tuple(operands), made, cause)
         for value, local in zip(node.results, made, strict=True):
             settle(context, node, value, local, self.value_shardings[value])
 

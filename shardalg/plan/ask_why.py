@@ -102,7 +102,8 @@ class WhyAnswers(CollectiveAnswers):
         held = held_rows(self._trials)
         idle = (*idle_rows(self._trials), *whole_rows(self._trials))
         stacked = stack_rows(self._trials)
-        found = (*fallbacks.rows, *quiet, *idle, *held, *stacked, *own.rows)
+        trips = roundabout.unknown_trips(self.program, self.graph).rows
+        found = (*fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own.rows)
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

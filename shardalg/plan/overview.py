@@ -67,6 +67,12 @@ class Overview(Answer):
         )
 
     @property
+    def counted_once(self) -> str:
+        """The share of one iteration of each loop of unknown length, with its symbol."""
+        rows = self.plan._warnings_table.where(op="while")
+        return "\n".join(f"While loop at {row['source']}: {row['warning']}." for row in rows)
+
+    @property
     def beside(self) -> str:
         """What the user's own `jax.jit` sends and holds at least, where it is something else."""
         own = self.plan._own_jit
@@ -84,4 +90,5 @@ class Overview(Answer):
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
         warned = self.warned.where(op="jax.jit").rows
         others = tuple(row for row in self.warned.rows if row not in warned)
-        return (self.sentence, *own, shown, Table(WARNED, others))
+        once = (self.counted_once,) if self.counted_once else ()
+        return (self.sentence, *once, *own, shown, Table(WARNED, others))

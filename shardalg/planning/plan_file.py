@@ -117,6 +117,8 @@ def content(
 ) -> dict[str, Any]:
     """What a file of a schema holds of a plan, as plain data; `text` is its program."""
     settings = _as_before(options.settings) if schema == BEFORE else options.settings
+    if not options.trips:  # earlier versions have no such setting
+        settings = {name: value for name, value in settings.items() if name != "trips"}
     annotated = annotations_json(annotations)
     asked = {**traced.to_json(), "annotations": annotated, "options": settings}
     return {**asked, "program": sealed(asked, text)}
@@ -144,7 +146,9 @@ def parts(saved: Saved) -> tuple[Traced, Annotations, Options]:
     content, schema = saved
     traced = read_traced(content)
     annotations = read_annotations(content["annotations"], traced.graph, traced.first_mesh)
-    settings = records.read(_Settings, content["options"], "options")
+    said = content["options"]
+    told = {"trips": [], **said} if isinstance(said, dict) else said
+    settings = records.read(_Settings, told, "options")
     options = Options.of(records.values(settings, _Settings))
     return traced, annotations, _as_now(options) if schema == BEFORE else options
 

@@ -20,6 +20,7 @@ from shardalg.pause import collection_paused
 from shardalg.planning.layer_stacks import by_layer
 from shardalg.planning.restated import restated
 from shardalg.planning.traced import Traced
+from shardalg.planning.trips import while_loops
 from shardalg.propagate import propagate
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
@@ -110,6 +111,7 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     if annotations.values:
         return _streamed(_planned(traced, annotations, options), options)
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
+    traced = traced.with_trips(dict(options.trips))
     best = made = _planned(traced, annotations, options)
     # an exchange may leave another transform's operand sharded, so that it is staged next
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
@@ -231,4 +233,6 @@ def priced(
 
     given, graph = machine(hardware), traced.graph
     settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
-    return estimate(program, graph, given, overlap=overlap, **settings)
+    made = estimate(program, graph, given, overlap=overlap, **settings)
+    unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
+    return replace(made, counted_once=unknown) if unknown else made

@@ -22,6 +22,7 @@ from shardalg.ops.rows import BUILDERS
 from shardalg.planning.calls.call import Call, Given, result_paths
 from shardalg.planning.calls.flat_layouts import flat_layouts
 from shardalg.planning.calls.user_call import opened
+from shardalg.planning.trips import Trips, with_trips, without_trips
 from shardalg.propagate.other_mesh import check_sizes, is_another, placed
 from shardalg.propagate.strategy import Annotations, Strategy
 
@@ -108,7 +109,7 @@ class Traced:
     @property
     def original(self) -> Graph:
         """The graph as it was traced, from which `graph` follows."""
-        return self.narrow or self.whole or self.graph
+        return without_trips(self.narrow or self.whole or self.graph)
 
     def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
         """The function on another mesh, traced again where the size of a manual axis is another.
@@ -132,6 +133,15 @@ class Traced:
     def _of(self, graph: Graph) -> Traced:
         """Return the same function with another graph, as it was traced."""
         return replace(self, graph=graph, narrow=None, whole=None, orders=())
+
+    def with_trips(self, trips: Trips) -> Traced:
+        """Return the same with the iterations of its `while` loops in its graph.
+
+        Raises:
+          StrategyError: `trips` names a loop that the function does not have.
+        """
+        made = with_trips(self.graph, trips)
+        return self if made is self.graph else replace(self, graph=made)
 
     @cached_property
     def hash(self) -> str:
@@ -184,7 +194,8 @@ class Traced:
         bound = bound.with_sums(wide=self.narrow is not None)
         for orders in self.orders:
             bound = bound.staged(orders)
-        return bound
+        counted = replace(bound.graph, regions=self.graph.regions)
+        return replace(bound, graph=counted)
 
     def with_layouts(self, strategy: Strategy) -> Strategy:
         """A strategy with one entry per leaf for its prefixes, else for the function's own.

@@ -179,11 +179,14 @@ class Options:
       hardware: the chip, or a topology such as "v3:8x8": whose seconds "cost" counts, and by whose
         rates every policy weighs bytes sent against work that is repeated. On a topology reshards
         of every policy weigh the links of its axes.
+      trips: the number of iterations of `while` loops whose length is unknown, by the source line
+        that `plan.warnings()` names (`{"model.py:41": 100}`) or by symbol (`{"trips_1": 100}`).
+        Bytes and seconds of other loops of unknown length are those of one iteration.
       switches: parts of planning that can be turned off alone.
 
     Raises:
-      StrategyError: an unknown policy, a switch that is neither True nor False, or `keep_gathers`
-        is no number of bytes.
+      StrategyError: an unknown policy, a switch that is neither True nor False, `keep_gathers`
+        is no number of bytes, or `trips` has something other than whole numbers from 0 on.
 
     >>> Options(policy="shardy", switches=Switches(defer_sums=False)).switches.defer_sums
     False
@@ -196,6 +199,7 @@ class Options:
     hoist_gathers: bool = False
     stream_layers: bool | None = None
     hardware: str = "tpu_v3"
+    trips: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
     switches: Switches = Switches()
 
     @staticmethod
@@ -280,6 +284,7 @@ class Options:
                 f"stream_layers is {self.stream_layers!r}. Give True (one layer per iteration), "
                 "False (the stack is gathered before the loop), or leave it out."
             )
+        object.__setattr__(self, "trips", _trips(self.trips))
         if not isinstance(self.switches, Switches):
             raise StrategyError(
                 f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
@@ -315,6 +320,21 @@ class Options:
                 raise AttributeError(f"'Options' object has no attribute {name!r}")
             warn_renamed(f"options.{name}", f"options.switches.{name}")
             return getattr(self.switches, name)
+
+
+def _trips(given: Any) -> tuple[tuple[str, int], ...]:
+    """Return iterations per loop as sorted pairs, which are hashable."""
+    try:
+        pairs = dict(given)
+    except (TypeError, ValueError):
+        pairs = {None: given}
+    for name, number in pairs.items():
+        if not isinstance(name, str) or type(number) is not int or number < 0:
+            raise StrategyError(
+                f"trips is {given!r:.200}. Give a dict from the source line of a while loop to its "
+                'number of iterations, as in Options(trips={"model.py:41": 100}).'
+            )
+    return tuple(sorted(pairs.items()))
 
 
 def options_from(given: object) -> Options:

@@ -81,6 +81,11 @@ class Attributes:
         """How often its blocks run; where nobody knows, and of branches, each counts once."""
         return 1
 
+    @property
+    def executions_of_bodies(self) -> tuple[int, ...]:
+        """How often each of its blocks runs."""
+        return (self.executions,) * len(self.bodies)
+
 
 class Along(Attributes):
     """What speaks of one dimension, `dim`."""

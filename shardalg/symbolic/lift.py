@@ -186,7 +186,10 @@ def _lifted(names: Names) -> Lifted:
     for region in graph.regions:
         outer = 1 if region.parent is None else trips[region.parent]
         length = names.trip.get(region.index)
-        trips.append(outer if length is None else outer * names.formula(length))
+        recorded = 1 if region.parent is None else graph.regions[region.parent].trip_count
+        times = region.trip_count // max(recorded, 1)  # of a while loop its iterations
+        inside = times if length is None else names.formula(length)
+        trips.append(outer if inside == 1 else outer * inside)
     return Lifted(graph, shapes, tuple(trips), tuple(_constants(names, classes)))
 
 

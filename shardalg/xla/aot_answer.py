@@ -26,7 +26,7 @@ _REDUCES = ("reduce_scatter", "all_reduce")
 CONTRACTION = "contraction"
 MOST_FLOPS = 0.001
 
-Moved = Mapping[tuple[str, str], tuple[int, int]]
+Moved = Mapping[tuple[str, str], tuple[int, int | float]]
 """Kind and axes to (executions, wire bytes) of a step."""
 
 
@@ -146,7 +146,7 @@ def moved(made: Compiled) -> Moved:
     return summed(rows)
 
 
-def summed(rows: Iterable[tuple[str, str, int, int]]) -> Moved:
+def summed(rows: Iterable[tuple[str, str, int, int | float]]) -> Moved:
     """Executions and bytes of rows (kind, axes, executions, bytes of each), by kind and axes.
 
     Groups along two axes are the same in either order.
@@ -154,7 +154,7 @@ def summed(rows: Iterable[tuple[str, str, int, int]]) -> Moved:
     >>> summed([("all_gather", "Y,X", 2, 10), ("all_gather", "X,Y", 1, 5)])
     {('all_gather', 'X,Y'): (3, 25)}
     """
-    found: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    found: dict[tuple[str, str], tuple[int, int | float]] = defaultdict(lambda: (0, 0))
     for kind, axes, count, size in rows:
         along = ",".join(sorted(axes.split(",")))
         times, sent = found[kind, along]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isclose
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
@@ -21,6 +22,7 @@ from shardalg.io.units import bytes_text
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.planning.stages import Stages, planned
+from shardalg.planning.trips import while_loops
 from shardalg.report.modules import by_module
 from shardalg.report.tables import beside, collectives
 from shardalg.xla.align import Match, matches
@@ -161,9 +163,12 @@ class BesideXla(Answer):
     def _headline(self) -> str:
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
         ratio = f", {ours / theirs:.3f} of XLA's" if theirs else ""
+        unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
+        listed = ", ".join(w.key for w in unknown)
+        once = f" While loops of unknown length count as one iteration: {listed}." * bool(unknown)
         return (
             f"{self.partitioner} on {self.told.mesh!r}: a device sends {bytes_text(ours)} a "
-            f"step here, {bytes_text(theirs)} by XLA{ratio}."
+            f"step here, {bytes_text(theirs)} by XLA{ratio}.{once}"
         )
 
     def _gathered_once(self) -> Iterator[str]:
@@ -245,7 +250,9 @@ def _held(shape: Iterable[int]) -> int:
 
 
 def _verdict(ours: Any, theirs: Any) -> str:
-    return "even" if ours == theirs else "ours better" if ours < theirs else "XLA better"
+    if ours == theirs or (type(ours) is float and isclose(ours, theirs)):  # thirds of a byte
+        return "even"
+    return "ours better" if ours < theirs else "XLA better"
 
 
 Line = tuple[str, str]

@@ -33,7 +33,8 @@ from shardalg.lower.xla_dump.hlo_collectives import (
     collectives,
     layout,
 )
-from shardalg.lower.xla_dump.hlo_text import HloModule, parse
+from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, Told, parse
+from shardalg.planning.trips import while_loops, with_trips
 from shardalg.propagate.strategy import Annotations
 from shardalg.xla.apart import Request, compile_apart
 
@@ -129,14 +130,16 @@ def ask(
         stage = _stage(graph, annotations)
         if len(devices) >= mesh.size:
             with suppress(ValueError):  # of JAX, which has no spec for some layouts of XLA's
-                made = read(stage, mesh, partitioner, tuple(devices[: mesh.size]))
+                first = tuple(devices[: mesh.size])
+                made = read(stage, mesh, partitioner, first, loops=iterations_in(graph))
                 return replace(made, graph=graph)
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping(is_run=False) as dumping:
         texts, log = compile_apart(stage, dumping, Request(partitioner, mesh.size, *open_ends))
         shaped = zip(texts, _shapes(stage), strict=True)
-        made = _completion(dumping.read(), partitioner, mesh, shaped)
+        loops = iterations_in(graph)
+        made = _completion(dumping.read(), partitioner, mesh, shaped, loops=loops)
         return replace(made, log=log, graph=graph)
 
 
@@ -145,6 +148,10 @@ def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotati
     if graph.as_written is None:
         return graph, annotations
     written = graph.as_written()
+    counted = {loop.node.source: loop.iterations for loop in while_loops(graph)}
+    sources = {loop.node.source for loop in while_loops(written)}
+    given = {at: n for at, n in counted.items() if n is not None and at in sources}
+    written = with_trips(written, given)
     known: dict[object, list[Sharding | None]] = {}
     for site, asked in zip(graph.sites, annotations.sites, strict=True):
         known.setdefault(_said(graph, site), []).append(asked)
@@ -178,28 +185,50 @@ def shardy_text(graph: Graph, annotations: Annotations) -> str:
 
 
 def read(
-    stage: Any, mesh: Mesh, partitioner: str, devices: tuple[jax.Device, ...] | None = None
+    stage: Any,
+    mesh: Mesh,
+    partitioner: str,
+    devices: tuple[jax.Device, ...] | None = None,
+    *,
+    loops: Told = lambda loop: None,
 ) -> Completion:
     """Compile a lowered JAX program, and read what its partitioner was given and made.
 
     Args:
       stage: `jax.jit(f).lower(...)`, lowered and to be compiled `using` the partitioner.
       devices: of a program that was lowered for none.
+      loops: iterations of loops that are known before XLA is asked.
     """
     with Dumping(is_run=False) as dumping:
         options = dumping.options
         compiled = stage.compile(compiler_options=options, device_assignment=devices)
         given = zip(jax.tree.leaves(compiled.output_shardings), _shapes(stage), strict=True)
         texts = [(str(s._to_xla_hlo_sharding(len(shape))), shape) for s, shape in given]
-        return _completion(dumping.read(), partitioner, mesh, texts)
+        return _completion(dumping.read(), partitioner, mesh, texts, loops=loops)
 
 
 def _shapes(stage: Any) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in jax.tree.leaves(stage.out_info)]
 
 
+def iterations_in(graph: Graph) -> Told:
+    """Return a function from a while of XLA's to the iterations that the graph has for it."""
+    known = {loop.node.index: loop.iterations for loop in while_loops(graph)}
+
+    def told(loop: HloInstruction) -> int | None:
+        node = node_of(loop.op_name)
+        return None if node is None else known.get(node)
+
+    return told
+
+
 def _completion(
-    dump: Dump, partitioner: str, mesh: Mesh, results: Iterable[tuple[str, tuple[int, ...]]]
+    dump: Dump,
+    partitioner: str,
+    mesh: Mesh,
+    results: Iterable[tuple[str, tuple[int, ...]]],
+    *,
+    loops: Told,
 ) -> Completion:
     """What the dump says; `results` are their layouts in HLO text, and their shapes."""
     if dump.before is None or dump.after is None:
@@ -208,7 +237,7 @@ def _completion(
             "plan for two devices or more."
         )
     known = tuple(layout(text, shape, mesh) for text, shape in results)
-    made = collectives(dump.after, mesh)
+    made = collectives(dump.after, mesh, told=loops)
     return Completion(partitioner, mesh, parse(dump.before), known, made)
 
 

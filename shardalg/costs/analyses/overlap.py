@@ -76,5 +76,7 @@ class _Line:
     def inside(self, instruction: Instruction) -> float:
         """Of a loop or a branch: of all bodies, each as often as `walk` counts it."""
         control = instruction.attributes
-        once = sum(scheduled_s(body, self.seconds, self.asynchronous) for body in control.bodies)
-        return control.executions * once
+        runs = zip(control.bodies, control.executions_of_bodies, strict=True)
+        return sum(
+            count * scheduled_s(body, self.seconds, self.asynchronous) for body, count in runs
+        )

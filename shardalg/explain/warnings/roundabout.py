@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
-from shardalg.costs.collectives import wire_bytes
+from shardalg.costs.collectives import moves, wire_bytes
 from shardalg.costs.cost import number
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.io.table import Table
+from shardalg.io.units import bytes_text
 from shardalg.ops.excluded import EXCLUDED
 from shardalg.ops.local_parameters import unsupported_loops
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
+from shardalg.planning.trips import while_loops
 from shardalg.spmd.instructions import AllGather
 from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import SpmdProgram
@@ -57,6 +60,37 @@ def left_out(graph: Graph) -> Table:
         (*place, count, 0, *(_ON_HOST if place[0] == "device_put" else _EFFECT), 0)
         for place, count in counts.items()
     )
+    return Table(WARNING_COLUMNS, tuple(rows))
+
+
+def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
+    """Return a row per `while` loop whose number of iterations is unknown, with its symbol.
+
+    `wire_bytes` counts one iteration in each of the loop's executions.
+
+    >>> import jax
+    >>> import shardalg as sa
+    >>> from jax.sharding import PartitionSpec as P
+    >>> f = lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: 2 * x, x)
+    >>> x = jax.ShapeDtypeStruct((8,), "float32")
+    >>> plan = sa.plan(f, x, mesh=sa.Mesh({"X": 2}), in_shardings=P("X"))
+    >>> row = unknown_trips(plan.program, plan.graph).rows[0]
+    >>> row[0], row[2:4], row[4]
+    ('while', (1, 4), 'trips_1 iterations, an unknown number, each of which sends 4 B: ...')
+    """
+    unknown = [loop for loop in while_loops(graph) if loop.iterations is None]
+    steps = list(walk(program)) if unknown else []
+    rows = []
+    for loop in unknown:
+        inside = (s for s in steps if any(one.node == loop.node.index for one in s.loops))
+        sent = sum(step.count * _sent(program, step) for step in inside if moves(step))
+        trips = graph.trip_count(loop.node)
+        each = bytes_text(number(Fraction(sent) / max(trips, 1)))
+        text = (
+            f"{loop.name} iterations, an unknown number, each of which sends {each}: bytes, flops "
+            "and seconds are per iteration, and totals of a step count one iteration"
+        )
+        rows.append(("while", loop.node.source, trips, number(sent), text, loop.remedy, 0))
     return Table(WARNING_COLUMNS, tuple(rows))
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from shardalg.costs.collectives import step_wire_bytes
 from shardalg.errors import NotationError
 from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
-from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, leaves_bytes, parse, walk
+from shardalg.lower.xla_dump.hlo_text import (
+    HloInstruction,
+    HloModule,
+    Told,
+    leaves_bytes,
+    parse,
+    walk,
+)
 
 _KINDS = {
     "all-gather": "all_gather",
@@ -52,7 +60,7 @@ class HloCollective:
     group_size: int
     operand_bytes: int
     result_bytes: int
-    wire_bytes: int
+    wire_bytes: int | float
     count: int
     exact: bool
     sliced_by: float | None
@@ -64,17 +72,20 @@ class HloCollective:
         return self.sliced_by is not None and self.sliced_by >= self.group_size
 
 
-def collectives(text: str, mesh: Mesh, *, is_final: bool = False) -> tuple[HloCollective, ...]:
+def collectives(
+    text: str, mesh: Mesh, *, is_final: bool = False, told: Told = lambda loop: None
+) -> tuple[HloCollective, ...]:
     """The collectives of HLO text, in order; groups of one device are left out.
 
     Args:
       mesh: names the axes; partition ids are its positions.
+      told: iterations of loops that are known before the text is read.
       is_final: nothing more is made of it, so that an all-reduce whose result is sliced is one.
     """
     module = parse(text)
     fused = _scatter_fusions(module)
     found = []
-    for instruction, count, exact in walk(module):
+    for instruction, count, exact in walk(module, told):
         kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
             record = _record(module, instruction, kind, mesh, fused)
@@ -86,7 +97,7 @@ def collectives(text: str, mesh: Mesh, *, is_final: bool = False) -> tuple[HloCo
 
 def _record(
     module: HloModule, instruction: HloInstruction, kind: str, mesh: Mesh, fused: dict[str, int]
-) -> tuple[str, tuple[str, ...], int, int, int, int]:
+) -> tuple[str, tuple[str, ...], int, int, int, int | float]:
     here = module.computations[instruction.computation]
     operands = tuple(x for name in instruction.operands if name in here for x in here[name].leaves)
     results = instruction.leaves
@@ -96,8 +107,13 @@ def _record(
     if kind == "all_reduce" and instruction.computation in fused:  # how a TPU reduce-scatters
         kind, received = "reduce_scatter", fused[instruction.computation]
     axes, size = _groups(instruction, kind, mesh)
-    wire = int(step_wire_bytes(kind, group_size=size, local_bytes=sent))
+    wire = _plain(step_wire_bytes(kind, group_size=size, local_bytes=sent))
     return kind, axes, size, sent, received, wire
+
+
+def _plain(exact: Any) -> int | float:
+    """A number of bytes: of what a device sends of one flag, fractions of a byte count."""
+    return int(exact) if exact == int(exact) else float(exact)
 
 
 def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[str, ...], int]:
@@ -129,7 +145,7 @@ def _with_slices(
     return replace(record, sliced_by=factor, wire_bytes=wire)
 
 
-def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int:
+def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int | float:
     """Bytes that a device sends to all-reduce what is read in slices alone.
 
     Of n bytes over g devices, 1/k of which is read: a reduce-scatter over k of them,
@@ -138,9 +154,9 @@ def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> 
     >>> sliced_wire_bytes(64, 4, 4.0), sliced_wire_bytes(64, 4, 2.0)
     (48, 64)
     """
-    k = min(sliced_by, group_size)
+    k = Fraction(min(sliced_by, group_size)).limit_denominator()
     rest = group_size / k
-    return round(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
+    return _plain(operand_bytes * (k - 1) / k + 2 * operand_bytes / k * (rest - 1) / rest)
 
 
 def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
@@ -230,7 +246,7 @@ def compile_with_collectives(stage: Any, mesh: Mesh) -> tuple[Any, tuple[HloColl
     return compiled, collectives(text or compiled.as_text(), mesh)
 
 
-def total_wire_bytes(records: Iterable[HloCollective]) -> int:
+def total_wire_bytes(records: Iterable[HloCollective]) -> int | float:
     """Bytes that a device sends in one step."""
     return sum(record.wire_bytes * record.count for record in records)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardalg.errors import NotationError
@@ -189,20 +189,39 @@ def _attributes(text: str) -> dict[str, str]:
     return attributes
 
 
-def walk(module: HloModule) -> Iterator[tuple[HloInstruction, int, bool]]:
-    """Every instruction that runs, with its executions and whether that number is exact."""
-    yield from _walk(module, module.entry, 1, True)
+Told = Callable[[HloInstruction], int | None]
+"""The iterations of a while, where they are known before the text is read; else None."""
+
+
+def walk(
+    module: HloModule, told: Told = lambda loop: None
+) -> Iterator[tuple[HloInstruction, int, bool]]:
+    """Every instruction that runs, with its executions and whether that number is exact.
+
+    A loop of n iterations tests its condition n + 1 times; one of unknown length counts as one
+    iteration of its body, and one test.
+    """
+    yield from _walk(module, told, module.entry, (1, True))
 
 
 def _walk(
-    module: HloModule, name: str, count: int, exact: bool
+    module: HloModule, told: Told, name: str, runs: tuple[int, bool]
 ) -> Iterator[tuple[HloInstruction, int, bool]]:
+    count, exact = runs
     for instruction in module.computations[name].values():
         yield instruction, count, exact
-        trips = trip_count(module, instruction) if instruction.opcode == "while" else 1
+        loops = instruction.opcode == "while"
+        trips = told(instruction) if loops else 1
+        if trips is None:
+            trips = trip_count(module, instruction)
+        inside = count * (1 if trips is None else trips), exact and trips is not None
         for callee in _callees(instruction):
             if callee in module.computations:
-                yield from _walk(module, callee, count * (trips or 1), exact and trips is not None)
+                yield from _walk(module, told, callee, inside)
+        tested = instruction.attributes.get("condition", "").lstrip("%") if loops else ""
+        if tested in module.computations:
+            tests = inside if trips is None else (count * (trips + 1), exact)
+            yield from _walk(module, told, tested, tests)
 
 
 def _callees(instruction: HloInstruction) -> list[str]:

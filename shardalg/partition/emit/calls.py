@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Node, Region
+from shardalg.graph.ir import Graph, Node, Region
 from shardalg.partition.emit.context import PartitionContext
 from shardalg.spmd.instruction import Attributes, Block
 from shardalg.spmd.instructions import Branches, Loop, Manual, While
@@ -32,9 +33,10 @@ def close_body(
     )
 
 
-def control(node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
+def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
     """The instruction of a call around its planned bodies."""
-    return _CONTROL[node.primitive](node, mesh, *blocks)
+    made = _CONTROL[node.primitive](node, mesh, *blocks)
+    return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
 
 TAKES = {

@@ -61,11 +61,13 @@ class While(Control):
         whether to go on.
       body: arguments (its constants, carry), results (carry).
       num_consts: how many constants are the condition's, and how many the body's.
+      iterations: how often the body runs; None if the number is unknown.
     """
 
     condition: Block
     body: Block
     num_consts: tuple[int, int]
+    iterations: int | None = None
 
     def text(self, mesh: Mesh) -> str:
         return "while"
@@ -77,6 +79,12 @@ class While(Control):
     @property
     def bodies(self) -> tuple[Block, ...]:
         return self.condition, self.body
+
+    @property
+    def executions_of_bodies(self) -> tuple[int, ...]:
+        if self.iterations is None:
+            return 1, 1
+        return self.iterations + 1, self.iterations  # the last test of the condition fails
 
     def with_bodies(self, blocks: Sequence[Block]) -> While:
         return replace(self, condition=blocks[0], body=blocks[1])

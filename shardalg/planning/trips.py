@@ -1,0 +1,260 @@
+"""Iterations of `while` loops: counted where a constant bounds a counter, else given by the user.
+
+A graph records in its regions how often each one runs per step. A loop whose number of iterations
+is unknown counts as one iteration of its condition and one of its body. A loop of `n` known
+iterations runs its condition `n + 1` times, as XLA's loops do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardalg.errors import StrategyError
+from shardalg.graph.ir import Graph, Node, Region
+from shardalg.spmd.instruction import Instruction
+
+Trips = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class WhileLoop:
+    """A `while` loop of a function.
+
+    Attributes:
+      name: `trips_1`, `trips_2`, ... in the order of the function: the symbol for its iterations.
+      key: its source line, or its name if another loop has the same line.
+      iterations: per execution of the loop; None if the number is unknown.
+    """
+
+    node: Node
+    name: str
+    key: str
+    iterations: int | None
+
+    @property
+    def text(self) -> str:
+        """The loop as messages name it."""
+        at = f" at {self.node.source}" if self.node.source else ""
+        return f"the while loop{at}"
+
+    @property
+    def remedy(self) -> str:
+        """The option that supplies the number."""
+        return f"pass Options(trips={{{self.key!r}: number of iterations}})"
+
+
+def while_loops(graph: Graph) -> tuple[WhileLoop, ...]:
+    """Return every `while` loop of a graph, with its number of iterations per execution."""
+    nodes = [node for node in graph.nodes_of(("while",)) if node.bodies]
+    lines = Counter(node.source for node in nodes)
+    found = []
+    for place, node in enumerate(nodes, 1):
+        name = f"trips_{place}"
+        key = node.source if node.source and lines[node.source] == 1 else name
+        found.append(WhileLoop(node, name, key, graph.iterations(node)))
+    return tuple(found)
+
+
+def executions_text(graph: Graph, loops: Iterable[Instruction], count: Any) -> str:
+    """Return how often an instruction runs: "3 times a step", or per iteration of a loop.
+
+    Args:
+      loops: the instructions around it.
+      count: its executions, if each loop of unknown length runs once.
+    """
+    around = {instruction.node for instruction in loops}
+    whiles = [loop for loop in while_loops(graph) if loop.node.index in around]
+    unknown = [loop for loop in whiles if loop.iterations is None]
+    if not unknown:
+        counted = ", ".join(f"{loop.iterations} iterations of {loop.text}" for loop in whiles)
+        return f"{_times(count)} a step" + (f" ({counted})" if counted else "")
+    outer = min(graph.trip_count(loop.node) for loop in unknown)
+    said = " and ".join(f"per iteration of {loop.text}" for loop in unknown)
+    names = " x ".join(loop.name for loop in unknown)
+    each = f" in each of {outer} executions of the loop" if outer > 1 else ""
+    return f"{_times(count // max(outer, 1))} {said} ({names} iterations{each}, an unknown number)"
+
+
+def _times(count: Any) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def with_trips(graph: Graph, given: Trips) -> Graph:
+    """Return the graph with the iterations of its `while` loops in its regions.
+
+    Args:
+      given: the number of iterations by source line (`model.py:41`) or symbol (`trips_1`); it
+        replaces the number that the loop's own counter gives.
+
+    Raises:
+      StrategyError: no `while` loop has this line or symbol.
+
+    >>> from jax import lax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> def f(x):
+    ...     return lax.while_loop(lambda s: s[0] < 7, lambda s: (s[0] + 2, s[1] * 2), (0, x))
+    >>> [region.trip_count for region in with_trips(trace(f, 1.0), {}).regions]
+    [1, 5, 4]
+    """
+    loops = while_loops(graph)
+    _check_known(loops, given)
+    if not loops:
+        return graph
+    counts: dict[int, int] = {}
+    for loop in loops:
+        number = given.get(loop.name, given.get(loop.node.source, _counted(graph, loop.node)))
+        condition, body = loop.node.bodies
+        counts[condition], counts[body] = (1, 1) if number is None else (number + 1, number)
+    regions: list[Region] = []
+    for region in graph.regions:
+        outer, before = 1, 1
+        if region.parent is not None:
+            outer, before = (r[region.parent].trip_count for r in (regions, graph.regions))
+        ratio = counts.get(region.index, region.trip_count // max(before, 1))
+        regions.append(replace(region, trip_count=outer * ratio))
+    made = tuple(regions)
+    return graph if made == graph.regions else replace(graph, regions=made)
+
+
+def without_trips(graph: Graph) -> Graph:
+    """Return the graph as it was traced: each `while` loop counts as one iteration."""
+    loops = while_loops(graph)
+    if all(loop.iterations is None for loop in loops):
+        return graph
+    inside = {body for loop in loops for body in loop.node.bodies}
+    regions: list[Region] = []
+    for region in graph.regions:
+        if region.parent is None:
+            regions.append(region)
+            continue
+        outer, before = (r[region.parent].trip_count for r in (regions, graph.regions))
+        ratio = 1 if region.index in inside else region.trip_count // max(before, 1)
+        regions.append(replace(region, trip_count=outer * ratio))
+    return replace(graph, regions=tuple(regions))
+
+
+def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
+    known = {name for loop in loops for name in (loop.name, loop.node.source)}
+    wrong = [name for name in given if name not in known]
+    if wrong:
+        listed = ", ".join(f"{loop.name} ({loop.node.source})" for loop in loops) or "none"
+        raise StrategyError(
+            f"trips names {', '.join(map(repr, wrong))}, where the function has no while loop. "
+            f"Its while loops are: {listed}."
+        )
+
+
+def _counted(graph: Graph, node: Node) -> int | None:
+    """The iterations of a loop that adds a constant to a counter until a constant bound; else None.
+
+    The bound is a literal, a constant of the condition, or a carried value that the body returns as
+    it is (`fori_loop` of bounds that are arrays).
+    """
+    tied = _Tied(graph, node)
+    condition = graph.regions[node.bodies[0]]
+    maker = graph.producer[condition.results[0]]
+    if maker is None or graph.nodes[maker].primitive not in _TESTS:
+        return None
+    test = graph.nodes[maker]
+    turned = (test.operands, _TESTS[test.primitive]), (test.operands[::-1], _TURNED[test.primitive])
+    for (counter, bound), passes in turned:
+        step, limit = tied.step(counter), tied.fixed(bound)
+        start = None if step is None else tied.start(counter)
+        if step is None or limit is None or start is None:
+            continue
+        count, (least, most) = _iterations(start, step, limit, passes), _range(graph, counter)
+        # A counter that leaves its type starts again at the other end.
+        return count if count is not None and least <= start + count * step <= most else None
+    return None
+
+
+def _range(graph: Graph, value: int) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
+    dtype = graph.values[value].type.dtype
+    bits = int(dtype.lstrip("uint"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+Test = Callable[[int, int], bool]
+_TESTS: dict[str, Test] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "ne": lambda a, b: a != b,
+}
+_TURNED = {name: (lambda a, b, test=test: test(b, a)) for name, test in _TESTS.items()}
+
+
+def _iterations(start: int, step: int, limit: int, passes: Test) -> int | None:
+    """Count how often `passes(start + n * step, limit)` holds before it first fails."""
+    if not passes(start, limit):
+        return 0
+    # The first failure is within one step of the limit, if the counter moves towards it.
+    if not step or (limit - start) // step < 0:
+        return None
+    near = (limit - start) // step
+    return next((n for n in range(near, near + 3) if not passes(start + n * step, limit)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tied:
+    """The values of a loop, as the numbers that they are before and after an iteration."""
+
+    graph: Graph
+    node: Node
+
+    @property
+    def carried(self) -> dict[int, int]:
+        """Position in the carry of each argument of the condition and of the body."""
+        params = self.node.signature.param
+        counts = params("cond_nconsts"), params("body_nconsts")
+        found: dict[int, int] = {}
+        for region, count in zip(self.node.bodies, counts, strict=True):
+            arguments = self.graph.regions[region].arguments[count:]
+            found.update((value, place) for place, value in enumerate(arguments))
+        return found
+
+    def start(self, value: int) -> int | None:
+        """The number with which a carried value enters the loop."""
+        place, params = self.carried.get(value), self.node.signature.param
+        count = params("cond_nconsts") + params("body_nconsts")
+        return None if place is None else self.number(self.node.operands[count + place])
+
+    def step(self, value: int) -> int | None:
+        """The constant that the body adds to a carried value; None if it does something else."""
+        place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
+        if place is None:
+            return None
+        maker = self.graph.producer[body.results[place]]
+        if maker is None or self.graph.nodes[maker].primitive not in ("add", "sub"):
+            return None
+        made, sign = self.graph.nodes[maker], 1
+        counter, added = made.operands
+        if made.primitive == "sub":
+            sign = -1
+        elif self.carried.get(added) == place:
+            counter, added = added, counter
+        number = self.number(added)
+        return None if self.carried.get(counter) != place or number is None else sign * number
+
+    def fixed(self, value: int) -> int | None:
+        """The number that a value of the condition is in every iteration."""
+        place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
+        if place is None:
+            return self.number(value)
+        is_kept = self.carried.get(body.results[place]) == place
+        return self.start(value) if is_kept else None
+
+    def number(self, value: int) -> int | None:
+        """The integer that a constant is, also one that enters a loop or a branch as a constant."""
+        if value in self.graph.numbers:
+            number = self.graph.numbers[value]
+            return number if type(number) is int else None
+        ties = [t for t in self.graph.region_arguments if t.target == value]
+        if len(ties) == 1 and ties[0].kind == "const":
+            return self.number(ties[0].source)
+        return None
