@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from shardalg.costs.analyses.donation import reused
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import expands, materialised, on_chip
@@ -67,6 +68,9 @@ class Liveness:
       alive: the values alive then, largest first.
       argument_bytes, result_bytes: at the border of the program, padding included.
       place: of the instruction.
+      reused: donated arguments in whose memory results are written.
+      reused_bytes: of these arguments. `argument_bytes + result_bytes - reused_bytes` is what the
+        border of the program takes.
     """
 
     peak_bytes: Any
@@ -75,6 +79,8 @@ class Liveness:
     argument_bytes: Any
     result_bytes: Any
     place: ProgramPoint = ()
+    reused: tuple[int, ...] = ()
+    reused_bytes: Any = 0
 
     @cached_property
     def by_class(self) -> dict[str, Any]:
@@ -103,8 +109,10 @@ class Liveness:
             self.instruction,
             alive,
             local_bytes(program, program.block.arguments),
-            local_bytes(program, tuple(set(program.block.results))),
+            local_bytes(program, program.block.results),
             self.place,
+            self.reused,
+            local_bytes(program, self.reused),
         )
 
     def table(self) -> Table:
@@ -128,7 +136,9 @@ def liveness(
     """The peak of the bytes alive on one device while the program runs.
 
     A value lives from the instruction that makes it to the last one that reads it; arguments that
-    are not donated, constants and results live to the end. While an instruction runs, its operands
+    are not donated, constants and results live to the end. A donated argument lives until the
+    result that is written in its memory is made, or longer if it is still read; without such a
+    result it lives to the end (`costs.analyses.donation`). While an instruction runs, its operands
     and its results are alive together, unless it may write over an operand that dies: pointwise
     operators do, contractions and collectives do not. A broadcast whose readers are all pointwise
     counts as what it repeats. A loop holds its operands, its stacked results, its carry, and on top
@@ -148,7 +158,9 @@ def liveness(
     """
     scan = Scan(program, graph, tuple(roles or ()), rebuild and graph is not None)
     lives = scan.lives(donated)
-    return scan.liveness(lives, scan.peak(program.block, lives).peak[1])
+    found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
+    arguments = tuple(reused(program, donated).values())
+    return replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
 
 
 def described(
@@ -179,6 +191,7 @@ class Lives:
       written: values in memory however their readers fuse (`costs.fusion`); never: never there.
       sources: of a value that fused operators make anew, the values in memory that it is made of.
       shielded: values that no fused operator writes over.
+      reused: by result, the donated argument in whose memory it is written.
     """
 
     start: dict[int, Held]
@@ -188,6 +201,7 @@ class Lives:
     never: frozenset[int] = frozenset()
     sources: Mapping[int, frozenset[int]] = field(default_factory=dict)
     shielded: frozenset[int] = frozenset()
+    reused: Mapping[int, int] = field(default_factory=dict)
 
     def ends(self, length: int) -> list[list[int]]:
         """Per instruction, the values that die with it."""
@@ -211,9 +225,17 @@ class Scan:
         """What the program starts with, and for how long."""
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
-        taken = frozenset(arguments[i] for i in donated)
         held = {v: self.whole[v] for v in start}
-        return self.span(self.program.block, held, frozenset(start) - taken)
+        # A result that no instruction makes is copied to its place when the program ends.
+        made = {v: i for i, one in enumerate(self.program.block.instructions) for v in one.results}
+        pairs = {r: a for r, a in reused(self.program, donated).items() if r in made}
+        free = frozenset(pairs.values())
+        lives = self.span(self.program.block, held, frozenset(start) - free)
+        # Until its result is made, nothing else is written in the memory of an argument.
+        last = dict(lives.last)
+        for result, argument in pairs.items():
+            last[argument] = max(last.get(argument, 0), made[result])
+        return replace(lives, last=last, reused=pairs)
 
     def span(self, block: Block, start: dict[int, Held], pinned: frozenset[int]) -> Lives:
         """The lives of a block's values."""
@@ -245,7 +267,7 @@ class Scan:
             block.instructions[place[0]] if place else None,
             alive,
             local_bytes(program, block.arguments),
-            local_bytes(program, tuple(set(block.results))),
+            local_bytes(program, block.results),
             place,
         )
 
@@ -332,6 +354,12 @@ class Scan:
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
         held, written, free = self.whole, set(), set(dying) - lives.shielded
+        for result in instruction.results if lives.reused else ():
+            argument = lives.reused.get(result)
+            if argument in dying and argument not in instruction.operands:
+                free.discard(argument)
+                written.add(result)
+                yield argument
         for operand, result in self.in_place(instruction, lives) if free else ():
             if operand not in free or result in written or operand not in alive:
                 continue

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from shardalg.costs.analyses.donation import reused
 from shardalg.costs.cpu.sent_as_one import combined
 from shardalg.costs.cpu.written_out import (
     APART,
@@ -37,7 +38,8 @@ def cpu_liveness(
     block = program.block
     start = [*block.arguments, *(local for local, _ in program.constants)]
     held = {v: written.held[v] for v in start}
-    taken = dict.fromkeys(_in_place_of(program, donated), NOTHING)
+    pairs = reused(program, donated)
+    taken = dict.fromkeys(pairs, NOTHING)
     peak = _Memory(written, block, held, taken).peak
     rows = [_row(written, v, h, described(program, graph, roles)) for v, h in peak.alive]
     return Liveness(
@@ -45,7 +47,9 @@ def cpu_liveness(
         peak.instruction,
         tuple(sorted(rows, key=lambda row: (-row.bytes, row.local))),
         local_bytes(program, block.arguments),
-        local_bytes(program, tuple(set(block.results))),
+        local_bytes(program, block.results),
+        reused=tuple(pairs.values()),
+        reused_bytes=local_bytes(program, pairs.values()),
     )
 
 
@@ -55,19 +59,6 @@ def _row(written: WrittenOut, value: int, held: Held, row: Callable[[int, Held],
         return row(value, held)
     of = row(held.of[0], held)
     return replace(of, memory_class="transients", name=f"copy of {of.name}")
-
-
-def _in_place_of(program: SpmdProgram, donated: Sequence[int]) -> list[int]:
-    """Results that are written where a donated argument is."""
-    held, found = program.locals, []
-    free = [held[program.block.arguments[i]] for i in donated]
-    for result in dict.fromkeys(program.block.results):
-        types = [(v.shape, v.dtype) for v in free]
-        mine = held[result].shape, held[result].dtype
-        if mine in types:
-            free.pop(types.index(mine))
-            found.append(result)
-    return found
 
 
 @dataclass(frozen=True)

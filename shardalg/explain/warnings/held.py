@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.donation import reused
 from shardalg.costs.cost import number
-from shardalg.explain.trials import Outcome, Trials
+from shardalg.explain.changes import filled
+from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import annotated_as
-from shardalg.graph.ir import Value
+from shardalg.graph.ir import Value, ValueType
 from shardalg.io.units import bytes_text
 from shardalg.planning.stages import Stages
+from shardalg.propagate.strategy import Annotations
 
 Row = tuple[object, ...]
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
@@ -28,13 +31,14 @@ STATE = ("parameters", "optimizer_state")
 
 
 def held_rows(trials: Trials) -> tuple[Row, ...]:
-    """Rows of `plan.warnings()`: uneven dimensions, then replicated state; not with named sizes.
+    """Rows of `plan.warnings()`: uneven dimensions, donations, replicated state.
 
+    There are none with named sizes. A donation has a row if no result reuses the memory.
     A remedy is an annotation that was planned: with what it does to bytes sent and to the peak.
     """
     if trials.stages.is_named:
         return ()
-    return (*_uneven(trials), *_replicated(trials))
+    return (*_uneven(trials), *_donated(trials), *_replicated(trials))
 
 
 def _uneven(trials: Trials) -> Iterator[Row]:
@@ -96,6 +100,37 @@ def _even_remedy(trials: Trials, value: Value, size: int, digits: Digits) -> str
     return _tried(trials, ((value.index, even),))
 
 
+def _donated(trials: Trials) -> Iterator[Row]:
+    """Yield a row per donated argument that stays in memory beside the results."""
+    stages, held = trials.stages, trials.stages.program.locals
+    graph, block, donated = stages.graph, stages.program.block, stages.traced.donated
+    taken = reused(stages.program, donated)
+    kept = set(taken.values())
+    free = [place for place, local in enumerate(block.results) if local not in taken]
+    for position in donated:
+        argument, value = held[block.arguments[position]], graph.arguments[position]
+        if argument.index in kept or not argument.bytes:
+            continue
+        path, layout = graph.argument_paths[position], stages.sharded.shardings[value]
+        text = (
+            f"donated argument {path} is not reused: no free result has its block "
+            f"{ValueType(argument.shape, argument.dtype)}, so that {bytes_text(argument.bytes)} "
+            "of a device stay taken to the end"
+        )
+        # XLA reuses the memory for a result of the same global shape if the sharding is the same.
+        kind = graph.values[value].type
+        alike = [place for place in free if graph.values[graph.results[place]].type == kind]
+        remedy = "do not donate it: no other result has its shape and type"
+        if alike:
+            free.remove(alike[0])
+            result = f"result {graph.result_paths[alike[0]]} as {layout.text()}"
+            text += f"; {result} would allow reuse"
+            asked = filled(stages.annotations, (("results", alike[0]),), layout)
+            found = _effect(trials, asked)
+            remedy = "do not donate it" if found == NOTHING else f"annotate {result}: {found}"
+        yield ("donation", path, 1, 0, text, remedy, 0)
+
+
 def _replicated(trials: Trials) -> Iterator[Row]:
     stages, peak = trials.stages, trials.now.peak_memory_bytes
     alike: defaultdict[Digits, list[int]] = defaultdict(list)
@@ -141,19 +176,26 @@ def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
 def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
     """What other layouts do to the plan, in words; each annotation is planned."""
     stages = trials.stages
-    (value, layout), now = wanted[0], trials.now
+    value, layout = wanted[0]
     asked = reduce(
         lambda given, one: annotated_as(replace(stages, annotations=given), *one),
         wanted,
         stages.annotations,
     )
-    then: Outcome = trials.outcome(asked)
-    if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
+    found = _effect(trials, asked)
+    if found == NOTHING:
         return NOTHING
     more = f" and {len(wanted) - 1} more alike" if len(wanted) > 1 else ""
+    return f"annotate {stages.graph.values[value].name} as {layout.text()}{more}: {found}"
+
+
+def _effect(trials: Trials, asked: Annotations) -> str:
+    """What other annotations do to the peak and to the bytes sent; `NOTHING` if neither is less."""
+    now, then = trials.now, trials.outcome(asked)
+    if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
+        return NOTHING
     return (
-        f"annotate {stages.graph.values[value].name} as {layout.text()}{more}: peak "
-        f"{_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
+        f"peak {_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
         f"{_change(now.wire_bytes, then.wire_bytes)}"
     )
 
