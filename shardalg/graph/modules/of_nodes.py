@@ -126,8 +126,8 @@ class _Namer:
             if self.per_node[node.index] or node.phase == "update" or node.bodies:
                 continue
             values = list(node.results)
-            for value in values:
-                values += entered.get(value, ())
+            for value in values:  # a value that a loop carries on unchanged enters itself
+                values += [v for v in entered.get(value, ()) if v not in values]
             readers = {self.graph.nodes[n] for v in values for n in self.graph.users[v]}
             found = {self.per_node[reader.index] for reader in readers if not reader.bodies}
             if len(found) == 1:
