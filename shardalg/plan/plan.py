@@ -25,6 +25,7 @@ from shardalg.planning.restated import restated
 from shardalg.planning.same_formulas import formulas_hold
 from shardalg.planning.stages import Stages, planned, planned_at
 from shardalg.planning.traced import Traced, trace_call, with_own
+from shardalg.planning.trips import while_loops
 from shardalg.propagate.options import Options, options_from
 from shardalg.propagate.strategy import Annotations, Strategy, resolve, strategy_from
 from shardalg.report import tables
@@ -219,6 +220,8 @@ class Plan(OverviewAnswers):
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []
         notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
+        unknown = [loop for loop in while_loops(self.graph) if loop.iterations is None]
+        notes += [f"one iteration of {loop.text} ({loop.name})" for loop in unknown]
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
         counts = ", ".join(counted(n, what) for n, what in sizes)
         whose = self.options.followed

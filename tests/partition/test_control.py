@@ -83,7 +83,7 @@ def test_bodies_are_partitioned_and_proved(name):
     fn, arguments, specs = CASES[name]
     plan = checked(fn, arguments, specs)
     assert verify(plan.sharded, plan.program).ok
-    assert plan.warnings().query("op not in ('jax.jit', 'uneven', 'unread')").empty
+    assert plan.warnings().query("op not in ('jax.jit', 'uneven', 'unread', 'while')").empty
     split = [
         step
         for step in instructions(plan.program.block)
