@@ -194,8 +194,9 @@ class Traced:
         bound = bound.with_sums(wide=self.narrow is not None)
         for orders in self.orders:
             bound = bound.staged(orders)
-        counted = replace(bound.graph, regions=self.graph.regions)
-        return replace(bound, graph=counted)
+        if bound.graph.regions == self.graph.regions:
+            return bound
+        return replace(bound, graph=replace(bound.graph, regions=self.graph.regions))
 
     def with_layouts(self, strategy: Strategy) -> Strategy:
         """A strategy with one entry per leaf for its prefixes, else for the function's own.
