@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.cost import Cost, number
+from shardalg.explain.policies import cheaper_policy
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
     from shardalg.plan.ask_overview import OverviewAnswers
 
 AXIS_COLUMNS = ("mesh_axes", "devices", "collectives", "wire_bytes_per_step", "sent", "time")
@@ -24,11 +27,12 @@ class Overview(Answer):
     """What is asked first of a plan; `plan` answers the rest. With named sizes, at the hints.
 
     Attributes:
-      priced: the plan's cost on the chip that it was made for.
+      priced: the plan's cost on `hardware`.
     """
 
     plan: OverviewAnswers
     priced: Cost
+    hardware: str | Hardware | Topology
 
     @cached_property
     def table(self) -> Table:
@@ -78,6 +82,11 @@ class Overview(Answer):
         own = self.plan._own_jit
         return f"Beside it, {own}." if own.differs else ""
 
+    @cached_property
+    def cheaper(self) -> str:
+        """The other policy that is more than a tenth cheaper, with an annotation; "" for none."""
+        return cheaper_policy(self.plan._trials, self.hardware)
+
     @property
     def warned(self) -> Table:
         """What is done in a roundabout way, without the figures."""
@@ -85,7 +94,7 @@ class Overview(Answer):
 
     def parts(self) -> Parts:
         """The sentence, bytes per axis, the own `jax.jit`, warnings."""
-        own = (self.beside,) if self.beside else ()
+        own = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
         warned = self.warned.where(op="jax.jit").rows

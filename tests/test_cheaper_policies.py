@@ -1,0 +1,65 @@
+"""`overview` names another policy that is a tenth cheaper, and one annotation that is as cheap."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+from shardalg.explain import policies
+
+EXPERTS, ROOM = 8, 8
+MESH = sa.Mesh({"E": 4})
+
+
+def routed(w, x):
+    """A mixture of experts; tokens and experts lie along one axis."""
+    gates = jax.nn.softmax(x @ w["router"])
+    chosen = jax.nn.one_hot(gates.argmax(-1), EXPERTS)
+    order = (jnp.cumsum(chosen, 1) * chosen).sum(-1).astype(int) - 1
+    place = jax.nn.one_hot(order, ROOM)
+    mask = jnp.einsum("bse,bsc->bsec", chosen, place)
+    sent = jnp.einsum("bsm,bsec->ebcm", x, mask)
+    hidden = jax.nn.relu(jnp.einsum("ebcm,emf->ebcf", sent, w["up"]))
+    back = jnp.einsum("ebcf,efm->ebcm", hidden, w["down"])
+    return x + jnp.einsum("ebcm,bsec->bsm", back, mask * gates[..., None])
+
+
+def step(w, x):
+    grads = jax.grad(lambda w: (routed(w, x) ** 2).mean())(w)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads)
+
+
+def planned(fn=step, **options):
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    w = {"router": f32(64, EXPERTS), "up": f32(EXPERTS, 64, 256), "down": f32(EXPERTS, 256, 64)}
+    layout = {"router": P(), "up": P("E"), "down": P("E")}
+    given = (layout, P("E"))
+    wanted = layout if fn is step else P("E")
+    options = sa.Options(**options)
+    return sa.plan(fn, w, f32(8, 32, 64), mesh=MESH, in_shardings=given, out_shardings=wanted,
+                   options=options)  # fmt: skip
+
+
+@pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
+def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
+    plan, other = planned(), planned(policy="shardy")
+    seconds, least = (each.cost(chip).step_time_s for each in (plan, other))
+    assert least < 0.9 * seconds
+    said = plan.overview(chip).cheaper
+    assert said in str(plan.overview(chip))
+    assert re.match(r"Options\(policy='(shardy|cost)'\) is cheaper: a step ", said)
+    assert f"{seconds * 1e6:.3g} µs to {least * 1e6:.3g} µs" in said
+    assert f" on {chip}." in said
+    name, layout = re.search(r"annotate (.*?) as (\[.*?\]):", said).groups()
+    assert name.startswith("mul:")
+    assert layout == "[E, None, None, None]"
+
+
+def test_nothing_is_said_where_no_policy_is_cheaper_or_the_graph_is_large(monkeypatch):
+    assert planned(policy="shardy").overview().cheaper == ""
+    monkeypatch.setattr(policies, "LARGEST", 10)
+    monkeypatch.setattr(policies, "planned", lambda *args: pytest.fail("planned again"))
+    assert planned().overview().cheaper == ""
