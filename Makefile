@@ -38,7 +38,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-proofs \
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-proofs fuzz-contractions \
 	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
@@ -59,6 +59,12 @@ FUZZ ?= 600 0
 fuzz-operators: $(STAMP)
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 	$(BIN)/python -m tests.partition.fuzz $(FUZZ)
+
+# Random contractions compiled for CPU devices with the default flags, in processes of their own,
+# since a check that fails in XLA's compiler ends the process. Their number, and the seed.
+CONTRACTIONS ?= 2000 0
+fuzz-contractions: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.lower.contractions $(CONTRACTIONS)
 
 # Programs that are tampered with, each judged by `verify` alone; what it accepts is run. How many,
 # and the seed; ONLY names one of them (name/seed/number) and shows it.
