@@ -4,14 +4,17 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.explain import policies
+from shardalg.spmd.host.simulate import simulate
 
 EXPERTS, ROOM = 8, 8
 MESH = sa.Mesh({"E": 4})
+FIRST = sa.Switches(turn_products=False)
 
 
 def routed(w, x):
@@ -45,7 +48,7 @@ def planned(fn=step, **options):
 
 @pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
 def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
-    plan, other = planned(), planned(policy="shardy")
+    plan, other = planned(switches=FIRST), planned(policy="shardy")
     seconds, least = (each.cost(chip).step_time_s for each in (plan, other))
     assert least < 0.9 * seconds
     said = plan.overview(chip).cheaper
@@ -58,8 +61,27 @@ def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
     assert layout == "[E, None, None, None]"
 
 
+@pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
+def test_the_operand_wins_whose_layout_is_read_beside_the_product(chip):
+    """The gradient of the gates has the layout of the tokens, not that of the experts."""
+    plan, first, shardy = planned(), planned(switches=FIRST), planned(policy="shardy")
+    seconds = [each.cost(chip).step_time_s for each in (plan, first, shardy)]
+    assert seconds[0] <= 1.01 * seconds[2] < 0.9 * seconds[1]
+    sent = [sum(each.collectives_table["wire_bytes_per_step"]) for each in (plan, first)]
+    assert sent[0] <= sent[1]
+    assert plan.verify().ok
+    assert plan.overview(chip).cheaper == ""
+    types = [plan.graph.values[v].type for v in plan.graph.arguments]
+    rng = np.random.default_rng(0)
+    values = [(rng.normal(size=t.shape) / 16).astype(t.dtype) for t in types]
+    down, router, up, x = values
+    wanted = jax.tree.leaves(step({"down": down, "router": router, "up": up}, x))
+    for found, want in zip(simulate(plan.program, plan.graph, *values), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_is_said_where_no_policy_is_cheaper_or_the_graph_is_large(monkeypatch):
     assert planned(policy="shardy").overview().cheaper == ""
     monkeypatch.setattr(policies, "LARGEST", 10)
     monkeypatch.setattr(policies, "planned", lambda *args: pytest.fail("planned again"))
-    assert planned().overview().cheaper == ""
+    assert planned(switches=FIRST).overview().cheaper == ""

@@ -18,9 +18,15 @@ from shardalg.spmd.instruction import Collective
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
     "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
-    "stage_transforms", "stream_layers",
+    "stage_transforms", "turn_products", "stream_layers",
 )  # fmt: skip
-IN_NUMBERS = ("wide_sums", "collective_matmul", "stage_transforms", "stream_layers")
+IN_NUMBERS = (
+    "wide_sums",
+    "collective_matmul",
+    "stage_transforms",
+    "turn_products",
+    "stream_layers",
+)
 FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in IN_NUMBERS)
 SWITCH_COLUMNS = (
     "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",

@@ -145,6 +145,19 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
 
 def _planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+    """Return the plan; of contested products the other operand wins where that is better."""
+    made = _completed_plan(traced, annotations, options)
+    lost = made.sharded.contested
+    if not (lost and options.switches.turn_products and options.policy != "cost"):
+        return made
+    with collection_paused():
+        sharded = completed(traced.graph, annotations, options, turned=lost)
+        program = partition(sharded, traced.roles, options)
+    other = replace(made, sharded=sharded, program=program)
+    return other if _is_better(other, made) else made
+
+
+def _completed_plan(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     with collection_paused():
         made = [completed(traced.graph, annotations, way) for way in options.completions]
         if options.policy == "cost":
@@ -171,16 +184,26 @@ def _sent(stages: Stages) -> float:
     return float(stages.traffic.wire_bytes)
 
 
-def completed(graph: Graph, annotations: Annotations, options: Options) -> ShardedGraph:
+def completed(
+    graph: Graph,
+    annotations: Annotations,
+    options: Options,
+    *,
+    turned: frozenset[int] = frozenset(),
+) -> ShardedGraph:
     """The completed graph; axes of a loop's stages are nothing else inside of it.
 
     By the paper's policy what nothing reaches lies as it is made.
+
+    Args:
+      turned: contested products whose second operand wins.
     """
-    sharded = propagate(graph, annotations, options)
+    sharded = propagate(graph, annotations, options, turned=turned)
     apart = apart_from_stages(sharded, meetings=options.way == "paper")
     if apart:
         more = replace(annotations, values=(*annotations.values, *apart))
-        sharded = replace(propagate(graph, more, options), annotations=annotations)
+        again = propagate(graph, more, options, turned=turned)
+        sharded = replace(again, annotations=annotations)
     return settled(sharded, options) if options.way == "paper" else sharded
 
 

@@ -9,6 +9,7 @@ from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
 from shardalg.propagate import border
 from shardalg.propagate.gspmd.computations import computations
+from shardalg.propagate.gspmd.contested import Contested
 from shardalg.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.propagate.gspmd.index import Rules, index
 from shardalg.propagate.history import Record, conflicts, history
@@ -37,14 +38,19 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "paper": Way(index, Fixpoint, is_carried=True),
+    "paper": Way(index, Contested, is_carried=True),
     "gspmd": Way(computations, Fixpoint),
     "shardy": Way(edge_index, Worklist),
 }
 
 
 def propagate(
-    graph: Graph, annotations: Annotations, options: Options = DEFAULT, *, table: Rules = rules
+    graph: Graph,
+    annotations: Annotations,
+    options: Options = DEFAULT,
+    *,
+    table: Rules = rules,
+    turned: frozenset[int] = frozenset(),
 ) -> ShardedGraph:
     """Complete the shardings of a graph: a layout for every value, each with its reason.
 
@@ -60,6 +66,7 @@ def propagate(
       graph: normalised (implicit broadcasts explicit).
       annotations: of `resolve`.
       table: signature to its rows (None: nothing is inferred through the node).
+      turned: contested products whose second operand wins, by the paper's policy.
 
     >>> import jax
     >>> from shardalg.algebra.mesh import Mesh
@@ -79,6 +86,8 @@ def propagate(
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
     fixpoint = way.order(steps, layouts, numbers, options.switches.priorities)
+    if options.way == "paper":
+        fixpoint.turned = turned
     fixpoint.run()
     for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
@@ -102,4 +111,5 @@ def propagate(
         partial(history, record),
         partial(conflicts, record),
         partial(merges, record),
+        contested=fixpoint.lost() if options.way == "paper" else frozenset(),
     )

@@ -108,6 +108,10 @@ class Switches:
       stage_transforms: a Fourier transform of several dimensions runs in stages if one of them is
         sharded and that sends less: a device transforms the dimensions that it has whole, all
         devices exchange blocks, and the others follow. Named sizes go without.
+      turn_products: where the operands of a product want one axis on different dimensions of its
+        result, the larger operand wins, as in XLA; by the paper's policy the other one wins if a
+        value beside the result has its layout, a step is then faster, and no more is sent. Named
+        sizes go without.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 
@@ -141,6 +145,7 @@ class Switches:
     pad_blocks: bool = True
     collective_matmul: bool = False
     stage_transforms: bool = True
+    turn_products: bool = True
     priorities: bool = True
 
     def __post_init__(self) -> None:
@@ -267,6 +272,7 @@ class Options:
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
         bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
+        bare |= {"turn_products": False}
         if not named:
             return self
         return replace(self, stream_layers=False, switches=replace(self.switches, **bare))

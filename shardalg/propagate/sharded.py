@@ -112,6 +112,7 @@ class ShardedGraph:
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
     loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
     borders: Mapping[int, RegionBorder] = field(default_factory=dict)
+    contested: frozenset[int] = frozenset()
 
     @cached_property
     def history(self) -> tuple[Reason, ...]:
