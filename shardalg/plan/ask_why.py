@@ -179,7 +179,9 @@ class WhyAnswers(CollectiveAnswers):
         from shardalg.xla.compare import compare
         from shardalg.xla.dump import ask
 
-        graph = self._bound(fn, args).graph
+        traced = self._bound(fn, args)
+        # XLA is asked for the function as it is written: not for its transforms in stages
+        graph = traced.whole or traced.graph
         whose = installed_partitioner() if partitioner is None else partitioner
         asked = (graph, self._annotations, whose)
         told = ask(*asked, () if apart else None)

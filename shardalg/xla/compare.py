@@ -123,7 +123,8 @@ class BesideXla(Answer):
         moves = any(c.kind in _WHOLE for c in self.told.collectives)
         log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
         stages = self._trials.stages
-        rows = (_rematerialized_row(stages, found) for found in rematerialized(log or ""))
+        asked = self.told.graph or stages.graph
+        rows = (_rematerialized_row(stages, asked, found) for found in rematerialized(log or ""))
         return Table(REMATERIALIZED_COLUMNS, tuple(rows))
 
     @property
@@ -216,8 +217,9 @@ def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -
     return BesideXla(told.partitioner, found, told, trials, apart)
 
 
-def _rematerialized_row(stages: Stages, found: Rematerialized) -> tuple[object, ...]:
-    graph, node = stages.graph, node_of(found.op_name, stages.graph)
+def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
+    """Args: graph: of which XLA was asked."""
+    node = node_of(found.op_name, graph)
     made = None if node is None else graph.nodes[node]
     value = None if made is None else made.results[0]
     named, shape, whole = found.instruction, found.shape, None
@@ -225,7 +227,9 @@ def _rematerialized_row(stages: Stages, found: Rematerialized) -> tuple[object, 
         named, shape = graph.values[value].name, graph.values[value].type.shape
         whole = _held(shape) * graph.values[value].type.itemsize
     texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
-    ours = [m for m in stages.traffic.collectives if value is not None and m.value == value]
+    own = stages.graph.values
+    moved = stages.traffic.collectives if value is not None else ()
+    ours = [m for m in moved if own[m.value].name == named]
     sent = number(sum(m.step.count * m.wire_bytes for m in ours))
     return (
         named, "" if made is None else made.source, "" if made is None else made.phase, *texts,

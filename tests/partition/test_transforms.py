@@ -186,6 +186,15 @@ def test_a_plan_in_stages_is_saved_and_planned_again(tmp_path):
     assert table["stage_transforms=False"] == 8 * table["as planned"]
 
 
+def test_xla_is_asked_for_the_transform_as_it_is_written():
+    fn, x, mesh, given, wanted, wire_bytes = CASES["first"]
+    plan = sa.plan(fn, x, mesh=mesh, in_shardings=given, out_shardings=wanted)
+    beside = plan.compare_xla()
+    assert beside.wire_bytes == wire_bytes
+    assert beside.xla_wire_bytes == 8 * wire_bytes  # all of it is gathered, once
+    assert "by XLA" in str(beside)
+
+
 @pytest.mark.parametrize("policy", ["gspmd", "shardy", "cost"])
 def test_every_policy_runs_transforms_in_stages(policy):
     fn, x, mesh, given, wanted, wire_bytes = CASES["first"]
