@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from shardalg.errors import LoweringError
 from shardalg.graph.ir import Graph
 from shardalg.ops.families.indexing import numbers
 from shardalg.ops.rows import rules
@@ -38,20 +37,6 @@ def around_faults(
     if instruction.attributes.primitive == "gather" and instruction.node is not None:
         return lambda x, indices: _clamped_indices(graph, instruction, (x, indices))
     return lambda *operands: operands
-
-
-def refuse_kernel(graph: Graph, instruction: Instruction[Apply]) -> None:
-    """On CPU devices there are none: JAX interprets kernels, and not inside a `shard_map`.
-
-    Raises:
-      LoweringError: the instruction is one.
-    """
-    if instruction.attributes.primitive == "pallas_call":
-        raise LoweringError(
-            f"the pallas_call at {node_of(graph, instruction).source} cannot run on CPU devices: "
-            "JAX compiles kernels for accelerators, and does not interpret one inside a shard_map. "
-            "Lower to accelerators, or plan the function with the kernel in jax.numpy."
-        )
 
 
 def _writes_at_indices(graph: Graph, instruction: Instruction[Apply]) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -86,18 +87,22 @@ def double(x_ref, o_ref):
     o_ref[...] = x_ref[...] * 2
 
 
-def with_kernel(x):
-    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(
-        x + 1
-    )
+def with_kernel(x, *, interpret=True):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(double, out_shape=shape, interpret=interpret)(x + 1)
 
 
-def test_a_kernel_is_run_whole_and_refused_by_name_on_cpu():
+def test_a_kernel_outside_a_shard_map_is_run_whole():
     """Priced, warned of and proved as an operator without a row."""
     plan = planned(with_kernel, (X,), (P("X"),))
     assert plan.verify().ok
     assert plan.warnings()["op"].tolist() == ["pallas_call"]
-    with pytest.raises(LoweringError, match=r"pallas_call at test_border.py:\d+ cannot run on CPU"):
+    np.testing.assert_array_equal(plan.lower()(X), 2 * (X + 1))
+
+
+def test_a_kernel_that_is_not_interpreted_is_refused_by_name_on_cpu():
+    plan = planned(partial(with_kernel, interpret=False), (X,), (P("X"),))
+    with pytest.raises(LoweringError, match=r"pallas_call at test_border.py:\d+.*interpret=True"):
         plan.lower()(X)
 
 

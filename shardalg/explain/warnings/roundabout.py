@@ -144,7 +144,11 @@ def _warning(
         return None
     if rows is None:
         reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
-        caused, text = steps, f"its operands are gathered whole: {reason}"
+        caused, sends = steps, any(_sent(program, step) for step in steps)
+        if not sends and (graph.manual_axes(node.region) or graph.block_axes):
+            return None  # in a shard_map each device runs it on its own blocks
+        what = "its operands are gathered whole" if sends else "every device runs all of it"
+        text = f"{what}: {reason}"
         remedy = "leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
     else:
         caused = [step for step in steps if _along(program, node, rows[0], step)]

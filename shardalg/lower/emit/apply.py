@@ -5,8 +5,9 @@ from __future__ import annotations
 from jax import lax
 
 from shardalg.graph.evaluate import apply
-from shardalg.lower.around_xla import around_faults, refuse_kernel
+from shardalg.lower.around_xla import around_faults
 from shardalg.lower.emit.emitter import Array, Emitter, emits
+from shardalg.lower.kernels import KERNEL, kernel_binding
 from shardalg.spmd.bound import bound
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply
@@ -20,8 +21,9 @@ def _apply(emitter: Emitter, instruction: Instruction[Apply], *operands: Array) 
         # XLA would fold the transpose into the matmul that made the partial sums, in a form that
         # its fast CPU kernel does not take (1.3 times the whole gradient of a feed-forward layer).
         operands = tuple(map(lax.optimization_barrier, operands))
-    if not emitter.tiled:
-        refuse_kernel(emitter.graph, instruction)
+    if primitive == KERNEL and binding is not None:
+        on_cpu = not emitter.tiled
+        binding = kernel_binding(emitter.graph, instruction, binding, on_cpu=on_cpu)
     operands = around_faults(emitter.program, emitter.graph, instruction)(*operands)
     return apply(primitive, binding, params, operands)
 
