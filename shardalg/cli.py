@@ -1,9 +1,10 @@
-"""The command `shardalg`: options, and errors as one readable line."""
+"""The command `shardalg`: options, messages in the words of its options, exit statuses."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -22,7 +23,10 @@ from shardalg.commands import (
     run,
     timeline,
 )
-from shardalg.errors import ShardalgError
+from shardalg.commands.messages import ProgramError, failed, in_options
+from shardalg.errors import ShardalgError, TraceError
+from shardalg.graph.source import Sources
+from shardalg.graph.user_frames import user_lines
 
 COMMANDS = {
     "plan": plan,
@@ -38,7 +42,11 @@ COMMANDS = {
     "prove": prove,
     "lemmas": lemmas,
 }
-WRONG_USE = 2
+WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
+STATUSES = """\
+exit status: 0 it holds or is done, 1 it is refuted, 2 wrong use, 3 your own program fails,
+4 a question that was not proved, 70 a fault of shardalg itself
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
         "shardalg",
         allow_abbrev=False,
         description="Plan, explain, prove and run partitioned JAX programs.",
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"shardalg {__version__}")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
@@ -65,13 +75,35 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given:
+        parser().print_help()
+        return 0
+    options = parser().parse_args(given)
     try:
         return COMMANDS[options.command].run(options)
-    except (ShardalgError, OSError) as error:
-        message = " ".join(_said(error).split())
-        print(f"shardalg {options.command}: error: {message}", file=sys.stderr)
-        return WRONG_USE
+    except Exception as error:
+        status, words = _reported(error, options)
+        print(f"shardalg {options.command}: error: {words}", file=sys.stderr)
+        return status
+
+
+def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
+    """Return the exit status for an error, and its message."""
+    if isinstance(error, ProgramError):
+        return PROGRAM_FAILED, failed(error.__cause__ or error, str(error))
+    if isinstance(error, ShardalgError | OSError) and not _is_users(error):
+        status = PROGRAM_FAILED if isinstance(error, TraceError) else WRONG_USE
+        return status, in_options(_said(error), options)
+    if user_lines(error):
+        return PROGRAM_FAILED, failed(error, "your program fails")
+    return OWN_FAULT, "".join(traceback.format_exception(error)).rstrip()
+
+
+def _is_users(error: Exception) -> bool:
+    """Return whether the user's own code raised the error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Sources().is_own(frame.f_code.co_filename)
 
 
 def _said(error: ShardalgError | OSError) -> str:

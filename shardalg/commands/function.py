@@ -8,13 +8,13 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.notation.command_line import mesh_of
+from shardalg.commands.messages import ProgramError
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import machine
 from shardalg.errors import CommandError
@@ -150,8 +150,8 @@ def _said(run: Callable[[], Any], what: str) -> Any:
     try:
         return run()
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise CommandError(
-            f"{what} fails: {type(error).__name__}: {error} ({last.filename}:{last.lineno}). "
-            "Run it in Python first."
-        ) from error
+        missing = f"module {error.name}" if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{what}.".startswith(f"{missing}."):
+            words = f"{what}: there is no {missing}. Write its name as Python imports it."
+            raise CommandError(words) from None
+        raise ProgramError(f"{what} fails; run it in Python first") from error

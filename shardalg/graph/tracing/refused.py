@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from typing import Any
@@ -28,6 +29,8 @@ REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
 
 def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> TraceError | None:
     """What to do about an error that ended a trace; None where it says so itself."""
+    if isinstance(error, RecursionError):
+        return endless(fn, error)
     at = f"{function_name(fn)}{user_line(error)}"
     message = str(error).split("\n")[0]
     if isinstance(error, _UNTRACEABLE):
@@ -54,6 +57,28 @@ def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
         return TraceError(f"{needs}NamedSharding or mesh_split.") if "mesh" in message else None
     typed = _typed(fn, error) if isinstance(error, TypeError) else None
     return typed or _inside(fn, args, error)
+
+
+def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
+    """Return an error that names the functions of the user's that call each other."""
+    calls: Counter[tuple[str, str]] = Counter()
+    sources = Sources()
+    for frame, line in walk_tb(error.__traceback__):
+        file = sources.file(frame.f_code.co_filename)
+        if file:
+            calls[frame.f_code.co_name, f"{file}:{line}"] += 1
+    found = [f"{name} ({place})" for (name, place), times in calls.items() if times > 20]
+    if found:
+        whom = "itself" if len(found) == 1 else "each other"
+        verb = "calls" if len(found) == 1 else "call"
+        return TraceError(
+            f"endless recursion in {function_name(fn)}: {', '.join(found[:4])} {verb} {whom} until "
+            "Python's limit of recursion. Give the recursion an end that depends on Python values."
+        )
+    return TraceError(
+        f"Python's limit of recursion is reached while {function_name(fn)}{user_line(error)} is "
+        "traced. If its recursion has an end, raise the limit with sys.setrecursionlimit."
+    )
 
 
 def _typed(fn: Callable[..., Any], error: TypeError) -> TraceError | None:

@@ -1,0 +1,77 @@
+"""Messages of the command line: in the words of its options, each cause once."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+
+from shardalg.errors import CommandError
+from shardalg.graph.user_frames import user_lines
+
+WIDTH, MOST_FRAMES = 300, 8
+_PHRASES = (
+    (r"mesh=sa\.Mesh\(\{[^}]*\}\), a mesh of JAX, or a Strategy, or set one with jax\.set_mesh",
+     "--mesh data=8,model=4, or give the arguments shardings"),
+    (r"\bplan\(\) needs", "the plan needs"),
+    (r"\bmesh=sa\.Mesh\([^)]*\)", "--mesh data=8,model=4"),
+    (r"states no mesh; give the mesh\b", "states no mesh; give --mesh X=2,Y=4"),
+    (r"\bOptions\(policy=[^)]*\)", "--policy"),
+)  # fmt: skip
+
+
+class ProgramError(CommandError):
+    """The user's own code fails; the exception is its cause."""
+
+
+def in_options(message: str, options: argparse.Namespace) -> str:
+    """Return a message that names options of the command line in place of Python arguments.
+
+    >>> options = argparse.Namespace(command="plan", mesh=None, devices=0)
+    >>> in_options("devices=0: give a number.", options)
+    '--devices 0: give a number.'
+    >>> in_options("mesh: 'X' in 'X'; write NAME=SIZE", options)
+    "--mesh: 'X' in 'X'; write NAME=SIZE"
+    """
+    for pattern, words in _PHRASES:
+        message = re.sub(pattern, words, message)
+    for name in vars(options):
+        option = f"--{name.replace('_', '-')}"
+        message = re.sub(rf"(?<![\w.,(-]){name}=(?=[\w'\"\[])", f"{option} ", message)
+        message = re.sub(rf"(?m)^{name}: ", f"{option}: ", message)
+    return once(message)
+
+
+def once(message: str) -> str:
+    r"""Return a message that says each cause once, in lines of at most 300 characters.
+
+    Lines "who: cause" with causes that differ in numbers and lists alone are one line, of the
+    first of them.
+
+    >>> once("no layout:\n  w[0]: 3 rows\n  w[1]: 4 rows\n  x: 3 columns")
+    'no layout:\n  w[0] and 1 more: 3 rows\n  x: 3 columns'
+    """
+    found: dict[str, list[str]] = {}
+    for line in dict.fromkeys(line.rstrip() for line in message.splitlines()):
+        who, colon, cause = line.partition(": ")
+        key = (
+            re.sub(r"\[[^]]*\]|\([\d, ]*\)|\d+", "#", cause) if line[:1] == " " and colon else line
+        )
+        found.setdefault(key, []).append(line)
+    shown = []
+    for line, *alike in found.values():
+        if alike:
+            who, _, cause = line.partition(": ")
+            line = f"{who} and {len(alike)} more: {cause}"
+        shown += [line] if len(line) <= WIDTH else textwrap.wrap(line, 120, subsequent_indent="  ")
+    return "\n".join(shown)
+
+
+def failed(error: BaseException, what: str) -> str:
+    """Return what the user's program raised, with the user's own lines on the way to it."""
+    lines = user_lines(error)
+    if len(lines) > MOST_FRAMES:
+        half = MOST_FRAMES // 2
+        lines = [*lines[:half], f"  ... {len(lines) - 2 * half} more lines", *lines[-half:]]
+    message = once(f"{type(error).__name__}: {error}")
+    return "\n".join((what, *lines, *message.splitlines()[:8]))
