@@ -292,7 +292,9 @@ def plan(
         )
     strategy, options = strategy_from(strategy), options_from(options or Options())
     try:
-        return _traced_and_planned(fn, args, kwargs, roles, donate_argnums, strategy, options)
+        return _traced_and_planned(
+            fn, (args, kwargs or {}), roles, donate_argnums, strategy, options
+        )
     except ShardalgError:
         raise
     except Exception as error:
@@ -301,16 +303,15 @@ def plan(
 
 def _traced_and_planned(
     fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
+    given: tuple[tuple[Any, ...], Mapping[str, Any]],
     roles: Any,
     donate_argnums: Any,
     strategy: Strategy,
     options: Options,
 ) -> Plan:
-    """Open the call, trace it, and plan it."""
-    call = opened(fn, args, kwargs or {})
-    given = call.given or (args, kwargs or {})
+    """Open the call with its arguments, trace it, and plan it."""
+    call = opened(fn, *given)
+    given = call.given or given
     if donate_argnums is not None:
         call = replace(call, donated=call.donates(donate_argnums))
     strategy, explicit = placed(call, strategy, given)
