@@ -15,8 +15,9 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.halos.classes import Classes, Runs, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
+from shardalg.ops.rule import PICK
 from shardalg.reshard.dim_program import DimBuilder, DimStep
-from shardalg.spmd.instructions import Concatenate, HaloExchange, Pairs, Reading, SliceAt
+from shardalg.spmd.instructions import Concatenate, Dilate, HaloExchange, Pairs, Reading, SliceAt
 from shardalg.spmd.local import Start
 
 
@@ -58,7 +59,7 @@ def deliver(
         found |= _sent(along, transfer, exchanges, blocks)
     ordered = sorted(found.items(), key=lambda item: (item[0].number, item[0].lower))
     return tuple(
-        _cut(along, exchange, [made for piece, made in ordered if piece.reader == nth])
+        _cut(along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth])
         if exchange.want.length
         else along.places(block, 0, 0)
         for nth, (exchange, block) in enumerate(zip(exchanges, blocks, strict=True))
@@ -114,12 +115,23 @@ def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
     return pairs if isinstance(pairs, Runs) else tuple([(pair[0], pair[1]) for pair in pairs])
 
 
-def _cut(along: DimBuilder, exchange: Exchange, pieces: list[int]) -> int:
-    """The interval out of the pieces of its rounds, laid side by side."""
-    length, value = exchange.want.length, pieces[0]
-    if len(pieces) > 1:
-        width = sum([along.sizes[piece] for piece in pieces])
-        value = along.add(Concatenate(along.dim), width, *pieces)
+def _cut(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
+    """Return the interval: the pieces of its rounds side by side, cut at the device's start."""
+    # Rounds that no device needs are not sent. Places of no meaning stand in for their blocks.
+    starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
+    ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
+    gaps = [at - end for at, end in zip((*starts, exchange.buffer), ends, strict=True)]
+    values = []
+    for nth, (_, value) in enumerate(pieces):
+        before, after = gaps[nth], gaps[-1] if nth == len(pieces) - 1 else 0
+        width = before + along.sizes[value] + after
+        if before or after:
+            value = along.add(Dilate(along.dim, 1, before, after, PICK), width, value)
+        values.append(value)
+    value, length = values[0], exchange.want.length
+    if len(values) > 1:
+        width = sum([along.sizes[piece] for piece in values])
+        value = along.add(Concatenate(along.dim), width, *values)
     if len(exchange.rests) > 1:
         at = start_of(exchange, exchange.want.start % exchange.block, -min(exchange.rests))
         return along.add(SliceAt(along.dim, at, length), length, value)

@@ -105,8 +105,9 @@ def check_sent(sent, found, exchange):
         for edges in arrived:
             edges = set(edges)
             assert len({s for s, *_ in edges}) == len({t for _, t, _ in edges}) == len(edges)
+    rounds = {r.number: r for r in exchange.rounds}
     for number, pairs in wanted.items():
-        rows = [p.pairs for p in exchange.rounds[number].permutes]
+        rows = [p.pairs for p in rounds[number].permutes]
         assert set(pairs) == set(chain(*rows))
 
 

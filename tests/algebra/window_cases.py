@@ -83,9 +83,9 @@ def deliver(exchange, blocks):
 
     `blocks` holds a block per position; what no permute brings is garbage (nan).
     """
-    buffers = [[] for _ in blocks]
-    for number, step in enumerate(exchange.rounds):
-        assert step.number == number
+    buffers = [np.full(exchange.buffer, np.nan) for _ in blocks]
+    for step in exchange.rounds:
+        number, at = step.number, exchange.place(step.number, step.lower)
         pieces = [np.full(step.upper - step.lower, np.nan) for _ in blocks]
         for position in range(len(blocks)):
             if step.own and exchange.source(position, number) == position:
@@ -99,12 +99,11 @@ def deliver(exchange, blocks):
                 sent = blocks[source][permute.lower : permute.upper]
                 pieces[target][place] = sent
         for buffer, piece in zip(buffers, pieces, strict=True):
-            buffer.append(piece)
+            buffer[at : at + len(piece)] = piece
     length = exchange.want.length
     rows = []
-    for position, pieces in enumerate(buffers):
-        buffer, shift = np.concatenate(pieces), exchange.shift(position)
-        assert len(buffer) == exchange.buffer
+    for position, buffer in enumerate(buffers):
+        shift = exchange.shift(position)
         assert 0 <= shift <= len(buffer) - length
         rows.append(buffer[shift : shift + length])
     return rows

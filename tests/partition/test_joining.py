@@ -1,5 +1,7 @@
 """Tensors cut apart and put side by side along a sharded dimension: pieces move, nothing whole."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shardalg.spmd import instructions as p
+from shardalg.spmd.check import check
+from shardalg.verify.verify import verify
 from tests.partition.planned import MESH, checked, instructions, kinds, moves, numbers
 
 ROWS, BOTH, ALL = P("Y"), P("Y", "X"), P(("X", "Y"))
@@ -129,3 +133,33 @@ def test_a_choice_prints_its_ends():
     assert "choose dim=0 by 6*p(Y)+x, ends 9, 22" in str(plan.program)
     found = [s.attributes for s in instructions(plan.program.block)]
     assert [a.digits for a in found if isinstance(a, p.Choose)] == [MESH.digits("Y")]
+
+
+@pytest.mark.parametrize(
+    "sizes", [[8] * 24, [5] * 20, [1] * 32, [3, 40, 8, 1, 9, 100, 17] * 3], ids=str
+)
+def test_many_pieces_are_fetched_by_rounds_that_exist(sizes):
+    """The program grows with the number of pieces, not with its square."""
+    arguments = [numbers(n, 3, seed=i) for i, n in enumerate(sizes)]
+    join = lambda *pieces: jnp.concatenate(pieces, 0)  # noqa: E731
+    plan = checked(join, arguments, (ALL,) * len(sizes), out_shardings=ALL)
+    assert plan.verify().ok, plan.verify().refuted
+    assert len(plan.program.block.instructions) <= 8 * len(sizes) + 120
+
+
+def test_places_in_a_gap_of_another_width_are_refuted():
+    """A gap one place wider would move every later piece of the interval."""
+    arguments = [numbers(8, 3, seed=i) for i in range(16)]
+    join = lambda *pieces: jnp.concatenate(pieces, 0)  # noqa: E731
+    plan = checked(join, arguments, (ALL,) * 16, out_shardings=ALL)
+    block, wrong = plan.program.block, []
+    gaps = [k for k, at in enumerate(block.instructions) if isinstance(at.attributes, p.Dilate)]
+    assert gaps
+    for k in gaps[:4]:
+        at, by = block.instructions[k], 1 if block.instructions[k].attributes.high else -1
+        moved = replace(at.attributes, low=at.attributes.low + by, high=at.attributes.high - by)
+        edited = list(block.instructions)
+        edited[k] = replace(at, attributes=moved)
+        tampered = replace(plan.program, block=replace(block, instructions=tuple(edited)))
+        wrong.append(verify(plan.sharded, check(tampered)).ok)
+    assert not any(wrong)

@@ -107,9 +107,10 @@ class Classes:
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """The rounds of an exchange, with runs for pairs."""
+        """The rounds of an exchange that send or keep something, with runs for pairs."""
         last = (self._rest(exchange).max() + max(exchange.want.length, 1) - 1) // exchange.block
-        return tuple(self._of(exchange, number).round for number in range(int(last) + 1))
+        found = [self._of(exchange, number) for number in range(int(last) + 1)]
+        return tuple(each.round for each in found if each.exists) or (found[0].round,)
 
     def stays(self, exchange: Exchange, number: int) -> bool:
         """Whether every device reads its own block in a round."""
@@ -200,6 +201,12 @@ class Labelled:
         first = np.max([a for a, _ in ends], axis=0)
         last = np.min([b for _, b in ends], axis=0)
         return first, np.where(low < high, last, first - 1)
+
+    @property
+    def exists(self) -> bool:
+        """Whether some device reads an element of the round's block."""
+        first, last = self.valid
+        return bool((first <= last).any())
 
     @cached_property
     def _mine(self) -> np.ndarray:

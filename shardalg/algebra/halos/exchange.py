@@ -99,8 +99,15 @@ class Exchange:
 
     @property
     def buffer(self) -> int:
-        """Elements of all rounds side by side."""
-        return sum(r.upper - r.lower for r in self.rounds)
+        """Return the number of elements between the first and the last that an interval can read.
+
+        Blocks that no round sends are part of it: they hold no element of any interval.
+        """
+        return max(self.rests) - min(self.rests) + self.want.length
+
+    def place(self, number: int, lower: int) -> int:
+        """Return the position in the buffer of element `lower` of the block of a round."""
+        return number * self.block + lower - min(self.rests)
 
     @property
     def elements(self) -> int:
@@ -141,9 +148,17 @@ class Exchange:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """All rounds that an interval reaches into, in order; at least one."""
-        last = (self._starts + max(self.want.length, 1) - 1) // self.block
-        return tuple(self._round(j) for j in range(int((last - self._first).max()) + 1))
+        """All rounds whose block holds an element of some interval, in order; at least one.
+
+        A concatenation of n tensors reads n intervals. Each is n blocks long, of which few exist.
+        Empty rounds would make its program grow with the square of n.
+        """
+        start, end = self._clipped
+        first, last = start // self.block - self._first, (end - 1) // self.block - self._first
+        some = start < end
+        spans = set(zip(first[some].tolist(), last[some].tolist(), strict=True))
+        numbers = sorted({j for a, b in spans for j in range(a, b + 1)})
+        return tuple(map(self._round, numbers or [0]))
 
     def _round(self, number: int) -> Round:
         block = self._first + number

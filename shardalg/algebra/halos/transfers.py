@@ -10,10 +10,10 @@ outweigh the places that are sent in vain.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Pairs: TypeAlias = Collection[tuple[int, ...]]
 """(source, target) positions; or classes of them, with what tells two pairs of them apart."""
@@ -104,6 +104,10 @@ class Slot:
         """Who sends to whom for any piece."""
         return tuple(dict.fromkeys(pair for piece in self.pieces for pair in piece.pairs))
 
+    def joined_width(self, other: Slot) -> int:
+        """Return the places of both slots and of the gap between them."""
+        return max(self.upper, other.upper) - min(self.lower, other.lower)
+
     def joined(self, other: Slot) -> Slot:
         """The places of both, and those between them."""
         lower, upper = min(self.lower, other.lower), max(self.upper, other.upper)
@@ -170,45 +174,110 @@ def transfers(readers: Sequence[Reader]) -> tuple[Transfer, ...]:
     >>> [(t.permutes, t.elements) for t in found]
     [((((0, 1, 0), (1, 0, 1)),), 1)]
     """
-    groups: list[Slots] = []
+    groups: list[_Group] = []
     for number, reader in enumerate(readers):
         for piece in (p for round_ in reader.rounds for p in pieces(round_, number)):
-            new = Slot(reader.tensor, reader.block, piece.lower, piece.upper, (piece,))
-            _join(groups, new)
-    return tuple(map(_transfer, groups))
+            _join(groups, Slot(reader.tensor, reader.block, piece.lower, piece.upper, (piece,)))
+    return tuple(_transfer(tuple(group.slots)) for group in groups)
 
 
-def _join(groups: list[Slots], new: Slot) -> None:
-    """Put a slot where it saves most: into a slot, beside others, or alone."""
-    best: tuple[tuple[int, ...], int, Slots] = ((0, 0), len(groups), (new,))
-    alone = _price((new,))
-    for nth, group in enumerate(groups) if new.pairs else ():
-        before = _price(group)
-        for joint in _joints(group, new):
-            after = _price(joint)
-            saved = tuple(a + b - c for a, b, c in zip(alone, before, after, strict=True))
+class _New(NamedTuple):
+    """A slot that is about to join a group, with the counts that its price needs."""
+
+    slot: Slot
+    pairs: frozenset[tuple[int, ...]]
+    ends: Counter[tuple[int, int]]
+
+    @staticmethod
+    def of(slot: Slot) -> _New:
+        """Count the ends of the pairs of a slot."""
+        return _New(slot, frozenset(slot.pairs), Counter(_ends(slot.pairs)))
+
+
+class _Group:
+    """Slots that one transfer sends, with the counts that give the price of one more slot.
+
+    The counts make the price of a joint cost as many steps as the new slot has pairs. Without them
+    a concatenation of n pieces took a number of steps that grows with the cube of n.
+    """
+
+    def __init__(self, new: _New) -> None:
+        self.slots: list[Slot] = []
+        self.pairs: list[frozenset[tuple[int, ...]]] = []
+        self.ends: Counter[tuple[int, int]] = Counter()
+        self.same_tensor: defaultdict[int, list[int]] = defaultdict(list)
+        self.permutes, self.width, self.block = 0, 0, new.slot.block
+        self.add(0, new)
+
+    @property
+    def price(self) -> tuple[int, int]:
+        """(elements, permutes) that the transfer sends."""
+        return self.width * self.permutes, self.permutes
+
+    def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the price after `new` joins each slot of its tensor, or becomes a slot itself.
+
+        The number of the slot comes with it. Joints that are wider than a block are left out.
+        """
+        block, beside = min(self.block, new.slot.block), self._permutes_with((), new)
+        for k in self.same_tensor.get(new.slot.tensor, ()):
+            width = max(self.width, self.slots[k].joined_width(new.slot))
+            if width <= block:
+                known = self.pairs[k]
+                some = beside if known.isdisjoint(new.pairs) else self._permutes_with(known, new)
+                yield (width * some, some), k
+        width = max(self.width, new.slot.width)
+        if width <= block:
+            yield (width * beside, beside), len(self.slots)
+
+    def add(self, k: int, new: _New) -> None:
+        """Join a slot into slot `k`, or append it where `k` is the number of slots."""
+        if k == len(self.slots):
+            self.slots.append(new.slot)
+            self.pairs.append(frozenset())
+            if new.pairs:
+                self.same_tensor[new.slot.tensor].append(k)
+        else:
+            self.slots[k] = self.slots[k].joined(new.slot)
+        self.permutes = self._permutes_with(self.pairs[k], new)
+        self.ends.update(_ends(new.pairs - self.pairs[k]))
+        self.pairs[k] |= new.pairs
+        self.width = max(self.width, self.slots[k].width)
+        self.block = min(self.block, new.slot.block)
+
+    def _permutes_with(self, known: Collection[tuple[int, ...]], new: _New) -> int:
+        """Return the permutes that the group needs with the pairs of `new` that are not known."""
+        more = Counter(_ends(new.pairs.difference(known))) if known else new.ends
+        return max([self.permutes, *(n + self.ends[end] for end, n in more.items())])
+
+
+def _ends(pairs: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Yield (0, source) and (1, target) of each pair."""
+    for source, target, *_ in pairs:
+        yield 0, source
+        yield 1, target
+
+
+def _join(groups: list[_Group], slot: Slot) -> None:
+    """Put a slot where it saves most: into a slot, beside others, or into a group of its own."""
+    new = _New.of(slot)
+    own = _Group(new)
+    best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
+    # A slot without pairs sends nothing, so nothing is saved by joining it, or by joining to it.
+    for group in groups if new.pairs else ():
+        before = group.price
+        for after, k in group.joints(new) if group.permutes else ():
+            saved = own.price[0] + before[0] - after[0], own.price[1] + before[1] - after[1]
             if saved > best[0]:
-                best = (saved, nth, joint)
-    _, nth, joint = best
-    groups[nth : nth + 1] = [joint]
-
-
-def _joints(group: Slots, new: Slot) -> Iterator[Slots]:
-    """The ways to add a slot; every block is as long as the widest slot."""
-    into = (
-        (*group[:k], slot.joined(new), *group[k + 1 :])
-        for k, slot in enumerate(group)
-        if slot.tensor == new.tensor and slot.pairs
-    )
-    for joint in (*into, (*group, new)):
-        if _width(joint) <= min(slot.block for slot in joint):
-            yield joint
-
-
-def _price(group: Slots) -> tuple[int, int]:
-    """(elements, permutes) of slots that are sent together."""
-    permutes = _degree(_edges(group))
-    return _width(group) * permutes, permutes
+                best = (saved, group, k)
+        # No joint saves more than the price of the slot alone.
+        if best[0] == own.price:
+            break
+    _, chosen, k = best
+    if chosen is None:
+        groups.append(own)
+    else:
+        chosen.add(k, new)
 
 
 def _width(group: Slots) -> int:

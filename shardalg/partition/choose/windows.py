@@ -286,7 +286,8 @@ def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int
     exchanges = tuple(window.exchange for window in found)
     if not exchanges[0].held:  # every device has all of it
         return 0
-    sent = transfers_of(exchanges, tuple(tensors[window.operand] for window in found))
+    blocks = tuple(tensors[window.operand] for window in found)
+    sent = transfers_of(exchanges, tuple(map(blocks.index, blocks)))
     others = prod(size for dim, size in enumerate(shape) if dim != found[0].dim)
     return others * sum(transfer.elements for transfer in sent)
 

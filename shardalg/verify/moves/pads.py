@@ -81,6 +81,9 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     whole = held.start == Number() and held.length == held.size
     if padded and whole and not held.wanted:
         held, plain = replace(held, fill=fill), True
+    elif padded and _nothing_around(step.mesh, held, a):
+        # A fetched piece keeps what is wanted of it: no wanted element belongs around it.
+        held, plain = replace(held, fill=fill if held.fill == fill else None), True
     elif padded and (held.fill == fill or _full(step.mesh, held)) and not held.wanted:
         # beside a block, places that others hold are as good as none
         held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
@@ -95,6 +98,20 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     plain = plain and min(a.low, a.high) >= 0 and not step.given.awaits
     filled = with_dim(filled_with(step, fill), a.dim, made)
     return filled, [("delivers", Decided(words, plain)), *fillers(step)]
+
+
+def _nothing_around(mesh: Mesh, held: Held, dilate: Dilate) -> bool:
+    """Return whether no element that exists and is wanted belongs to the places that are added."""
+    positions = np.arange(mesh.size)
+    start = numbers_at(held.start, positions)
+    low, high = np.zeros_like(start), np.zeros_like(start) + held.size
+    for first, length in held.wanted:
+        begin = numbers_at(first, positions)
+        low, high = np.maximum(low, begin), np.minimum(high, begin + length)
+    end = start + held.length
+    before = np.maximum(start - dilate.low, low) < np.minimum(start, high)
+    after = np.maximum(end, low) < np.minimum(end + dilate.high, high)
+    return not bool((before | after).any())
 
 
 def _full(mesh: Mesh, held: Held) -> bool:
