@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
 from shardalg.errors import TraceError
 
@@ -102,6 +103,22 @@ class Signature:
             if known == name:
                 return value
         return default
+
+
+_SHARED: WeakKeyDictionary[Signature, ref[Signature]] = WeakKeyDictionary()
+
+
+def shared_signature(signature: Signature) -> Signature:
+    """Return the one object that stands for all equal signatures of this process.
+
+    Tables that are keyed by signatures then find an entry by identity. Without it, a function that
+    was planned before made each lookup compare two signatures item by item.
+    """
+    known = _SHARED.get(signature)
+    found = None if known is None else known()
+    if found is None:
+        _SHARED[signature] = ref(signature)
+    return found or signature
 
 
 @dataclass(frozen=True, slots=True)

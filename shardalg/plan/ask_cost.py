@@ -50,7 +50,8 @@ class CostAnswers(Planned):
     def _cost(self, chip: Hardware | Topology, *, overlap: str = "none") -> Cost:
         """The same, where products of a type without a peak take the chip's slowest one."""
         program = self._symbolised or self.program
-        made = priced(self._traced, program, chip, overlap=overlap)
+        held = self._stages.held_on(chip)
+        made = priced(self._traced, program, chip, overlap=overlap, held=held)
         elsewhere = Elsewhere(
             lambda point: self._fits(chip, point), lambda: self._candidate_peaks(chip, made)
         )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.costs.cost import number
-from shardalg.explain.trials import Outcome
 from shardalg.explain.warnings.roundabout import WARNING_COLUMNS
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
@@ -20,6 +19,18 @@ COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _DIFFERS = 0.1
 """The share from which two programs are worth a word."""
+
+
+class Amounts(NamedTuple):
+    """Bytes that a device sends per step, and holds at the peak of memory."""
+
+    wire_bytes: int | float
+    peak_memory_bytes: int
+
+    @staticmethod
+    def of(stages: Stages) -> Amounts:
+        """Return the amounts of a plan. Seconds are not priced: nothing here asks for them."""
+        return Amounts(stages.traffic.wire_bytes, stages.peak_memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +56,17 @@ class OwnJit:
         return installed_partitioner()
 
     @cached_property
-    def ours(self) -> Outcome:
+    def ours(self) -> Amounts:
         """The plan's own figures."""
-        return Outcome.of(self.stages)
+        return Amounts.of(self.stages)
 
     @cached_property
-    def theirs(self) -> Outcome:
+    def theirs(self) -> Amounts:
         """The figures of a plan in the partitioner's layouts."""
         if self.options.policy in ("jit", self.partitioner):
             return self.ours
         followed = replace(self.options, policy="jit")
-        return Outcome.of(planned(self.stages.traced, self.stages.annotations, followed))
+        return Amounts.of(planned(self.stages.traced, self.stages.annotations, followed))
 
     @property
     def table(self) -> Table:
@@ -98,5 +109,5 @@ class OwnJit:
         return Table(WARNING_COLUMNS, (("jax.jit", "", 1, more, str(self), remedy, 0),))
 
 
-def _row(program: str, layouts: str, outcome: Outcome) -> tuple[Any, ...]:
-    return program, layouts, number(outcome.wire_bytes), number(outcome.peak_memory_bytes)
+def _row(program: str, layouts: str, amounts: Amounts) -> tuple[Any, ...]:
+    return program, layouts, number(amounts.wire_bytes), number(amounts.peak_memory_bytes)

@@ -21,6 +21,7 @@ from shardalg.graph.ir import (
     Unread,
     Value,
     ValueType,
+    shared_signature,
 )
 from shardalg.graph.source import own_line
 from shardalg.ops.canonicalize.constant_starts import starts_written
@@ -148,7 +149,7 @@ class _Rewrite:
         self.node_of: dict[int, range] = {}
         self._names = {value.name for value in graph.values}
         self._signatures: dict[object, Signature] = {}
-        self._kept: dict[Signature, bool] = {}
+        self._kept: dict[Signature, tuple[Signature, bool]] = {}
         self._broadcasts: dict[object, int] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
@@ -233,12 +234,14 @@ class _Rewrite:
         first = len(self.nodes)
         kept = self._kept.get(signature)
         if kept is None:
-            kept = self._kept[signature] = self._is_kept(signature)
+            shared = shared_signature(signature)
+            kept = self._kept[signature] = (shared, self._is_kept(signature))
+        signature, is_kept = kept
         if node.index in self.orders:
             *before, signature = staged(signature, self.orders[node.index])
             for step in before:
                 operands = [self._made(node, step, operands, step.primitive)]
-        elif not kept:
+        elif not is_kept:
             signature, operands = self._explicit(node, operands)
         place = (node.source, node.phase, node.region, node.bodies, node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
@@ -294,7 +297,7 @@ class _Rewrite:
         types = tuple([self.values[v].type for v in operands])
         key = (id(signature), types)
         if key not in self._signatures:
-            self._signatures[key] = replace_operands(signature, types)
+            self._signatures[key] = shared_signature(replace_operands(signature, types))
         return self._signatures[key]
 
     def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
@@ -307,9 +310,8 @@ class _Rewrite:
         if (source, target) not in self._signatures:
             dims = ("broadcast_dimensions", tuple(range(len(shape))))
             params = (dims, ("shape", shape))
-            self._signatures[source, target] = Signature(
-                "broadcast_in_dim", params, (source,), (target,)
-            )
+            made = Signature("broadcast_in_dim", params, (source,), (target,))
+            self._signatures[source, target] = shared_signature(made)
         signature = self._signatures[source, target]
         result = self._broadcasts[key] = self._made(node, signature, [value], "broadcast_in_dim")
         return result

@@ -49,6 +49,8 @@ class _Finished:
         self.operators = [*map(self._redirected, self.operators)]
         self.uses = Counter(v for o in self.operators if not o.is_edge for v in o.operands)
         self.found: dict[OperatorClass, int] = {}
+        # Operators of equal layers share one class object, so its identity finds their number.
+        self.numbered: dict[tuple[int, tuple[bool, ...], bool], int] = {}
 
     def _takes(self, value: int) -> bool:
         """Whether what annotated sites say of a value holds for it (`shouldApply`).
@@ -98,13 +100,15 @@ class _Finished:
             kind = edge(self.builder.shape(made.results[0]), count, 1, role=kind.role, alone=True)
             return self._number(kind), (*known, *made.results)
         gone = (*(v in self.absent for v in made.operands), *(False for _ in made.results))
-        maps = tuple(
-            ((),) * len(dims) if is_gone else dims
-            for dims, is_gone in zip(kind.maps, gone, strict=True)
-        )
         alone = all(self.uses[v] == 1 for v in known if self.builder.shape(v))
-        kind = replace(kind, maps=maps, alone=alone)
-        return self._number(kind), (*made.operands, *made.results)
+        key = id(kind), gone, alone
+        if key not in self.numbered:
+            maps = tuple(
+                ((),) * len(dims) if is_gone else dims
+                for dims, is_gone in zip(kind.maps, gone, strict=True)
+            )
+            self.numbered[key] = self._number(replace(kind, maps=maps, alone=alone))
+        return self.numbered[key], (*made.operands, *made.results)
 
     def _number(self, kind: OperatorClass) -> int:
         return self.found.setdefault(kind, len(self.found))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.propagate.gspmd import priority
 from shardalg.propagate.gspmd.elements import Element
 from shardalg.propagate.gspmd.hlo_class import BOXES, boxed, written
@@ -52,6 +52,7 @@ class Builder(Instructions):
       asked: per value that annotated sites read these sites.
       shared: broadcasts that every reader makes anew, and whether one did.
       written: per body's result that is put into a stack, the stack and what it becomes.
+      kinds: the class of each signature in each role, found once.
     """
 
     graph: Graph
@@ -70,6 +71,7 @@ class Builder(Instructions):
     asked: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
     shared: dict[int, tuple[Node, bool]] = field(default_factory=dict)
     written: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    kinds: dict[tuple[Signature, str | None], OperatorClass | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.first = len(self.graph.values) + len(self.graph.results)
@@ -220,11 +222,17 @@ class Builder(Instructions):
 
     def _kind(self, node: Node) -> OperatorClass | None:
         """The class of a node as Shardy has it; None where nothing passes through it."""
+        role = BOXES.get((node.primitive, written(self.graph, node)))
+        key = node.signature, role
+        if key not in self.kinds:
+            self.kinds[key] = self._kind_in_role(node, role)
+        return self.kinds[key]
+
+    def _kind_in_role(self, node: Node, role: str | None) -> OperatorClass | None:
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
         kind = kind_of(node.signature, rows, ())
-        role = BOXES.get((node.primitive, written(self.graph, node)))
         if role is None:
             return lowered.as_shardy_has_it(node, kind)
         is_window = role == priority.WINDOW
