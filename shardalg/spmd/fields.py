@@ -119,8 +119,16 @@ class Fitting:
     def _is_made_of(self, cls: type) -> Test:
         rows = declared(cls)
 
+        # Layouts and attributes are shared by many locals and instructions. The program keeps them
+        # alive while it is tested, so that an identity names one object.
+        known: dict[int, bool] = {}
+
         def test(value: object) -> bool:
-            return type(value) is cls and all(self.fits(getattr(value, n), h) for n, h in rows)
+            if id(value) not in known:
+                known[id(value)] = type(value) is cls and all(
+                    self.fits(getattr(value, n), h) for n, h in rows
+                )
+            return known[id(value)]
 
         return test
 

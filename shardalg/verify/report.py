@@ -66,6 +66,13 @@ class Claim:
     words: str = ""
     witness: object = None
 
+    def of(self, node: str) -> Claim:
+        """Return the same claim about another value or instruction.
+
+        `dataclasses.replace` takes three times as long, and a step of 64 layers has 500,000 claims.
+        """
+        return Claim(node, self.claim, self.status, self.ms, self.smt2, self.words, self.witness)
+
 
 FACTS = tuple(
     Claim("every plan", kind, TRUSTED, words=words)

@@ -202,7 +202,7 @@ class Verifier:
         more += [self.judged("", "delivers", c) for c in counted(instruction.attributes)]
         more += [self.judged("", "types", c) for c in self.unlike(instruction)]
         for claim in (*claims, *more, *self.in_region(instruction)):
-            yield replace(claim, node=name)
+            yield claim.of(name)
 
     def in_region(self, instruction: Instruction) -> Iterator[Claim]:
         """Along manual axes every device has values of its own: only the user moves them there."""
