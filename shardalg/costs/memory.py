@@ -156,11 +156,20 @@ def liveness(
     The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
     and fragmentation.
     """
-    scan = Scan(program, graph, tuple(roles or ()), rebuild and graph is not None)
-    lives = scan.lives(donated)
-    found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
-    arguments = tuple(reused(program, donated).values())
-    return replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
+    # The scan is two thirds of a price, so it is made once for all chips. Sizes that take notes of
+    # comparisons are scanned each time, for whoever reads the notes.
+    is_plain = all(type(local.bytes) is int for local in program.locals)
+    known = vars(program).setdefault("_liveness", {}) if is_plain else {}
+    key = (id(graph), tuple(roles or ()), tuple(donated), rebuild)
+    if key not in known:
+        scan = Scan(program, graph, key[1], rebuild and graph is not None)
+        lives = scan.lives(donated)
+        found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
+        arguments = tuple(reused(program, donated).values())
+        found = replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
+        # The graph is kept with the answer, so that no other one gets its identity.
+        known[key] = graph, found
+    return known[key][1]
 
 
 def described(

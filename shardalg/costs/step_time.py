@@ -28,7 +28,7 @@ from shardalg.costs.cpu.occupied import cpu_liveness
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
-from shardalg.costs.memory import Liveness, liveness
+from shardalg.costs.memory import liveness
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
 from shardalg.costs.network.span import LINK, Span
 from shardalg.costs.symbolic import Sizes, Symbolised
@@ -55,7 +55,6 @@ def estimate(
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
     overlap: str = "none",
-    held: Liveness | None = None,
 ) -> Cost:
     """Time and memory of one call of `program` on devices of one kind.
 
@@ -72,7 +71,6 @@ def estimate(
       program: in numbers; or one that `costs.symbolic.symbolise` made, for formulas.
       roles: per graph value, for the classes of memory; None reads "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
-      held: what a device holds at the peak of the program in numbers; None: it is found here.
 
     Raises:
       HardwareError: an unknown overlap, or a mesh that does not tile the topology.
@@ -83,9 +81,7 @@ def estimate(
     shares_cores = math.isfinite(hardware.chip.cores)
     hardware = hardware.shared(hints.mesh.size)
     chip = hardware.chip
-    if held is not None:
-        pass
-    elif shares_cores:
+    if shares_cores:
         held = cpu_liveness(hints, graph, roles=roles or (), donated=donated)
     else:
         held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)

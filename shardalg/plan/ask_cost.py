@@ -50,8 +50,7 @@ class CostAnswers(Planned):
     def _cost(self, chip: Hardware | Topology, *, overlap: str = "none") -> Cost:
         """The same, where products of a type without a peak take the chip's slowest one."""
         program = self._symbolised or self.program
-        held = self._stages.held_on(chip)
-        made = priced(self._traced, program, chip, overlap=overlap, held=held)
+        made = priced(self._traced, program, chip, overlap=overlap)
         elsewhere = Elsewhere(
             lambda point: self._fits(chip, point), lambda: self._candidate_peaks(chip, made)
         )

@@ -74,33 +74,19 @@ class Stages:
     @cached_property
     def cost(self) -> Cost:
         """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
-        return priced(self.traced, self.program, self.hardware, held=self.held_on(self.hardware))
-
-    def held_on(self, hardware: str | Hardware | Topology) -> Liveness | None:
-        """Return what a device holds at the peak, scanned once for all chips; None on a CPU.
-
-        The scan is two thirds of a price, and only differs where a compiler rebuilds nothing. XLA's
-        CPU compiler keeps other values, so that its peak is found with the price.
-        """
-        from shardalg.costs.topology import machine
-
-        chip = machine(hardware).chip
-        if math.isfinite(chip.cores):
-            return None
-        return self._rebuilt if chip.rebuilds else self.as_written
-
-    @cached_property
-    def _rebuilt(self) -> Liveness:
-        from shardalg.costs.memory import liveness
-
-        roles, donated = self.traced.roles, self.traced.donated
-        return liveness(self.program, self.graph, roles=roles, donated=donated, rebuild=True)
+        return priced(self.traced, self.program, self.hardware)
 
     @property
     def peak_memory_bytes(self) -> int:
         """Return the bytes that a device of the options' chip holds at the peak."""
-        held = self.held_on(self.hardware)
-        return self.cost.peak_memory_bytes if held is None else held.peak_bytes
+        from shardalg.costs.memory import liveness
+        from shardalg.costs.topology import machine
+
+        chip, traced = machine(self.hardware).chip, self.traced
+        if math.isfinite(chip.cores):  # devices that share cores hold what XLA's CPU compiler keeps
+            return self.cost.peak_memory_bytes
+        border: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
+        return liveness(self.program, self.graph, rebuild=chip.rebuilds, **border).peak_bytes
 
     @cached_property
     def as_written(self) -> Liveness:
@@ -276,18 +262,13 @@ def priced(
     hardware: str | Hardware | Topology,
     *,
     overlap: str = "none",
-    held: Liveness | None = None,
 ) -> Cost:
-    """A program of a function on a chip, or on a machine of many.
-
-    Args:
-      held: what a device holds at the peak, if that is known (`Stages.held_on`).
-    """
+    """A program of a function on a chip, or on a machine of many."""
     from shardalg.costs.step_time import estimate
     from shardalg.costs.topology import machine
 
     given, graph = machine(hardware), traced.graph
-    settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated, "held": held}
+    settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
     made = estimate(program, graph, given, overlap=overlap, **settings)
     unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
     return replace(made, counted_once=unknown) if unknown else made
