@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardalg.costs.cpu.written_out import APART, Operation
-from shardalg.spmd.instructions import AllReduce, ReduceScatter
+from shardalg.spmd.instructions import AllReduce
 
 
 def combined(operations: Sequence[Operation]) -> list[Operation]:
@@ -31,9 +31,7 @@ def combined(operations: Sequence[Operation]) -> list[Operation]:
 def _combinable(operation: Operation) -> Any:
     """Alike of all-reduces that could be one; None of all else."""
     attributes = operation.instruction.attributes
-    if operation.kind != APART or not isinstance(attributes, AllReduce | ReduceScatter):
-        return None
-    if isinstance(attributes, ReduceScatter) and attributes.dim == 0:
+    if operation.kind != APART or not isinstance(attributes, AllReduce):
         return None
     return attributes.digits, attributes.combine
 

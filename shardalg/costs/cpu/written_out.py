@@ -227,10 +227,12 @@ class WrittenOut:
     def scattered(
         self, instruction: Instruction[ReduceScatter], reads: tuple[int, ...]
     ) -> Iterator[Operation]:
-        """A reduce-scatter: along another dimension than the first an all-reduce, and a slice."""
-        moved = instruction.attributes.dim != 0
-        whole = reads[0] if moved else instruction.results[0]
-        return self._reduced(instruction, reads, whole, moved=moved)
+        """A reduce-scatter: its pieces are moved to a new leading dimension before it."""
+        if instruction.attributes.dim != 0:
+            cut = self.new(reads[0])
+            yield Operation(reads, (cut,), FUSED, instruction)
+            reads = (cut,)
+        yield from self._reduced(instruction, reads, instruction.results[0], moved=False)
 
     def _reduced(
         self, instruction: Instruction, reads: tuple[int, ...], whole: int, *, moved: bool
