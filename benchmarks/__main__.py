@@ -30,6 +30,7 @@ BENCHMARKS = {
     "systems": "benchmarks.systems",
     "ranking": "benchmarks.ranking",
     "collective_matmul": "benchmarks.collective_matmul",
+    "holding": "benchmarks.holding",
 }
 
 

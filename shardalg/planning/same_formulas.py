@@ -8,6 +8,7 @@ from typing import Any
 
 from shardalg.costs.cost import Cost
 from shardalg.costs.symbolic import Symbolised
+from shardalg.costs.walk import walk
 from shardalg.sizes.formula import Formula, FormulaError
 from shardalg.spmd.program import SpmdProgram
 
@@ -43,11 +44,22 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
             known[size] = size.at(point)
         return known[size]
 
-    pairs = zip(named.locals, here.locals, strict=False)
-    return len(named.locals) == len(here.locals) and all(
+    if len(named.locals) != len(here.locals):
+        return False
+    pairs = [(named.locals[i], here.locals[i]) for i in sorted(_made(named) | _made(here))]
+    return all(
         (a.dtype, a.origin) == (b.dtype, b.origin) and tuple(map(at, a.shape)) == b.shape
         for a, b in pairs
     )
+
+
+def _made(program: SpmdProgram) -> set[int]:
+    """Return the local values that a device holds at some time: others have no formula."""
+    found = set(program.block.arguments)
+    for step in walk(program):
+        found.update(step.instruction.results)
+        found.update(v for body in step.instruction.attributes.bodies for v in body.arguments)
+    return found
 
 
 def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:

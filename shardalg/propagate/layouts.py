@@ -150,7 +150,8 @@ class Layouts:
                 new = self.number(shape, both)
                 if self.tiles[new] > max(self.tiles[number], offered):
                     return new
-        if offered > self.tiles[number] and (replace or finer):
+        # Sizes are compared last, so that no plan rests on an answer that decides nothing.
+        if (replace or finer) and offered > self.tiles[number]:
             return self.number(shape, dims)
         return number
 

@@ -13,6 +13,8 @@ from benchmarks import (
     formatting,
     halos,
     hardware,
+    holding,
+    named_functions,
     oracle,
     oracle_time,
     planning,
@@ -204,3 +206,18 @@ def test_reshard_paths(said):
     assert set(done.table["more"]) == {0, None}, "of those that are compared none sends more"
     assert all(ratio >= 1 for ratio in done.table["of_bound"])
     assert len(said) == 12
+
+
+def test_holding(said):
+    """No price by formula is wrong where a plan holds; the fixed list is what is measured."""
+    assert len(named_functions.FUNCTIONS) == 30
+    assert sum(named.is_training for named in named_functions.FUNCTIONS) == 15
+    names = "embedding_step", "log_softmax_of_product", "sampling"
+    chosen = [named for named in named_functions.FUNCTIONS if named.name in names]
+    done = holding.run(said.append, chosen, count=3)
+    assert said == [f"{name}, seed 0" for name in names]
+    assert done.summary["holds, but a price differs"] == 0
+    assert all(row["holds"] >= row["quick"] for row in done.table)
+    for row in done.table:
+        if row["regime"] != holding.ANY:
+            assert row["right"] == row["holds"] >= (row["regime"] == holding.MULTIPLES)

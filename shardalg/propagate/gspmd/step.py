@@ -59,7 +59,7 @@ def settled(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direction: 
     without open dimensions.
     """
     tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands
-    if max([tiles[number] for number in numbers]) == 1:
+    if all(tiles[number] == 1 for number in numbers):
         return True
     if kind.is_alike and len({dims[number] for number in numbers}) == 1:
         return True
