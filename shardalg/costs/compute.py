@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.graph.ir import Graph, Node, Signature
-from shardalg.ops.loops import dim_loops, flops
+from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
+from shardalg.ops.loops import dim_loops, flops, read_dims, slides
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
+from shardalg.sizes.formula import Formula
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""
@@ -41,14 +42,19 @@ def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits],
 
 
 @lru_cache(maxsize=65536)
-def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
+def shaped_flops(
+    signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
+) -> Any:
     """Floating-point operations of an operator on operands and results of other shapes.
 
     A loop runs over as many elements as the dimensions that it walks have there: local shapes give
-    the flops of a device, padding included, and formulas a formula.
+    the flops of a device, padding of blocks included, and formulas a formula. Of an operator that
+    reads through windows, only iterations that read an element count.
 
     Args:
       shapes: of the operands, then of the results.
+      params: the parameters in which the operator on these shapes differs (`Apply.params`).
+      row: of an operator with windows whose shapes are formulas, its row on these shapes.
 
     >>> from shardalg.sizes.formula import symbols
     >>> from shardalg.graph.ir import ValueType
@@ -59,13 +65,58 @@ def shaped_flops(signature: Signature, shapes: Shapes) -> Any:
     >>> shaped_flops(dot, ((B / X, M), (M, 4), (B / X, 4)))
     8*B*M/X
     """
-    return sum(flops(rule, sizes) for rule, sizes in shaped_sizes(signature, shapes))
+    return sum(found.flops for found in executed(signature, shapes, params, row))
 
 
-def shaped_sizes(signature: Signature, shapes: Shapes) -> Iterator[tuple[Rule, dict[str, Any]]]:
-    """The rows that do arithmetic, each with the sizes of its loops on other shapes."""
+class Executed(NamedTuple):
+    """A row of an operator that does arithmetic, on other shapes.
+
+    Attributes:
+      rule: on the operator's own shapes. sizes: of its loops on the other shapes.
+    """
+
+    rule: Rule
+    sizes: Mapping[str, Any]
+    flops: Any
+
+
+@lru_cache(maxsize=65536)
+def executed(
+    signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
+) -> tuple[Executed, ...]:
+    """The rows that do arithmetic on other shapes; arguments as of `shaped_flops`."""
+    found = []
     for rule, places in _counted(signature):
-        yield rule, _loop_sizes(rule, places, shapes)
+        if not slides(rule):
+            sizes = _loop_sizes(rule, places, shapes)
+            found.append(Executed(rule, sizes, flops(rule, sizes)))
+            continue
+        named = any(type(size) is Formula for shape in shapes for size in shape)
+        own = row or (rule if named else local_row(signature, shapes, params))
+        # A window over a dimension does not tell how long it is itself.
+        count, read = len(signature.operands), read_dims(own)
+        walked = (p for p in _places(own, count) if (p[1], p[2]) not in read or len(p[0]) == 1)
+        sizes = {**own.extents, **_loop_sizes(own, tuple(walked), shapes)}
+        found.append(Executed(rule, sizes, flops(own, sizes, shapes)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def windows(signature: Signature) -> bool:
+    """Whether an operator does arithmetic on what it reads through windows."""
+    return any(slides(rule) for rule, _ in _counted(signature))
+
+
+@lru_cache(maxsize=65536)
+def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
+    """The row of an operator with windows on local shapes, with the parameters that differ."""
+    count = len(signature.operands)
+    types = (*signature.operands, *signature.results)
+    local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
+    merged = tuple((dict(signature.params) | dict(params)).items())
+    made = rules(Signature(signature.primitive, merged, local[:count], local[count:]))
+    (found,) = [rule for rule in made or () if rule.flops]
+    return found
 
 
 Places = tuple[tuple[tuple[str, ...], int, int], ...]

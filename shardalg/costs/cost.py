@@ -19,7 +19,7 @@ from shardalg.io.answers import html_part
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.formula import Formula, FormulaError
-from shardalg.sizes.maximum import larger
+from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.sums import total
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class Totals:
       useful_flops: of one call on global shapes (`costs.compute.useful_flops`).
       useful_s: seconds that these would keep one device at its peak.
       devices: size of the mesh.
-      memory: bytes alive at the peak, by class.
+      memory: bytes alive at the peak, by class; of formulas, at the hints' peak.
+      peaks: of formulas, makes the bytes of which the largest is the peak, wherever that is; None
+        where they are not known.
     """
 
     items: tuple[Item, ...]
@@ -81,6 +83,12 @@ class Totals:
     useful_s: Any
     devices: Any
     memory: Liveness
+    peaks: Callable[[], Sequence[Formula]] | None = field(default=None, compare=False)
+
+    @cached_property
+    def peak_bytes(self) -> Any:
+        """Most bytes alive at once; of formulas the largest of those alive at each instruction."""
+        return largest_of(self.peaks()) if self.peaks else self.memory.peak_bytes
 
     def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
         """Sum of a field of the items, of all or of one sort."""
@@ -104,7 +112,7 @@ class Totals:
         yield "wire_bytes", self.sum("wire_bytes")
         yield "flops", self.sum("flops")
         yield "useful_flops", self.useful_flops
-        yield "peak_memory_bytes", self.memory.peak_bytes
+        yield "peak_memory_bytes", self.peak_bytes
         yield from ((f"{name}_bytes", size) for name, size in self.memory.by_class.items())
 
 
@@ -114,11 +122,9 @@ class Elsewhere:
 
     Attributes:
       fits: whether the plan at a size of each name fits a device (`Plan.at`).
-      peaks: makes the bytes of which the largest is the peak, where no decision is another one.
     """
 
     fits: Callable[[Mapping[str, int]], bool]
-    peaks: Callable[[], Sequence[Formula]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,8 +132,9 @@ class Cost:
     """Price of one call of a program on one device of each kind of `hardware`.
 
     Of a plan with named sizes, every quantity is a sympy expression, in which the longer of
-    arithmetic and memory traffic of an operator is a `Max`. The peak of memory is the bytes that
-    are alive at the hints' peak.
+    arithmetic and memory traffic of an operator is a `Max`, and so is the peak of memory: the
+    largest of the bytes alive at the instructions that can have most of them. Its classes
+    (`memory_by_class`) are those at the instruction that is the peak at the hints.
 
     Attributes:
       totals: the exact prices, numbers or formulas.
@@ -162,7 +169,7 @@ class Cost:
     @property
     def memory(self) -> Liveness:
         """Bytes alive at the peak, by class, in numbers or formulas."""
-        return self.totals.memory
+        return replace(self.totals.memory, peak_bytes=self.totals.peak_bytes)
 
     @cached_property
     def devices(self) -> Any:
@@ -229,12 +236,15 @@ class Cost:
     @cached_property
     def peak_memory_bytes(self) -> Any:
         """Most bytes alive at once on one device."""
-        return self._shown(self.memory.peak_bytes)
+        return self._shown(self.totals.peak_bytes)
 
     @cached_property
     def memory_by_class(self) -> dict[str, Any]:
-        """Bytes alive at the peak per class; see `costs.memory.Liveness.by_class`."""
-        return {name: self._shown(size) for name, size in self.memory.by_class.items()}
+        """Bytes alive at the peak per class; see `costs.memory.Liveness.by_class`.
+
+        Formulas are of the instruction that is the peak at the hints.
+        """
+        return {name: self._shown(size) for name, size in self.totals.memory.by_class.items()}
 
     @property
     def fits(self) -> Any:
@@ -317,7 +327,8 @@ class Cost:
         if self.elsewhere is None:
             raise FormulaError("no plan made this program: ask the cost of a plan, plan.cost(...).")
         others = {n: size for n, size in self.sizes.hints.items() if n != name}
-        peaks = [Formula.of(peak).subs(others) for peak in self.elsewhere.peaks()]
+        made = self.totals.peaks() if self.totals.peaks else (self.totals.peak_bytes,)
+        peaks = [Formula.of(peak).subs(others) for peak in made]
         most, plan = self.hardware.hbm_bytes, self.elsewhere
         guess = largest(lambda n: all(peak.at({name: n}) <= most for peak in peaks))
         step = math.lcm(self.sizes.hints[name], self.hints.devices)

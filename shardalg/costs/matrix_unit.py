@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardalg.costs.compute import Shapes, contracts, operand_type, shaped_sizes
+from shardalg.costs.compute import Executed, Shapes, contracts, executed, operand_type
 from shardalg.errors import HardwareError
-from shardalg.graph.ir import Graph, Signature
-from shardalg.ops.loops import flops
+from shardalg.graph.ir import Graph, Params, Signature
 from shardalg.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
-from shardalg.sizes.maximum import smaller
+from shardalg.sizes.maximum import grouped, smaller
 from shardalg.sizes.tile import tile
 
 if TYPE_CHECKING:
@@ -149,13 +148,19 @@ def check_products(graph: Graph, chip: Hardware) -> None:
             )
 
 
-def padded_flops(signature: Signature, shapes: Shapes, unit: MatrixUnit) -> Any:
+def padded_flops(
+    signature: Signature,
+    shapes: Shapes,
+    unit: MatrixUnit,
+    params: Params = (),
+    row: Rule | None = None,
+) -> Any:
     """Operations of the unit in the time that an operator keeps it: its flops, rounded up.
 
     Of what is no product of two matrices (a vector's too) the flops themselves.
 
     Args:
-      shapes: of operands, then of results, as in `costs.compute.shaped_flops`.
+      shapes, params, row: as in `costs.compute.shaped_flops`.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.sizes.formula import symbols
@@ -169,10 +174,8 @@ def padded_flops(signature: Signature, shapes: Shapes, unit: MatrixUnit) -> Any:
     >>> padded_flops(dot, ((64, M / Y), (M / Y, 128), (64, 128)), tpu)
     2097152*ceil(M/(128*Y))
     """
-    return sum(
-        _padded(sizes, rule, unit, signature.operands[0].dtype)
-        for rule, sizes in shaped_sizes(signature, shapes)
-    )
+    dtype = signature.operands[0].dtype if signature.operands else ""
+    return sum(_padded(one, unit, dtype) for one in executed(signature, shapes, params, row))
 
 
 class _Roles(NamedTuple):
@@ -204,10 +207,11 @@ def _roles(rule: Rule) -> _Roles | None:
     return _Roles(rows, columns, tuple(n for n in names if n in rule.reduced), many, slides)
 
 
-def _padded(sizes: Mapping[str, Any], rule: Rule, unit: MatrixUnit, dtype: str) -> Any:
+def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
+    rule, sizes = one.rule, one.sizes
     roles = _roles(rule)
     if roles is None or unit == ANY_SIZE:
-        return flops(rule, sizes)
+        return one.flops
 
     def extent(names: Iterable[str]) -> Any:
         return math.prod(sizes.get(name, rule.extents[name]) for name in names)
@@ -219,7 +223,7 @@ def _padded(sizes: Mapping[str, Any], rule: Rule, unit: MatrixUnit, dtype: str) 
     k = extent(roles.summed)
     blocks = area * _up(k, unit.summed(dtype))
     if roles.slides:  # what windows read of the padding is no operation
-        return quotient(flops(rule, sizes) * blocks, m * n * k)
+        return quotient(one.flops * blocks, grouped(m * n * k))
     return rule.flops * extent(roles.many) * blocks
 
 

@@ -20,7 +20,9 @@ from shardalg.costs.fusion import (
     unaliased,
 )
 from shardalg.graph.ir import Graph
+from shardalg.sizes.decided import decided
 from shardalg.sizes.points.between import one_answer
+from shardalg.sizes.recorded import recorder_of
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -231,7 +233,15 @@ class _Span:
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
     """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
+    if recorder_of(sizes) is not None:
+        return _recorded_cut(span, tuple(sizes))
     return one_answer(sizes, partial(_cut, span))
+
+
+@decided(64, lambda span, sizes: sizes)
+def _recorded_cut(span: _Span, sizes: tuple[Any, ...]) -> frozenset[int]:
+    """Return the cut of recorded sizes: a call that is asked again at other sizes."""
+    return _cut(span, tuple(map(int, sizes)))
 
 
 def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
+from shardalg.costs.analyses.peaks import candidate_peaks
 from shardalg.costs.analyses.rings import RingTimes, ring_times
 from shardalg.costs.analyses.together import together
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
@@ -22,6 +23,7 @@ from shardalg.costs.compute import (
     operand_type,
     shaped_flops,
     signature_flops,
+    windows,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.cpu.occupied import cpu_liveness
@@ -35,6 +37,7 @@ from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.ops.rule import Rule
 from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import over
 from shardalg.sizes.amounts import times as multiplied
@@ -86,7 +89,9 @@ def estimate(
     else:
         held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = pricing(hints, graph, hardware)
-    formulas = replace(numbers, program=named.program, sizes=named.sizes) if named else numbers
+    formulas = numbers
+    if named:
+        formulas = replace(numbers, program=named.program, sizes=named.sizes, rows=named.rows)
     runs = formulas.runs()
     prices = numbers.prices(runs)
     beside = numbers.scheduled_s(overlap) if overlap not in ("none", "full") else None
@@ -95,7 +100,12 @@ def estimate(
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
-    totals = Totals(formulas.items(runs, prices), *formulas.useful(), named.devices, peak)
+    peaks = None
+    if not shares_cores:
+        found = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
+        peaks = cache(found)
+    items = formulas.items(runs, prices)
+    totals = Totals(items, *formulas.useful(), named.devices, peak, peaks)
     return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=beside)
 
 
@@ -156,6 +166,7 @@ class Pricing:
       fused: local values that never reach memory.
       spans: what lies under digits.
       sizes: formulas of the graph's sizes; None to price in numbers.
+      rows: where prices are formulas, the local row of each operator with windows, by its result.
     """
 
     program: SpmdProgram
@@ -164,6 +175,7 @@ class Pricing:
     fused: frozenset[int]
     spans: Callable[[Digits], tuple[Span, ...]]
     sizes: Sizes | None = None
+    rows: Mapping[int, Rule] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> tuple[Execution, ...]:
@@ -231,7 +243,8 @@ class Pricing:
         """What is done, be it to whichever values: a node's operator, or an instruction's own."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return instruction.attributes
-        return self.graph.nodes[instruction.node].signature
+        signature = self.graph.nodes[instruction.node].signature
+        return (signature, instruction.attributes.params) if windows(signature) else signature
 
     def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
         """One execution of each run.
@@ -369,8 +382,10 @@ class Pricing:
         signature = self.graph.nodes[instruction.node].signature
         held, values = self.program.locals, (*instruction.operands, *instruction.results)
         shapes = tuple([held[v].shape for v in values])
-        kept = padded_flops(signature, shapes, self.hardware.matrix_unit)
-        return shaped_flops(signature, shapes), kept, self.peak(instruction.node)
+        row = self.rows.get(instruction.results[0]) if instruction.results else None
+        params = instruction.attributes.params if windows(signature) else ()
+        kept = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
+        return shaped_flops(signature, shapes, params, row), kept, self.peak(instruction.node)
 
     def peak(self, node: int) -> float:
         """Operations a second of a graph node's item type."""

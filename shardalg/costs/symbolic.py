@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import local_row, windows
+from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
+from shardalg.ops.rule import Rule
 from shardalg.pause import collection_paused
 from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
 from shardalg.sizes.formula import Formula, FormulaError, ceiling
@@ -127,6 +130,23 @@ class Symbolised:
     def devices(self) -> Size:
         """Size of the mesh."""
         return math.prod(self.sizes.axes.values())
+
+    @cached_property
+    def rows(self) -> dict[int, Rule]:
+        """Per first result of an operator that reads through windows, its row on local shapes.
+
+        The strides, dilations and padding in it are the numbers at the hints.
+        """
+        found, held = {}, self.hints.locals
+        for step in walk(self.hints):
+            made = step.instruction
+            if type(made.attributes) is Apply and made.node is not None:
+                signature = self.graph.nodes[made.node].signature
+                if windows(signature):
+                    shapes = tuple(held[v].shape for v in (*made.operands, *made.results))
+                    row = local_row(signature, shapes, made.attributes.params)
+                    found[made.results[0]] = row
+        return found
 
 
 @collection_paused()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from typing import Any
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.peaks import peak_formula
 from shardalg.costs.collectives import is_collective
-from shardalg.costs.memory import Liveness
+from shardalg.costs.cost import Totals
+from shardalg.costs.memory import Liveness, peak_bytes
 from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.planning.stages import Stages
+from shardalg.planning.stages import Stages, priced
+from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -45,20 +49,53 @@ def changes(
     listed), "divides" (a split that
     is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
     (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
-    dimensions, axes and role of what an operator, or the border, moves), "peak" (where the most
-    bytes are alive, which nobody decides).
+    dimensions, axes and role of what an operator, or the border, moves), "peak" (the formula of
+    the peak of memory gives another number than this plan), "formula" (so does another formula).
     """
     made = () if constant is None else ((constant.kind, "", constant.source, "", constant.text),)
     if constant is not None and Alignment(hints.graph, here.graph).difference is not None:
         return Table(CHANGE_COLUMNS, made)
     rows = (*made, *_splits(named, point), *_choices(hints, here), *_shardings(hints, here))
-    return Table(CHANGE_COLUMNS, (*rows, *_collectives(hints, here), *_peak(hints, here)))
+    rows = (*rows, *_collectives(hints, here))
+    if named is None:
+        return Table(CHANGE_COLUMNS, rows)
+    return Table(
+        CHANGE_COLUMNS, (*rows, *_peak(here, named, point), *_prices(hints, here, named, point))
+    )
 
 
-def _peak(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
-    if hints.as_written.place != here.as_written.place:
-        first, second = (alive_at(plan.graph, plan.as_written) for plan in (hints, here))
-        yield "peak", first[0], first[1], first[0], second[0]
+def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
+    """The peak of memory where its formula gives another number, kept or rebuilt."""
+    donated = tuple(here.traced.donated)
+    for rebuild in (False, True):
+        formula = peak_formula(named, donated, rebuild).at(point)
+        found = peak_bytes(here.program, here.graph, donated=donated, rebuild=rebuild)
+        if formula != found:
+            where = alive_at(here.graph, here.as_written)
+            yield "peak", *where, f"{formula} bytes by the formula", f"{found} bytes"
+            return
+
+
+def _prices(
+    hints: Stages, here: Stages, named: Symbolised, point: Mapping[str, int]
+) -> Iterator[ChangeRow]:
+    """Bytes, flops and seconds whose formulas give other numbers than this plan."""
+    by_formula = priced(hints.traced, named, hints.hardware).totals
+    found = priced(here.traced, here.program, here.hardware).totals
+    for name, quantity in _PRICES.items():
+        formula = Formula.of(quantity(by_formula)).at(point)
+        number = quantity(found)
+        if abs(formula - number) > _ROUNDED * abs(number):
+            yield "formula", "", "", f"{name} {float(formula):.12g} by the formula", f"{number}"
+
+
+_ROUNDED = 1e-9
+_PRICES: Mapping[str, Callable[[Totals], Any]] = {
+    "wire_bytes": lambda totals: totals.sum("wire_bytes"),
+    "flops": lambda totals: totals.sum("flops"),
+    "useful_flops": lambda totals: totals.useful_flops,
+    "step_time_s": lambda totals: totals.sum("time_s"),
+}
 
 
 def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:

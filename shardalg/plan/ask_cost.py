@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from shardalg.plan.planned import Planned
 from shardalg.planning.stages import planned_at, priced
 from shardalg.report.modules.module_costs import costs_by_module
 from shardalg.report.timeline import Timeline
-from shardalg.sizes.formula import Formula
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
@@ -51,9 +49,7 @@ class CostAnswers(Planned):
         """The same, where products of a type without a peak take the chip's slowest one."""
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
-        elsewhere = Elsewhere(
-            lambda point: self._fits(chip, point), lambda: self._candidate_peaks(chip, made)
-        )
+        elsewhere = Elsewhere(lambda point: self._fits(chip, point))
         by_module = partial(costs_by_module, self._stages, chip)
         return replace(made, by_module=by_module, elsewhere=elsewhere)
 
@@ -64,16 +60,6 @@ class CostAnswers(Planned):
             return bool(priced(here.traced, here.program, chip).fits)
         except ShardalgError:
             return False
-
-    def _candidate_peaks(self, chip: Hardware | Topology, cost: Cost) -> tuple[Formula, ...]:
-        """Bytes of which the largest is the peak of memory, with what the hints decide."""
-        from shardalg.costs.analyses.peaks import candidate_peaks
-
-        named = self._symbolised
-        if named is None or math.isfinite(chip.chip.cores):
-            return (Formula.of(cost.totals.memory.peak_bytes),)
-        donated = self._traced.donated
-        return candidate_peaks(named, donated=donated, rebuild=chip.chip.rebuilds)
 
     def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
         """What the devices of each pipeline stage do when: a table, a figure, a Chrome trace.

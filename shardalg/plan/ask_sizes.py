@@ -48,13 +48,13 @@ class SizeAnswers(Planned):
         """What planning found of its sizes: where a row fails, `at` may give another plan.
 
         The rows are the facts that `holds` asks, comparisons first, the nearest at the hints before
-        others; of where memory peaks the nearest alone. A choice "rather than" another one turns as
-        its row says, as long as the paths are those of the hints. Other rows of choices, and those
-        of paths ("collectives"), are questions of a search, whose outcome may stay the same without
-        them: `holds` asks again there.
+        others; `holds` also checks that the formula of the peak of memory is right. A choice
+        "rather than" another one turns as its row says, as long as the paths are those of the
+        hints. Other rows of choices, and those of paths ("collectives"), are questions of a search,
+        whose outcome may stay the same without them: `holds` asks again there.
 
         Columns: kind (the part of `changes` in which another answer shows: "choice" of an operator,
-        "sharding", "collectives", "peak", "divides" for an even or an uneven split, "part" for a
+        "sharding", "collectives", "divides" for an even or an uneven split, "part" for a
         size held at its hint), condition, margin (by how much of its larger side it holds), place,
         source, decides (what was chosen, rather than what, by time or by bytes), rests_on (earlier
         operators whose choices decide which copies are at hand: where one is another choice, the
@@ -68,8 +68,7 @@ class SizeAnswers(Planned):
         """The table behind `conditions`; empty in a plan in numbers."""
         if self._symbolised is None:
             return plan_conditions.NO_CONDITIONS
-        memory = self._stages.as_written
-        return plan_conditions.conditions(self._symbolised, self._guards, self.options, memory)
+        return plan_conditions.conditions(self._symbolised, self._guards, self.options)
 
     @property
     def unguarded(self) -> str:

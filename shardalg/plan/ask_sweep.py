@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from shardalg.costs.topology import machine
 from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_sizes import SizeAnswers
-from shardalg.planning.guards import PEAK
 
 if TYPE_CHECKING:
     from shardalg.costs.analyses.sweep import Sweep, Sweeper
@@ -76,14 +75,14 @@ class SweepAnswers(CostAnswers, SizeAnswers):
         from shardalg.sizes.formula import Formula
 
         cost = self.cost(chip, overlap=overlap)
-        peaks = self._candidate_peaks(chip, cost)
+        totals = cost.totals
+        peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
         guards = self._guards
         if guards is None:
             asked: Any = ((Fact(Formula({}), NONZERO),), ())
         else:
-            # Where memory peaks, and what is written over what, decides nothing else.
+            # What is written over what in memory decides nothing else.
             own = guards.whole.facts
-            decides = [fact for fact, about in own.items() if about is None or about.kind != PEAK]
-            called = [fact for fact in guards.facts.facts if fact not in own]
-            asked = (decides, [*called, *guards.traced])
-        return Sweeper(cost._time(cost.totals), peaks, asked, known)
+            called = [fact for fact in guards.decisive if fact not in own]
+            asked = ([*own], [*called, *guards.traced])
+        return Sweeper(cost._time(totals), peaks, asked, known)

@@ -94,8 +94,8 @@ class Plan(OverviewAnswers):
         (after the first time, when all of it is found out). If it holds, no decision is another
         one: `changes` is empty, the formulas hold, and the function is traced and planned there
         when something but the cost is asked of the plan that comes back. Else that is done at once,
-        and `changes` lists the decisions that are others than at the hints, and where the peak of
-        memory stands elsewhere.
+        and `changes` lists the decisions that are others than at the hints, and the prices of
+        which the formula gives another number than the plan there.
 
         Raises:
           SymbolError: a name that the plan does not have, a size below 1, a function that is
@@ -118,7 +118,7 @@ class Plan(OverviewAnswers):
             return Plan(self.options, lambda: planned_at(self._stages, point, self.options)[0])
         here = self._planned_at(point)
         found = here.changes
-        decided = [row for row in found if row["kind"] != "peak"]
+        decided = [row for row in found if row["kind"] not in ("peak", "formula")]
         if self.options.strict and decided:
             raise StrategyError(
                 f"strict=True, and {len(decided)} decisions at {point} are others than at the "

@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from shardalg.costs.memory import Liveness
 from shardalg.costs.symbolic import Symbolised
-from shardalg.explain.decisions import alive_at, loops_over, place
+from shardalg.explain.decisions import loops_over, place
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.io.table import Table
 from shardalg.partition.choose.key import Choice, Weighed
@@ -30,7 +29,7 @@ from shardalg.spmd.instruction import Collective
 
 COLUMNS = ("kind", "condition", "margin", "place", "source", "decides", "rests_on", "flips")
 NO_CONDITIONS = Table(COLUMNS, ())
-CHOICE, DIVIDES, PART, PEAK = "choice", "divides", "part", "peak"
+CHOICE, DIVIDES, PART = "choice", "divides", "part"
 
 
 class RegionArgument(NamedTuple):
@@ -47,12 +46,8 @@ class RegionArgument(NamedTuple):
     about: Weighed | None = None
 
 
-def conditions(
-    named: Symbolised, guards: Guards | None, options: Options, memory: Liveness
-) -> Table:
+def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Table:
     """Every fact that may fail at other sizes: comparisons by margin, then what is split or held.
-
-    The peak of memory is compared with what is alive everywhere else: its nearest one is listed.
 
     Args:
       guards: None where they are not known: then what the formulas rest on is listed alone.
@@ -71,7 +66,7 @@ def conditions(
     rows: dict[str, tuple] = {}
     for tie in _open(_nearest(region_arguments, hints), shardings):
         kind, decides = assumed.get(tie.fact) or (_kind(tie), _decides(tie))
-        where = alive_at(graph, memory) if kind == PEAK else _place(graph, tie.asked.node)
+        where = _place(graph, tie.asked.node)
         near, turns = margin(tie.fact, hints), _turns(tie.fact, hints)
         rests = before.names(tie.asked.node) if kind == CHOICE else ""
         text = words(tie.fact)
@@ -93,13 +88,8 @@ def _region_arguments(guards: Guards) -> Iterator[RegionArgument]:
 def _open(
     region_arguments: Iterable[RegionArgument], shardings: Shardings
 ) -> Iterator[RegionArgument]:
-    """Those that may fail at some sizes; of the peak the nearest alone."""
-    listed = False
-    for tie in region_arguments:
-        is_peak = _kind(tie) == PEAK
-        if not (is_peak and listed) and is_open(tie.fact, shardings=shardings):
-            listed = listed or is_peak
-            yield tie
+    """Those that may fail at some sizes."""
+    return (tie for tie in region_arguments if is_open(tie.fact, shardings=shardings))
 
 
 def _askers(call: Call, asked: Asked | None = None) -> dict[Call, Asked]:
@@ -194,7 +184,6 @@ _RUN = {
     "": "sizes that Python makes",
     "sharding": "how shardings are completed",
     "collectives": "what is moved",
-    PEAK: "peak_memory_bytes",
 }
 
 

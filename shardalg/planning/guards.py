@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.memory import peak_place
+from shardalg.costs.analyses.peaks import memory_facts, peak_at, peak_formula
 from shardalg.costs.symbolic import Size, Sizes, Symbolised
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
 from shardalg.graph.plain import is_code, is_same
@@ -25,7 +25,7 @@ from shardalg.pause import collection_paused
 from shardalg.planning.stages import Stages, completed
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Layouts
-from shardalg.sizes.decided import Guards, recorder
+from shardalg.sizes.decided import Call, Guards, asked_again, recorder
 from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, Number, symbol
 from shardalg.sizes.recorded import Recorder
@@ -74,17 +74,27 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
         if again != first:
             return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"
     facts = (*(one.fact for one in named.conditions), *sizes.manual())
-    return Guards(recorded, facts, sizes.traced()), sizes.bound
+    beside = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
+    return Guards(recorded, facts, sizes.traced(), beside), sizes.bound
 
 
-PEAK = "peak"
+def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> Call:
+    """Return the peak of memory as a call: the plan holds where its formula gives the peak there.
+
+    Where something else is written over, or kept for the backward pass, the peak is looked for in
+    the program with the sizes of that point.
+    """
+    how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
+    largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
+    facts = partial(memory_facts, named, **how)
+    return asked_again(recorded, facts, largest, partial(peak_at, named, **how))
 
 
 class Asked(NamedTuple):
     """What a question is about that the run itself asks: the part of `plan.changes` and the node.
 
     Attributes:
-      kind: "sharding", "collectives" or `PEAK`.
+      kind: "sharding" or "collectives".
       node: None at the program's border, and of what is not about one node.
     """
 
@@ -101,10 +111,7 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
     sharded = completed(graph, annotations_at(stages.annotations, graph, mesh), options)
-    program = partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
-    recorded.about = Asked(PEAK)
-    peak_place(program, graph, stages.traced.donated)
-    return program
+    return partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
 
 
 class _Telling(Partitioner):

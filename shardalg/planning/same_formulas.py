@@ -93,5 +93,5 @@ def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield ("useful_flops",), totals.useful_flops
     yield ("useful_s",), totals.useful_s
     yield ("devices",), totals.devices
-    yield ("peak_bytes",), totals.memory.peak_bytes
+    yield ("peak_bytes",), totals.peak_bytes
     yield ("step_time_s",), totals.sum("time_s")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.facts import Fact, Facts
-from shardalg.sizes.formula import Formula, Number
+from shardalg.sizes.formula import Formula, Number, symbol
 from shardalg.sizes.points.lanes import points_of
 from shardalg.sizes.points.rejoined import rejoined
 from shardalg.sizes.points.replaced import Replaced
@@ -112,6 +112,29 @@ def _recorded(
     return moved(call.result, asks)
 
 
+def asked_again(
+    whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
+) -> Call:
+    """Return a call beside a run: it stands at sizes where a formula has the number found there.
+
+    Args:
+      whole: of the run. work: asks a recorder of its own what the number depends on.
+      there: the number at sizes that are given by name.
+    """
+    host: _Host = whole.host
+    names = tuple(whole.answers.hints)
+    keys = host.calls.keys
+    call = Call(
+        lambda *sizes: there(dict(zip(names, sizes, strict=True))),
+        tuple(keys.size(symbol(name)) for name in names),
+        keys.size(found),
+    )
+    inside = Recorder(whole.answers, host=_Host(call, host.calls))
+    work(inside)
+    call.facts = dict(inside.facts)
+    return call
+
+
 def moved(value: Any, target: Recorder) -> Any:
     """A value with the same sizes, recorded by another recorder."""
     return Replaced(Recorded, lambda size: target.size(size.formula))(value)
@@ -123,15 +146,21 @@ class Guards:
     Attributes:
       traced: the facts that are not known to be needed: without them a trace has to show that
         the function is the same one.
+      beside: calls that the run does not make itself, of which each has to stand too.
     """
 
     def __init__(
-        self, whole: Recorder, more: Iterable[Fact] = (), traced: Iterable[Fact] = ()
+        self,
+        whole: Recorder,
+        more: Iterable[Fact] = (),
+        traced: Iterable[Fact] = (),
+        beside: Iterable[Call] = (),
     ) -> None:
         host: _Host = whole.host
         host.call.facts = {**dict.fromkeys(more), **whole.facts}
         self.traced = tuple(traced)
-        self.calls = (*host.calls.found.values(), host.call)
+        self.beside = tuple(beside)
+        self.calls = (*host.calls.found.values(), *self.beside, host.call)
         self.asked: dict[Fact, list[Call]] = {}
         for call in self.calls:
             for fact in call.facts:
@@ -160,7 +189,13 @@ class Guards:
         for call in self.calls[:-1]:
             if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
                 other.add(call)
-        return not other.isdisjoint(self.whole.uses)
+        return not other.isdisjoint({*self.whole.uses, *self.beside})
+
+    @property
+    def decisive(self) -> list[Fact]:
+        """The facts of the run and of the calls that it makes, without those of calls beside it."""
+        apart = {*self.beside, *(used for call in self.beside for used in call.uses)}
+        return [fact for fact, calls in self.asked.items() if not apart.issuperset(calls)]
 
 
 class _There:

@@ -126,7 +126,7 @@ class Formula:
 
     @_lifted
     def __floordiv__(self, other: Formula) -> Formula:
-        return -ceiling(-self / other)
+        return flooring(self / other)
 
     @_lifted
     def __rfloordiv__(self, other: Formula) -> Formula:
@@ -386,6 +386,22 @@ def ceiling(ratio: Formula) -> Formula:
         if 0 < coefficient <= 1 and all(e < 0 for _, e in monomial):
             return outside + 1
     return outside + Formula({frozenset({(Ceil(rest), 1)}): 1})
+
+
+def flooring(ratio: Formula) -> Formula:
+    """The largest integer at or below a formula.
+
+    `floor(a/n) = ceil((a + 1)/n) - 1` for integers a and n >= 1, so that a floor of a positive
+    formula is made of ceilings of positive ones.
+
+    >>> H, X = symbols("H X")
+    >>> flooring((H + 1) / 2), flooring((H - 1) / 2), flooring(H / X)
+    (ceil(H/2), ceil(H/2) - 1, ceil((H + 1)/X) - 1)
+    """
+    above, below = ratio.fraction
+    whole = all(type(factor) in (str, Ceil) for monomial in above.terms for factor, _ in monomial)
+    grows = any(c > 0 for monomial, c in above.terms.items() if monomial)
+    return ceiling(ratio + 1 / below) - 1 if whole and grows else -ceiling(-ratio)
 
 
 def _is_whole(monomial: Monomial, coefficient: Number) -> bool:

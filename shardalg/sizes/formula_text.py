@@ -48,6 +48,8 @@ def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
 
 
 def _is_product(line: str) -> bool:
+    if line.startswith("(") and line.find(")") == len(line) - 1:
+        return False
     return bool(set(line.replace("**", "")) & set("*/-"))
 
 

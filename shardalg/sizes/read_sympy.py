@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from shardalg.sizes.formula import UNIT, Formula, FormulaError, ceiling, symbol
+from shardalg.sizes.formula import UNIT, Formula, FormulaError, ceiling, flooring, symbol
 
 if TYPE_CHECKING:
     import sympy
@@ -48,7 +48,7 @@ def _readers() -> Mapping[type, Callable[..., Formula]]:
         sympy.Mul: lambda *factors: math.prod(map(from_sympy, factors), start=Formula({UNIT: 1})),
         sympy.Pow: _power,
         sympy.ceiling: lambda ratio: ceiling(from_sympy(ratio)),
-        sympy.floor: lambda ratio: -ceiling(-from_sympy(ratio)),
+        sympy.floor: lambda ratio: flooring(from_sympy(ratio)),
     }
 
 

@@ -119,14 +119,15 @@ def held(memory):
 
 
 def check_memory(formulas, cost, point):
-    """Every class of memory at the peak, which is the hints' peak, of the same values."""
+    """The peak, wherever it is; at the hints' instruction also each class, of the same values."""
     here = cost.memory
-    assert (here.place, held(here)) == (formulas.place, held(formulas)), point
-    classes = formulas.by_class
-    assert dict(zip(classes, at(classes.values(), point), strict=True)) == here.by_class
     assert at([formulas.peak_bytes, formulas.argument_bytes, formulas.result_bytes], point) == (
         here.peak_bytes, here.argument_bytes, here.result_bytes
     )  # fmt: skip
+    if here.place == formulas.place:
+        assert held(here) == held(formulas), point
+        classes = formulas.by_class
+        assert dict(zip(classes, at(classes.values(), point), strict=True)) == here.by_class
 
 
 class Formulas:
@@ -170,11 +171,12 @@ def test_formulas_are_what_the_planner_says_at_numbers(name, strategy, scan, wan
             break
         if plan.holds(**point):
             there, changed = compared(plan, point)
-            assert not len(changed), (point, changed)
             if len(there.graph.values) != len(plan.graph.values):
                 # Literals of Python code, such as the M of a mean, that are equal there: one value.
+                assert {row["kind"] for row in changed} <= {"peak"}, (point, changed)
                 seen["literals coincide"] += 1
                 continue
+            assert not len(changed), (point, changed)
             formulas.check(there, point)
             seen["equal"] += 1
         elif seen["asked"] < ASKED:

@@ -11,8 +11,7 @@ import numpy as np
 
 from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
-from shardalg.sizes.formula import Formula, FormulaError, Number
-from shardalg.sizes.maximum import Max
+from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
 from shardalg.sizes.points.array_steps import Code, run
 
 LARGEST = 1 << 40
@@ -56,9 +55,14 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
 
 def _roots(difference: Formula, name: str) -> Iterator[int]:
     """The roots of a polynomial, with what is next to them."""
-    if not any(type(atom) is Max for atom in difference.atoms):
+    if _only_ceilings(difference):
         for root in crossovers(difference, name):
             yield from (int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST)
+
+
+def _only_ceilings(formula: Formula) -> bool:
+    """Whether nothing but ceilings keeps a formula from being a polynomial over products."""
+    return all(type(atom) is Ceil and _only_ceilings(atom.ratio) for atom in formula.atoms)
 
 
 def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], int]) -> Any:

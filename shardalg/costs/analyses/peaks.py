@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from shardalg.costs.memory import Scan
-from shardalg.costs.occupancy import NOTHING, Held, Timeline
+from shardalg.costs.memory import Scan, peak_bytes
+from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.costs.symbolic import Symbolised
 from shardalg.sizes.formula import Formula, Monomial
+from shardalg.sizes.maximum import largest_of
+from shardalg.sizes.recorded import Recorder
 from shardalg.spmd.program import SpmdProgram
 
 Rows = list[np.ndarray]
@@ -40,6 +42,44 @@ def candidate_peaks(
     return undominated(scan.terms.formula(row) for row in np.unique(line.rows, axis=0))
 
 
+@lru_cache(maxsize=16)
+def peak_formula(named: Symbolised, donated: tuple[int, ...], rebuild: bool) -> Formula:
+    """Return the peak of memory as one formula: the largest of `candidate_peaks`."""
+    return Formula.of(largest_of(candidate_peaks(named, donated=donated, rebuild=rebuild)))
+
+
+def memory_facts(
+    named: Symbolised, recorder: Recorder, *, donated: Sequence[int], rebuild: bool
+) -> None:
+    """Put to a recorder what decides how much memory is alive at each instruction.
+
+    Those are questions such as whether a result fits where an operand was. Which instruction has
+    the most is not asked: `candidate_peaks` has them all.
+    """
+    size, held = recorder.size, named.program.locals
+    sized = (replace(local, shape=tuple(map(size, local.shape))) for local in held)
+    scan = _Unranked(replace(named.hints, locals=tuple(sized)), named.graph, (), rebuild)
+    scan.peak(named.hints.block, scan.lives(donated))
+
+
+def peak_at(
+    named: Symbolised, point: Mapping[str, int], *, donated: Sequence[int], rebuild: bool
+) -> int:
+    """Return the peak of the program with the sizes that its formulas have at a point."""
+    known: dict[Any, Any] = {}
+
+    def number(size: Any) -> Any:
+        if size not in known:
+            known[size] = Formula.of(size).at(point)
+        return known[size]
+
+    held = named.program.locals
+    sized = (replace(local, shape=tuple(map(number, local.shape))) for local in held)
+    program = replace(named.hints, locals=tuple(sized))
+    found: int = peak_bytes(program, named.graph, donated=donated, rebuild=rebuild)
+    return found
+
+
 def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     """Those that no other one is at least as large as wherever sizes are at least 1.
 
@@ -59,7 +99,47 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
         if not any((rows[k] >= rows[at]).all() for k in kept):
             kept.append(at)
     left = [found[at] for at in kept]
-    return tuple(f for f in left if not any(o is not f and _covers(o - f) for o in left))
+    return _outermost(f for f in left if not any(o is not f and _covers(o - f) for o in left))
+
+
+def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
+    """Those that are not below a mean of two others, which is never above the larger of the two.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M = symbols("B M")
+    >>> _outermost([4 * B, 4 * M, B + 2 * M, 3 * B + 3 * M])
+    (4*B, 4*M, 3*B + 3*M)
+    """
+    found = tuple(formulas)
+    terms = _Terms.of(found)
+    rows = {formula: terms.row(formula) for formula in found}
+    # The least ones first, so that ends stay for what lies between them.
+    for formula in sorted(found, key=lambda f: rows[f].sum()) if len(found) > 2 else ():
+        others = [other for other in rows if other is not formula]
+        weighed = _mean(rows[formula], np.array([rows[other] for other in others]))
+        if weighed is None:
+            continue
+        first, second, weight = weighed
+        mean = weight * others[first] + (1 - weight) * others[second]
+        if _covers(mean - formula):
+            del rows[formula]
+    return tuple(rows)
+
+
+def _mean(row: np.ndarray, others: np.ndarray) -> tuple[int, int, Fraction] | None:
+    """Return two rows and the weight of the first whose mean is at least a row, term by term."""
+    firsts, seconds = np.triu_indices(len(others), 1)
+    slope, need = others[firsts] - others[seconds], row - others[seconds]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turn = need / slope
+    low = np.where(slope > 0, turn, 0).max(axis=1, initial=0)
+    high = np.where(slope < 0, turn, 1).min(axis=1, initial=1)
+    possible = (low <= high) & ((slope != 0) | (need <= 0)).all(axis=1)
+    if not possible.any():
+        return None
+    at = int(np.argmax(np.where(possible, high - low, -1)))
+    weight = Fraction((low[at] + high[at]) / 2).limit_denominator(1 << 12)
+    return int(firsts[at]), int(seconds[at]), weight
 
 
 def _covers(difference: Formula) -> bool:
@@ -180,3 +260,22 @@ class _Candidates(Scan):
         assert isinstance(both, _Rows), "begun by this scan"
         both.rows = [row for line in lines if isinstance(line, _Rows) for row in line.rows]
         return both
+
+
+class _Unordered(Timeline):
+    """What is alive, where nobody asks when it is most."""
+
+    @property
+    def peak(self) -> tuple[int, ProgramPoint]:
+        """Nothing, so that no sizes are compared."""
+        return 0, ()
+
+
+@dataclass(frozen=True)
+class _Unranked(Scan):
+    """Goes through a program without comparing what is alive at its instructions."""
+
+    def begin(self, start: dict[int, Held]) -> Timeline:
+        """A timeline that knows no peak."""
+        line = super().begin(start)
+        return _Unordered(line.alive, line.total, totals=line.totals)
