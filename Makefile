@@ -38,7 +38,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-proofs fuzz-contractions \
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions \
 	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
@@ -65,6 +65,13 @@ fuzz-operators: $(STAMP)
 CONTRACTIONS ?= 2000 0
 fuzz-contractions: $(STAMP)
 	JAX_PLATFORMS=cpu $(BIN)/python -m tests.lower.contractions $(CONTRACTIONS)
+
+# Formulas of random functions in random layouts, compared with plans made at other sizes. FORMULAS
+# is how many functions, the seed, and how many points of each.
+FORMULAS ?= 200 0 20
+fuzz-formulas: export JAX_PLATFORMS = cpu
+fuzz-formulas: $(STAMP)
+	$(BIN)/python -m tests.costs.fuzz_formulas $(FORMULAS)
 
 # Programs that are tampered with, each judged by `verify` alone; what it accepts is run. How many,
 # and the seed; ONLY names one of them (name/seed/number) and shows it.

@@ -148,7 +148,7 @@ def test_sizes_made_in_python_are_listed_with_their_line():
     (row,) = plan.symbols.constants
     assert row["dimension"] == 11
     assert row["source"] == line(capacity, "jnp.ones")
-    assert list(plan.constants.columns) == ["size", "source", "value", "varies"]
+    assert list(plan.constants.columns) == ["dimension", "source", "value", "varies"]
     assert not len(plan.at(B=16).changes)
     (change,) = plan.at(B=40).changes
     assert (change["kind"], change["source"]) == ("constant", row["source"])

@@ -81,6 +81,7 @@ class _Reader:
 
     def __init__(self, signature: Signature) -> None:
         self.count = len(signature.operands)
+        self.padding = signature.param("padding", ())
         self.loop_at: dict[str, TensorDim] = {}
         self.equal: list[tuple[TensorDim, TensorDim]] = []
         self.nested: list[tuple[TensorDim, tuple[tuple[str, int], ...]]] = []
@@ -154,10 +155,23 @@ class _Reader:
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
-                slack = _slack(index, rule, stride)
+                slack = (*self._padded(names[0], index, rule), *_slack(index, rule, stride))
                 plain = stride == base == len(index.terms) == 1
                 start = index.constant if plain else None
                 yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)
+
+    def _padded(self, loop: str, index: Index, rule: Rule) -> Iterator[int]:
+        """The constant of a shift, of an operator that says what is padded on both sides.
+
+        `floor((base*(n - 1) + 1 + low + high - span) / stride) + 1` windows fit. It is the likely
+        value only: padding that follows from the size, as "SAME" does, is another one elsewhere.
+        """
+        padding = self.padding
+        if loop[0] == "o" and loop[1:].isdigit() and padding and int(loop[1:]) < len(padding):
+            low, high = padding[int(loop[1:])]
+            base = index.div if index.exact else 1
+            stride = abs(dict(index.terms)[loop])
+            yield 1 - base + low + high - _span(index, rule) + stride
 
     def _selected(self) -> Iterator[Shift]:
         """`k == o + $t`: a window at a run-time place in k."""
@@ -198,14 +212,14 @@ def _slack(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
 
     A window of `span` elements fits `floor((size + low + high - span) / stride) + 1` times.
     """
-    taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms)
-    span = 1 + sum(
-        c * (n - 1)
-        for (c, n), (v, _) in zip(taps, index.terms, strict=True)
-        if v not in rule.result_loops
-    )
-    low = -index.constant
+    span, low = _span(index, rule), -index.constant
     return low - span + stride, 2 * low - span + stride, stride - 1
+
+
+def _span(index: Index, rule: Rule) -> int:
+    """Elements from the first to the last one that a window reads."""
+    taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms if v not in rule.result_loops)
+    return 1 + sum(c * (n - 1) for c, n in taps)
 
 
 def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
