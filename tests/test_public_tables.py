@@ -92,9 +92,7 @@ def test_no_column_is_an_attribute_of_a_data_frame(name, plan, named):
 OLD = {
     "axes": ("mesh_axes", lambda t: t["axes"]),
     "axes of several": ("mesh_axes", lambda t: t[["kind", "axes"]]),
-    "axes as an attribute": ("mesh_axes", lambda t: t.axes),
     "count": ("executions", lambda t: t["count"]),
-    "count as an attribute": ("executions", lambda t: t.count),
     "grouped": ("mesh_axes", lambda t: t.groupby("axes")),
     "groups": ("executions", lambda t: t.groupby("kind")["count"].sum()),
     "query": ("executions", lambda t: t.query("count > 1")),
@@ -132,6 +130,24 @@ def test_pandas_works_on_a_table_as_on_any_frame(plan):
     assert table.pivot_table(index="kind", columns="mesh_axes", values="wire_bytes").size
     assert plan.shardings().count().tolist() == [len(plan.shardings())] * 5
     assert table.to_dict("records") == plain.to_dict("records")
+
+
+def test_claims_are_a_table_with_and_without_a_call(plan):
+    report = plan.verify()
+    assert type(report.table) is type(report.table()) is type(plan.collectives())
+    assert report.table().equals(report.df)
+
+
+def test_a_chip_that_is_priced_is_named_with_its_source(plan):
+    asked = plan.timeline("h100"), plan.overview("h100").sentence
+    default = plan.timeline(), plan.overview().sentence
+    assert all("8 x h100 (as asked for; devices of the mesh)" in str(text) for text in asked)
+    assert all(
+        "8 x tpu_v3 (the default chip; devices of the mesh)" in str(text) for text in default
+    )
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    other = sa.plan(jnp.sin, x, mesh=plan.mesh, options=sa.Options(hardware="tpu_v3"))
+    assert "8 x tpu_v3 (the chip of the plan's options; " in repr(other.timeline())
 
 
 def test_text_is_printed_whole():

@@ -90,7 +90,8 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     own = getattr(given.get("strategy"), "mesh", None)
     if None not in (own, mesh) and own != mesh:
         raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
-    made = sa.Options(policy=options.policy, hardware=options.hardware or CHIP)
+    chip = {"hardware": options.hardware} if options.hardware else {}
+    made = sa.Options(policy=options.policy, **chip)
     mesh = mesh if own is None else None
     plan = sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
     if options.hardware:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardalg.commands.function import CHIP, add_function, planned
+from shardalg.commands.function import add_function, planned
 from shardalg.io.files import check_place, write_whole
 
 HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
 
     for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
         check_place(path)
-    timeline = planned(options).timeline(options.hardware or CHIP)
+    timeline = planned(options).timeline(options.hardware)
     print(timeline)
     if options.table:
         print(timeline.table())

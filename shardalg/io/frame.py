@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,12 +37,6 @@ def refuse_old_names(keys: Iterable[Any], columns: Iterable[Any]) -> None:
             raise RenamedColumnError(
                 f"The column {key!r} is now named {new!r}: write table[{new!r}]."
             )
-
-
-def _called_by_pandas() -> bool:
-    """Return whether the caller's caller is a function of pandas."""
-    name = sys._getframe(2).f_globals.get("__name__", "")
-    return name.split(".")[0] == "pandas"
 
 
 class _Grouped(DataFrameGroupBy):
@@ -88,20 +81,6 @@ class Frame(pd.DataFrame):
         found = super().groupby(*args, **options)
         found.__class__ = _Grouped
         return found
-
-    @property
-    def axes(self) -> list[Any]:
-        """The row and column labels, as in pandas; the column "axes" is now "mesh_axes"."""
-        if not _called_by_pandas():
-            refuse_old_names(("axes",), self.columns)
-        return super().axes
-
-    @property
-    def count(self) -> Any:
-        """The method `pandas.DataFrame.count`; the column "count" is now "executions"."""
-        if not _called_by_pandas():
-            refuse_old_names(("count",), self.columns)
-        return super().count
 
     def __repr__(self) -> str:
         with _uncut(self.has_all_rows):

@@ -14,6 +14,7 @@ from shardalg.costs.topology import machine
 from shardalg.errors import ShardalgError
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import planned_at, priced
+from shardalg.propagate.options import DefaultChip
 from shardalg.report.modules.module_costs import costs_by_module
 from shardalg.report.timeline import Timeline
 
@@ -61,19 +62,34 @@ class CostAnswers(Planned):
         except ShardalgError:
             return False
 
-    def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
+    def timeline(self, hardware: str | Hardware | Topology | None = None) -> Timeline:
         """What the devices of each pipeline stage do when: a table, a figure, a Chrome trace.
 
         One instruction after the other, bubbles as what they are; of a plan with named sizes, at
         the hints. A row per stage; without a pipeline one row stands for every device.
 
+        Args:
+          hardware: the chip; None: the one of the plan's options. The timeline's text says which.
+
         Raises:
           HardwareError: as `cost` does.
         """
-        given = machine(hardware)
+        given = machine(self.options.hardware if hardware is None else hardware)
         check_products(self.graph, given.chip)
-        of = f"predicted on {given.chip.name}"
+        of = f"predicted on {self._machine_text(hardware)}"
         return Timeline(events(self.program, self.graph, given), str(self.program.mesh), of)
+
+    def _machine_text(self, hardware: object) -> str:
+        """Return the chip, the number of devices, and where both come from."""
+        asked = self.options.hardware if hardware is None else hardware
+        chip, devices = machine(asked).chip.name, self.mesh.size  # type: ignore[arg-type]
+        if hardware is not None:
+            source = "as asked for"
+        elif isinstance(asked, DefaultChip):
+            source = "the default chip"
+        else:
+            source = "the chip of the plan's options"
+        return f"{devices} x {chip} ({source}; devices of the mesh)"
 
     @property
     def memory(self) -> Liveness:

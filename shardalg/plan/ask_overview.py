@@ -46,10 +46,11 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         mesh_axes  devices  collectives  sent  time
         X                2            1  64 B  ...
         """
+        text = self._machine_text(hardware)
         if hardware is not None:
-            return Overview(self, self.cost(hardware), hardware)
+            return Overview(self, self.cost(hardware), hardware, text)
         chip = self.options.hardware
-        return Overview(self, self._cost(machine(chip)), chip)
+        return Overview(self, self._cost(machine(chip)), chip, text)
 
     def _repr_html_(self) -> str:
         key = f"p{id(self):x}"

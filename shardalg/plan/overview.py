@@ -28,11 +28,13 @@ class Overview(Answer):
 
     Attributes:
       priced: the plan's cost on `hardware`.
+      machine: the chip, the number of devices, and where both come from.
     """
 
     plan: OverviewAnswers
     priced: Cost
     hardware: str | Hardware | Topology
+    machine: str
 
     @cached_property
     def table(self) -> Table:
@@ -67,7 +69,7 @@ class Overview(Answer):
             f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, layouts "
             f"{plan.options.followed}{at}: a device sends {bytes_text(cost.wire_bytes)} a step, "
             f"holds {bytes_text(held)} at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and "
-            f"takes {seconds_text(cost.step_time_s)} on {chip.name}."
+            f"takes {seconds_text(cost.step_time_s)} on {self.machine}."
         )
 
     @property

@@ -125,8 +125,13 @@ class Report:
         """Claims with a counter-example."""
         return tuple(claim for claim in self.claims if claim.status == "refuted")
 
+    @property
+    def table(self) -> DataFrame:
+        """Return a DataFrame of one row per claim; `report.table()` is the same."""
+        return self.df
+
     @cached_property
-    def table(self) -> Table:
+    def cells(self) -> Table:
         """One row per claim."""
         columns = ("node", "claim", "status", "ms", "smt2", "statement")
         rows = ((c.node, c.claim, c.status, c.ms, c.smt2, c.words) for c in self.claims)
@@ -135,7 +140,7 @@ class Report:
     @property
     def df(self) -> DataFrame:
         """The table as a DataFrame."""
-        return self.table.df
+        return self.cells.df
 
     def _repr_html_(self) -> str:
         counts = Counter((claim.claim, claim.status) for claim in self.claims)

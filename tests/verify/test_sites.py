@@ -31,7 +31,7 @@ def test_a_value_that_is_held_as_it_is_annotated_and_one_that_is_not():
     ]
     assert "only as [None]{U:X}, [Y]{U:X}" in report.sites[0].words
     assert repr(report).endswith("; 1 of 2 sites not held)")
-    assert "site" not in report.table["claim"]
+    assert "site" not in report.cells["claim"]
 
 
 def test_what_reads_a_value_whole_makes_it_held():

@@ -26,20 +26,20 @@ def section(plans: Mapping[str, Plan]) -> Section:
     """Claims per plan, then those of the last plan by kind, and its slowest proofs."""
     reports = {name: made.verify() for name, made in plans.items()}
     last, report = list(reports.items())[-1]
-    slowest = statements(report.table)
+    slowest = statements(report.cells)
     return Section(
         "Proofs",
         (
             INTRODUCTION.format(verdict=_verdict(reports)),
             Table(COLUMNS, tuple((name, *_merges(r), r.summary()) for name, r in reports.items())),
             f"The claims of **{last}**, and z3's time for the distinct statements in milliseconds:",
-            by_claim(report.table),
+            by_claim(report.cells),
             TRUSTED,
-            report.table.where(status="trusted").select("claim", "statement"),
+            report.cells.where(status="trusted").select("claim", "statement"),
             "Its statements that took longest, as z3 was given them:",
             Table(slowest.columns, slowest.rows[:MOST_STATEMENTS]),
         ),
-        conclusion=f"{_verdict(reports)} {sum(len(r.table) for r in reports.values()):,} claims.",
+        conclusion=f"{_verdict(reports)} {sum(len(r.cells) for r in reports.values()):,} claims.",
     )
 
 
@@ -51,5 +51,5 @@ def _verdict(reports: Mapping[str, Report]) -> str:
 
 def _merges(report: Report) -> tuple[int, int, float]:
     """Merges, those proved, and z3's milliseconds for all distinct merges, those of loops too."""
-    status = report.table.where(claim="merge")["status"]
+    status = report.cells.where(claim="merge")["status"]
     return len(status), status.count("proved"), round(sum(p.ms for p in report.merges), 3)
