@@ -4,7 +4,10 @@ import gc
 import importlib.util
 import mmap
 import os
+from collections import defaultdict
 from pathlib import Path
+
+import pytest
 
 # Read once, when jax starts: so it is set before any test module is imported.
 _DEVICES = "--xla_force_host_platform_device_count=8"
@@ -32,6 +35,22 @@ if _FUSIONS not in os.environ["XLA_FLAGS"] and _is_known(_FUSIONS):
 
 # Young objects are collected more seldom: JAX and pytest make many that stay.
 gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the cases that `sampled(n)` leaves out as slow: n of them stay, evenly spread."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        (kept,) = group[0].get_closest_marker("sampled").args
+        step = max(len(group) - 1, 1) / max(kept - 1, 1)
+        stay = {round(k * step) for k in range(kept)}
+        for number, item in enumerate(group):
+            if number not in stay:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter, config):

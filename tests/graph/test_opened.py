@@ -254,6 +254,7 @@ def checked(x):
     return eqx.error_if(x, (x > 100).any(), "too large") * 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", [called_back, checked])
 def test_callbacks_run_whole_and_are_compared_with_what_xla_makes_of_them(function):
     plan = planned(function, (X,))

@@ -11,6 +11,7 @@ from . import brute
 from .named_cases import CASES, sharding
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_answers(case):
     verdict = case.verdict()

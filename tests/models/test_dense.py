@@ -41,6 +41,7 @@ def close(got, want, bound=2e-5):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "mesh", "changed"), RUNS)
 def test_eight_devices_are_one(strategy, mesh, changed):
     model = replace(SMALL, **changed)
@@ -52,6 +53,7 @@ def test_eight_devices_are_one(strategy, mesh, changed):
     assert close(got, jax.jit(kept.train_step)(*arguments(model)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("one", ["data", "slice"])
 def test_an_axis_of_size_1_changes_nothing(one):
     """A strategy names it beside another one; what is uneven is where the two differed."""

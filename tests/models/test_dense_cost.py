@@ -29,6 +29,7 @@ DEEP = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "mesh", "chip", "changed"), DEEP)
 def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
     """Seconds of every cause, operations, bytes and the peak of memory."""
@@ -59,6 +60,7 @@ def test_devices_that_share_cores_take_turns(cores):
     assert found.flops_utilization < 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v3", "v5p", "h100"])
 def test_nothing_hidden_is_no_faster_than_what_was_measured(chip):
     """Links of TPU v3 were measured to take longer than at their speed."""

@@ -79,11 +79,13 @@ def check_on_devices(case, remat="none"):
     assert plan.verify().ok
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_is_the_layers_one_after_the_other(case):
     check_as_jax_runs_it(case)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "remat"), list(zip(SOME, ["none", "layer", "stage", "layer"], strict=True)), ids=str
 )
@@ -113,6 +115,7 @@ def check_streamed(case, batch="X"):
     return plan
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "batch"), list(zip(STREAMED, ["L", "X", "L"], strict=True)), ids=str
 )
@@ -156,6 +159,7 @@ def in_the_loop(plan, axis):
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "batch"),
     [(SOME[1], "X"), (SOME[2], "L"), (SOME[3], ("X", "L")), (SOME[0], "L")],
@@ -171,6 +175,7 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True], ids=["at the ends", "on all stages"])
 @pytest.mark.parametrize(
     ("case", "batch"),
@@ -212,6 +217,7 @@ def once_a_step(case, remat="none"):
     return plain, plan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "remat"), list(zip(SOME[1:], ["none", "stage", "layer"], strict=True)), ids=str
 )

@@ -50,6 +50,7 @@ def equal_and_proved(plan, fn, *values):
     assert plan.verify().ok, plan.verify().refuted
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SHIFTS)
 def test_a_shift_in_a_loop_is_one_permute_and_its_gradient_is_one(name):
     def shifted(s, c):

@@ -42,6 +42,7 @@ def loss(e, w, x):
     return (model(e, w, x) ** 2).mean()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_gradient", [False, True])
 def test_only_the_stages_have_the_axis_inside(is_gradient):
     fn = jax.grad(loss, (0, 1)) if is_gradient else model

@@ -131,6 +131,7 @@ def test_whole_numbers_are_added_up_in_the_type_that_is_asked_for(name):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NARROW)
 def test_wide_sums_are_sent_in_float32_and_rounded_once(name, show):
     fn, dtype, _ = CASES[name]
@@ -177,6 +178,7 @@ SENT_IN_PARTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SENT_IN_PARTS)
 def test_other_sums_are_wide_too(name, show):
     """Rounded once: within half a unit in the last place, but for float32's own additions."""
@@ -240,6 +242,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_sums_of_floats_given_as_whole_numbers_are_cut_off_once(name, finite):

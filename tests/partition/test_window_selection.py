@@ -41,6 +41,7 @@ def test_gathered_windows_are_summed_from_what_the_blocks_have(rows, mode):
     assert moves(plan) == [("all_reduce", "Y")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", [lax.scatter_add, lax.scatter_mul, lax.scatter_max])
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_scattered_windows_are_written_where_they_lie(function, mode):

@@ -159,6 +159,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("there", NAMED)
 @pytest.mark.parametrize("annotation", [split, constrain])
 def test_a_mesh_of_the_plans_names_is_itself(annotation, there):

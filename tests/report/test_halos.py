@@ -132,6 +132,7 @@ def test_the_appendix_is_drawn():
     assert "tap of 0" not in keys
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("parts", "size", "base"), [(2, 4, 1), (8, 40, 1), (8, 40, 3)])
 def test_no_text_leaves_the_figure_or_meets_the_next(parts, size, base):
     window = Window(5, 2, 4, 4, base, 2)

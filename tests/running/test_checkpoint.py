@@ -70,6 +70,7 @@ def bits(x):
     return np.asarray(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "axes", [{"X": 2, "Y": 4}, {"X": 4, "Y": 2}, {"X": 8}, {"X": 3, "Y": 2}], ids=str
 )
