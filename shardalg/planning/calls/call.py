@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.graph.tracing.trace import flatten_prefix, parameter_names
 from shardalg.planning.calls.changed import watched
@@ -45,6 +46,7 @@ class Call:
       lost: what the last trace of `fn` changed in the arguments, and did not return.
       names: of `outer`. own_roles: per leaf of `args`, where the framework says them.
       static: positions of arguments that are no arrays; a prefix may count them, or leave them out.
+      mesh: the mesh that a text states; None: the mesh of the layouts, or of the call.
     """
 
     fn: Callable[..., Any]
@@ -63,6 +65,7 @@ class Call:
     names: tuple[str, ...] = ()
     own_roles: tuple[str | None, ...] | None = None
     static: tuple[int, ...] = ()
+    mesh: Mesh | None = None
 
     def roles(self, given: Any) -> tuple[str | None, ...]:
         """Per leaf its role: as given, by a prefix or by paths, else as the trees say it.

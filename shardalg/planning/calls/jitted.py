@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import TraceError
 from shardalg.planning.calls.call import Call, Inner, leaf_paths, plain
 
@@ -94,15 +95,29 @@ def of_trace(traced: Any) -> Call:
     given = jax.tree.unflatten(traced.in_tree, types)
     made = plain(traced, *given)
     own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
+    stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
     return replace(
         made,
         fn=traced,
         given=given,
         paths=tuple(names) if len(names or ()) == len(types) else made.paths,
-        in_shardings=_own(jax.tree.structure(made.args), own["in_shardings"]),
-        out_shardings=_own(traced.out_tree, own["out_shardings"]),
+        in_shardings=_own(jax.tree.structure(made.args), stated.arguments),
+        out_shardings=_own(traced.out_tree, stated.results),
         donated=tuple(leaf for leaf, argument in enumerate(info) if argument.donated),
+        mesh=stated.mesh,
     )
+
+
+STATED = "_shardalg_stated"
+"""Attribute of a trace with the layouts that a text states, which JAX may have no words for."""
+
+
+class Stated(NamedTuple):
+    """The mesh of a text, and the layouts of its flat arguments and results."""
+
+    mesh: Mesh | None
+    arguments: Sequence[Any]
+    results: Sequence[Any]
 
 
 def _own(tree: Any, leaves: Sequence[Any]) -> Any:

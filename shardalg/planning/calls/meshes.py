@@ -46,7 +46,7 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     """
     carried, around = list(_carried(call, strategy)), _around()
     asked: Any = strategy.mesh
-    ours = Mesh.from_jax(asked) if _is_jax(asked) else asked
+    ours = Mesh.from_jax(asked) if _is_jax(asked) else asked or call.mesh
     if ours is None:
         ours = _only(carried or around or _inside(call, given))
     seen = [mesh for mesh in (asked, *carried, *around) if _is_jax(mesh)]

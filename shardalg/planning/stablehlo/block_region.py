@@ -12,40 +12,43 @@ from jax import lax
 from jax.extend.mlir.dialects import sdy
 from jax.sharding import PartitionSpec
 
+from shardalg.planning.stablehlo.text_layouts import constrained, named, per_value
 from shardalg.planning.stablehlo.text_step import Step
 
 
 def _manual(step: Step, *operands: Any) -> Any:
     """Free axes of a layout at the border are the partitioner's, as JAX has it."""
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
-    axes = {str(axis) for axis in manual}
+    parts = [name for name in step.mesh if "." in name]
+    stated = {str(axis) for axis in manual}
+    axes = {name for name in step.mesh if name in stated}
+    axes |= {name for name in parts if name.rpartition(".")[0] in stated - axes}
     block = step.op.regions[0].blocks[0]
     ends = [tuple(value.type.shape) for value in step.op.results]
     sides = [("in_shardings", [np.shape(x) for x in operands]), ("out_shardings", ends)]
     said = [
         [
             step.layout(each, shape)
-            for each, shape in zip(_shardings(step.op.attributes[name]), shapes, strict=True)
+            for each, shape in zip(per_value(step.op.attributes[name]), shapes, strict=True)
         ]
         for name, shapes in sides
     ]
-    specs = [tuple(_on(layout.spec, axes) for layout in side) for side in said]
+    specs = [tuple(_on(named(each).spec, axes) for each in side) for side in said]
     layouts = [*said[0], *said[1]]
     if not layouts or not block.arguments:
         raise step.refused(" without operands")
+    if not axes:  # for JAX, no names are all axes
+        inside = map(constrained, operands, said[0])
+        return tuple(map(constrained, step.region(0)(*inside), said[1]))
     run = jax.shard_map(
         step.region(0),
-        mesh=layouts[0].mesh,
+        mesh=named(layouts[0]).mesh,
         in_specs=specs[0],
         out_specs=specs[1],
         axis_names=axes,
         check_vma=False,
     )
     return tuple(run(*operands))
-
-
-def _shardings(attribute: Any) -> list[Any]:
-    return list(sdy.TensorShardingPerValueAttr(attribute).shardings)
 
 
 def _on(spec: Any, axes: set[str]) -> PartitionSpec:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
-from shardalg.planning.stablehlo import block_region, contracted, control, lapack, reduced
+from shardalg.planning.stablehlo import (
+    block_region,
+    contracted,
+    control,
+    lapack,
+    reduced,
+    shardy_moves,
+)
+from shardalg.planning.stablehlo.text_layouts import constrained
 from shardalg.planning.stablehlo.text_step import Step, literal
 
 Reading = Callable[..., Any]
@@ -69,15 +76,6 @@ def _convert(step: Step, x: Any) -> Any:
     return lax.convert_element_type(x, step.dtype)
 
 
-def _constraint(step: Step, x: Any) -> Any:
-    """One that leaves every dimension open says nothing, nor does one on a mesh without axes."""
-    layout = step.layout(step.op.attributes["sharding"], np.shape(x))
-    if layout is None:
-        return x
-    said = any(entry is not jax.sharding.PartitionSpec.UNCONSTRAINED for entry in layout.spec)
-    return lax.with_sharding_constraint(x, layout) if said or not np.ndim(x) else x
-
-
 def _custom_call(step: Step, *operands: Any) -> Any:
     """A constraint of HLO, or LAPACK's; every other target is a kernel of somebody's."""
     target = str(step.op.attributes["call_target_name"].value)
@@ -87,7 +85,7 @@ def _custom_call(step: Step, *operands: Any) -> Any:
     if target != "Sharding" or not step.has("mhlo.sharding"):
         raise step.refused(f" @{target}")
     said = step.op.attributes["mhlo.sharding"].value
-    return lax.with_sharding_constraint(operands[0], step.layout(said, step.shape))
+    return constrained(operands[0], step.layout(said, step.shape))
 
 
 def _random_bits(step: Step, state: Any) -> Any:
@@ -103,6 +101,7 @@ OPERATORS: Mapping[str, Reading] = {
     **_pointwise("stablehlo", _POINTWISE),
     **_pointwise("chlo", _CHLO),
     "stablehlo.constant": _constant,
+    "sdy.constant": _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.compare": _compare,
     "stablehlo.select": lambda s, which, yes, no: lax.select(which, yes, no),
@@ -126,10 +125,10 @@ OPERATORS: Mapping[str, Reading] = {
     "stablehlo.rng_bit_generator": _random_bits,
     "stablehlo.custom_call": _custom_call,
     "chlo.top_k": lambda s, x: tuple(lax.top_k(x, s.number("k"))),
-    "sdy.sharding_constraint": _constraint,
     **contracted.OPERATORS,
     **reduced.OPERATORS,
     **control.OPERATORS,
     **block_region.OPERATORS,
+    **shardy_moves.OPERATORS,
 }
 """Name of an operator to what it calls."""

@@ -165,6 +165,7 @@ def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stablehlo.dot_general": _dot,
+    "stablehlo.dot": lambda s, x, y: lax.dot(x, y, preferred_element_type=s.dtype),
     "stablehlo.convolution": _convolution,
     "stablehlo.gather": _gather,
     "stablehlo.scatter": _scatter,

@@ -14,8 +14,9 @@ from jax.interpreters import mlir
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import TraceError
+from shardalg.planning.calls.jitted import STATED, Stated
 from shardalg.planning.stablehlo.interpret import Program
-from shardalg.planning.stablehlo.text_layouts import HLO, SHARDY, hlo_mesh, shardy_mesh
+from shardalg.planning.stablehlo.text_layouts import HLO, SHARDY, hlo_mesh, shardy_mesh, split_axes
 from shardalg.planning.stablehlo.text_step import border_type
 
 _NO_PATH = "text.mlir"
@@ -97,13 +98,15 @@ def _traced(module: Any, path: str) -> Any:
     run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")
     out = _layouts(program, _attributes(main, "res_attrs", len(ends)), [shape for shape, _ in ends])
-    return jax.jit(
+    traced = jax.jit(
         run,
-        in_shardings=_layouts(program, said, [kind.shape for kind in types]),
-        out_shardings=out[0] if out is not None and len(out) == 1 else out,
         donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
         keep_unused=True,
     ).trace(*types)
+    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
+    into = _layouts(program, said, [kind.shape for kind in types])
+    setattr(traced, STATED, Stated(program.mesh, into, out))
+    return traced
 
 
 def _attributes(main: Any, name: str, count: int) -> list[Any]:
@@ -112,12 +115,12 @@ def _attributes(main: Any, name: str, count: int) -> list[Any]:
 
 
 def _layouts(program: Program, said: Sequence[Any], shapes: Sequence[Any]) -> Any:
-    """Per argument or result its layout; None where the text says none."""
+    """Per argument or result its layout, None where the text says none."""
     found = []
     for each, shape in zip(said, shapes, strict=True):
         layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
         found.append(None if layout is None else program.layout(layout, shape))
-    return tuple(found) if any(layout is not None for layout in found) else None
+    return tuple(found)
 
 
 def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
@@ -130,15 +133,19 @@ def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
 
 def _meshes(
     module: Any, operators: Sequence[Any], path: str
-) -> tuple[Mesh | None, str, frozenset[str]]:
-    """Of Shardy where the text states one, else of what HLO's shardings share; those of no axes."""
+) -> tuple[Mesh | None, str, dict[str, Mesh]]:
+    """The one of Shardy that shardings name, else what HLO's share; and all that are stated."""
+    text = str(module)
     stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
     read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}
-    empty = frozenset(name for name, mesh in read.items() if not mesh.axes)
-    shardy = {mesh for name, mesh in read.items() if name not in empty}
-    if len(shardy) > 1:
-        raise TraceError(f"{path} has {len(shardy)} meshes: {shardy}. One program has one mesh.")
+    used = {name for name in read if re.search(rf"<@{re.escape(name)}\b", text)}
+    shardy = [mesh for name, mesh in read.items() if mesh.axes and (name in used or not used)]
+    if len({mesh.size for mesh in shardy}) > 1:
+        raise TraceError(
+            f"{path} has meshes of {sorted({mesh.size for mesh in shardy})} devices: {shardy}. "
+            "Meshes of one program have the same devices; remove the others from the text."
+        )
     if shardy:
-        return shardy.pop(), path, empty
-    texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', str(module))
-    return (hlo_mesh(texts) if texts else None), path, empty
+        return split_axes(shardy[0], text), path, read
+    texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', text)
+    return (hlo_mesh(texts) if texts else None), path, read

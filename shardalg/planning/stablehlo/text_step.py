@@ -30,7 +30,7 @@ class Step:
     Attributes:
       op: of the parser.
       region: its region of this number, as a function of arrays.
-      layout: a sharding of this operator on a shape, as a NamedSharding.
+      layout: a sharding of this operator on a shape, as a Sharding; None where it says nothing.
       mesh: names of its axes to their sizes.
       place: for messages, `model.py:41`.
     """
@@ -131,7 +131,8 @@ def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
       TraceError: it has 64 bits, and JAX is to hold 32.
     """
     shape, dtype = array_type(kind)
-    if re.search(r"x?[uif]+64>$", str(kind)) and dtype.itemsize < 8:
+    wide = 16 if dtype.kind == "c" else 8
+    if re.search(r"[uif]64>+$", str(kind)) and dtype.itemsize < wide:
         raise TraceError(
             f"an argument or a result of type {kind} needs 64 bits, and JAX holds 32. Set "
             "jax.config.update('jax_enable_x64', True), or export the function without them."
