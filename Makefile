@@ -38,7 +38,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	echo "error: '$(PYTHON)' is no Python >= 3.11 that runs here; name one: PYTHON=/path/to/it" >&2; \
 	exit 1; }
 
-.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions \
+.PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions fuzz-as-planned \
 	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
 
 setup: $(STAMP)
@@ -72,6 +72,11 @@ FORMULAS ?= 200 0 20
 fuzz-formulas: export JAX_PLATFORMS = cpu
 fuzz-formulas: $(STAMP)
 	$(BIN)/python -m tests.costs.fuzz_formulas $(FORMULAS)
+
+# The compiled collectives of random programs against the planned ones. Their number, and the seed.
+AS_PLANNED ?= 300 0
+fuzz-as-planned: $(STAMP)
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.lower.as_planned $(AS_PLANNED)
 
 # Programs that are tampered with, each judged by `verify` alone; what it accepts is run. How many,
 # and the seed; ONLY names one of them (name/seed/number) and shows it.

@@ -48,6 +48,7 @@ from shardalg.spmd.program import SpmdProgram
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
+    from shardalg.io.table import DataFrame
     from shardalg.lower.breakdown import Breakdown
 
 
@@ -209,6 +210,17 @@ class Lowered:
                 f"XLA does not compile this for {self._platform} devices ({error}). Convert what "
                 "is moved or combined to a wider type inside the function, and plan it again."
             ) from None
+
+    def differences(self) -> DataFrame:
+        """Return the instructions whose compiled collectives differ from the plan, with the reason.
+
+        Columns: instruction; kind, mesh_axes and wire_bytes by the plan; the same as compiled;
+        reason ("merged", "combined", "turned into another kind", "removed", "added", "sends other
+        bytes"). Bytes are per device and execution. No rows: what is sent is what was planned.
+        """
+        from shardalg.lower.xla_dump.differences import differences
+
+        return differences(self.program, self.compiled.as_text()).df
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's results, on the user's mesh, uneven ones on their longest even prefix.

@@ -1,0 +1,147 @@
+"""Where the collectives of a compiled program differ from the planned ones, and why.
+
+Each instruction of a program is lowered under a name, `at_v7` for the one that makes local 7. XLA
+keeps it as the name of what it compiles, so that each compiled collective belongs to one
+instruction. An instruction may be lowered as several collectives; they are compared together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardalg.algebra.digits import Digit, Digits, canonical
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.collectives import is_collective, wire_bytes
+from shardalg.costs.walk import sent_bytes, walk
+from shardalg.io.table import Table
+from shardalg.lower.emit.emitter import SCOPE
+from shardalg.lower.xla_dump.hlo_collectives import HloCollective, collectives
+from shardalg.spmd.program import SpmdProgram
+
+COLUMNS = (
+    "instruction", "kind", "mesh_axes", "wire_bytes", "compiled_kind", "compiled_mesh_axes",
+    "compiled_wire_bytes", "reason",
+)  # fmt: skip
+MERGED = "merged: XLA computes equal operators once"
+COMBINED = "combined: XLA sends several values as one"
+KIND = "turned into another kind"
+REMOVED = "removed: XLA found it redundant"
+ADDED = "added by XLA"
+OTHER_BYTES = "sends other bytes"
+_PART = re.compile(r":\((\d+)\)(\d+)$")
+_NAME = re.compile(rf"{SCOPE}(\d+)\b")
+# The pieces of a permute, or of an exchange with neighbours, may be counted apart.
+_TOLERANCE = 1
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Collectives of one instruction together; bytes are per device and execution."""
+
+    kinds: tuple[str, ...]
+    axes: tuple[str, ...]
+    wire_bytes: int
+
+    def equals(self, other: Sent, mesh: Mesh) -> bool:
+        """Whether the other one, as compiled, has the kind, the axes and the bytes of this one."""
+        near = abs(self.wire_bytes - other.wire_bytes) <= _TOLERANCE * max(1, len(other.kinds))
+        if not near or set(self.kinds) != set(other.kinds):
+            return False
+        if self.kinds == ("collective_permute",):
+            # A permute has pairs, no groups: an axis counts if one pair differs along it.
+            return {_axis(name) for name in other.axes} <= {_axis(name) for name in self.axes}
+        return _digits(self.axes, mesh) == _digits(other.axes, mesh)
+
+    def cells(self) -> tuple[str, str, int]:
+        """The cells of a row."""
+        return ", ".join(dict.fromkeys(self.kinds)), ",".join(self.axes), self.wire_bytes
+
+
+NOTHING = Sent((), (), 0)
+
+
+def _axis(name: str) -> str:
+    """The axis of a sub-axis."""
+    return name.partition(":(")[0]
+
+
+def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
+    """The digits that axes and sub-axes cover, in one spelling; None if one is unknown."""
+    found = []
+    for name in names:
+        part = _PART.search(name)
+        if _axis(name) not in mesh.axis_names:
+            return None
+        digit = mesh.digit(_axis(name))
+        if part:
+            before, size = int(part[1]), int(part[2])
+            digit = Digit(digit.stride * digit.size // (before * size), size)
+        found.append(digit)
+    return canonical(tuple(sorted(found, reverse=True)))
+
+
+def planned(program: SpmdProgram) -> dict[int, Sent]:
+    """Return what each instruction sends by the plan, by the first local that it makes."""
+    found = {}
+    for step in walk(program):
+        what = step.instruction.attributes
+        if is_collective(what):
+            sent = int(wire_bytes(what, sent_bytes(program, step.instruction)))
+            if sent:
+                axes = tuple(program.mesh.texts(what.digits))
+                found[step.instruction.results[0]] = Sent((what.sent_as,), axes, sent)
+    return found
+
+
+def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
+    """Return what each instruction sends as compiled; the key None: of no instruction."""
+    found: dict[int | None, list[HloCollective]] = defaultdict(list)
+    for one in collectives(text, program.mesh, is_final=True):
+        names = _NAME.findall(one.op_name)
+        found[int(names[-1]) if names else None].append(one)
+    return {local: _together(held) for local, held in found.items()}
+
+
+def _together(held: Sequence[HloCollective]) -> Sent:
+    axes = dict.fromkeys(axis for one in held for axis in one.axes)
+    return Sent(tuple(c.kind for c in held), tuple(axes), sum(int(c.wire_bytes) for c in held))
+
+
+def differences(program: SpmdProgram, text: str) -> Table:
+    """Return a row per instruction whose compiled collectives are not the planned ones.
+
+    Args:
+      text: the compiled program as HLO text, `lowered.compiled.as_text()`.
+    """
+    ours, theirs = planned(program), compiled(text, program)
+    rows = []
+    for local in dict.fromkeys([*ours, *theirs]):
+        here = ours.get(local, NOTHING) if local is not None else NOTHING
+        there = theirs.get(local, NOTHING)
+        if not here.equals(there, program.mesh):
+            reason = _reason(here, there, (ours, theirs))
+            name = "" if local is None else f"%{local}"
+            rows.append((name, *here.cells(), *there.cells(), reason))
+    return Table(COLUMNS, tuple(rows))
+
+
+def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | None, Sent]]) -> str:
+    ours, theirs = every
+    if not there.kinds:
+        sums = _of_kind(theirs.values(), here)
+        if any(other.wire_bytes > here.wire_bytes for other in sums):
+            return COMBINED
+        alike = [local for local, other in ours.items() if other == here]
+        return MERGED if len(alike) > 1 and any(local in theirs for local in alike) else REMOVED
+    if not here.kinds:
+        return ADDED
+    if set(here.kinds) != set(there.kinds):
+        return KIND
+    return COMBINED if there.wire_bytes > here.wire_bytes else OTHER_BYTES
+
+
+def _of_kind(sent: Iterable[Sent], wanted: Sent) -> list[Sent]:
+    return [s for s in sent if set(s.kinds) == set(wanted.kinds) and s.axes == wanted.axes]
