@@ -81,7 +81,7 @@ def seen(plan: Plan, point: dict[str, int]) -> Seen:
         there = plan._planned_at(point)
     except ShardalgError as error:
         return Seen(holds, False, False, False, (type(error).__name__,))
-    kinds = [row["kind"] for row in there.changes if row["kind"] != "peak"]
+    kinds = [row["kind"] for row in there.changes if row["kind"] not in ("peak", "formula")]
     different = [] if plan._named is None else list(differing(plan, there, point))
     why = tuple(dict.fromkeys(kinds)) or tuple(different)
     quick = plan._guarded(point)
@@ -110,7 +110,7 @@ def prices(plan: Plan) -> list[tuple[str, Any]]:
         *sent,
         ("flops", totals.sum("flops")),
         ("useful flops", totals.useful_flops),
-        ("peak", totals.memory.peak_bytes),
+        ("peak", totals.peak_bytes),
         ("step_time_s", totals.sum("time_s")),
     ]
 
