@@ -297,8 +297,7 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
         return sa.plan(function, x, mesh=MESH, in_shardings=spec, options=sa.Options.of(options))
 
     assert "chosen by cost" in planned(jnp.tanh, policy="cost").unguarded
-    window = planned(lambda x: x[1:] + x[:-1]).unguarded
-    assert "no formula in named sizes" in window
+    assert planned(lambda x: x[1:] + x[:-1]).unguarded == ""
     numbers = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
     assert numbers.unguarded == "no size has a name"
     module = importlib.import_module("shardalg.planning.guards")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits, parts
@@ -150,15 +150,28 @@ class Symbolised:
 
 
 @collection_paused()
-def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
+def symbolise(
+    program: SpmdProgram,
+    graph: Graph,
+    sizes: Sizes,
+    recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None] = lambda: None,
+) -> Symbolised:
     """Put formulas in place of the sizes of a program that was planned at their hints.
 
     A local value has `ceil(D / n)` elements along a dimension of global size D in n parts, D being
     the formula of the graph value that it is a layout of, n the product of its axes' sizes. Where n
     divides D at the hints, that is a condition, and the block is `D / n`. What is padded before or
     left after an uneven move follows as in `partition.emit.padding`.
+
+    Args:
+      recorded: makes the global and the local shape of every local value, as planning on recorded
+        sizes found them; None if it could not. Asked only where blocks do not follow from layouts,
+        as of what an exchange cuts out of them.
+
+    Raises:
+      FormulaError: such a block, and nothing is recorded.
     """
-    work = _Symboliser(program, graph, sizes)
+    work = _Symboliser(program, graph, sizes, cache(recorded))
     for local in (*program.block.arguments, *(local for local, _ in program.constants)):
         work.enter(local)
     block = work.block(program.block)
@@ -173,8 +186,15 @@ def symbolise(program: SpmdProgram, graph: Graph, sizes: Sizes) -> Symbolised:
 class _Symboliser:
     """Walks a program once: global and local shape of every local value in formulas."""
 
-    def __init__(self, program: SpmdProgram, graph: Graph, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        program: SpmdProgram,
+        graph: Graph,
+        sizes: Sizes,
+        recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None],
+    ) -> None:
         self.program, self.graph, self.sizes = program, graph, sizes
+        self.recorded = recorded
         self.wholes: list[Shape] = [
             () if local.origin is None else sizes.dims[local.origin] for local in program.locals
         ]
@@ -206,12 +226,28 @@ class _Symboliser:
         for instruction, after in zip(block.instructions, following, strict=True):
             attributes = self.attributes(instruction)
             for position, result in enumerate(instruction.results):
-                if self.program.locals[result].origin is None:
-                    self.wholes[result] = self.whole(instruction, position)
-                self.shapes[result] = self.shape(instruction, result, after)
+                try:
+                    if self.program.locals[result].origin is None:
+                        self.wholes[result] = self.whole(instruction, position)
+                    self.shapes[result] = self.shape(instruction, result, after)
+                    if not self.is_right(result):
+                        raise FormulaError(self.unknown(instruction, [*self.shapes[result]]))
+                except FormulaError:
+                    found_again = self.recorded()
+                    if found_again is None:
+                        raise
+                    self.wholes[result], self.shapes[result] = found_again[result]
             same = attributes is instruction.attributes
             found.append(instruction if same else replace(instruction, attributes=attributes))
         return replace(block, instructions=tuple(found))
+
+    def is_right(self, result: int) -> bool:
+        """Whether the formulas of a local shape are its numbers at the hints."""
+        hints, pairs = (
+            self.sizes.hints,
+            zip(self.shapes[result], self.program.locals[result].shape, strict=False),
+        )
+        return all(type(n) is not Formula or n.at(hints) == there for n, there in pairs)
 
     def attributes(self, instruction: Instruction) -> Attributes:
         """The attributes with formulas where prices read them."""
@@ -294,13 +330,25 @@ class _Symboliser:
         given = instruction.operands[: None if type(attributes) is Concatenate else 1]
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
-        if isinstance(attributes, CUT) and any(type(size) is not int for size in sizes):
-            raise FormulaError(self.unknown(instruction, sizes))
         made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
         if isinstance(attributes, (*CUT, OwnerSelect)):
             made = local.shape[attributes.dim]
+        if isinstance(attributes, CUT) and type(sizes[0]) is not int:
+            before = self.program.locals[given[0]].shape[attributes.dim]
+            made = self.cut(instruction, (sizes[0], before), made)
         shape[attributes.dim] = _plain(Formula.of(made))
         return tuple(shape)
+
+    def cut(self, instruction: Instruction, size: tuple[Size, int], length: int) -> Size:
+        """The elements that are cut out of a block: a margin of it, or all but a margin.
+
+        A margin does not grow with the block. Whether it does, prices at other sizes tell
+        (`planning.same_formulas`): the numbers at the hints do not.
+        """
+        block, before = size
+        if isinstance(instruction.attributes, Dilate):
+            raise FormulaError(self.unknown(instruction, [block]))
+        return length if 2 * length <= before else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
         """Why there is no formula: how much of a block is cut out depends on more than its size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
@@ -76,8 +76,11 @@ class Planned:
         if not self._stages.is_named:
             return None
         from shardalg.costs.symbolic import Sizes, symbolise
+        from shardalg.planning.guards import recorded_shapes
 
-        return symbolise(self.program, self.graph, Sizes.of(self._symbols.lifted, self.mesh.sizes))
+        sizes = Sizes.of(self._symbols.lifted, self.mesh.sizes)
+        recorded = partial(recorded_shapes, self._stages, self.options, sizes)
+        return symbolise(self.program, self.graph, sizes, recorded)
 
     @property
     def _named(self) -> Symbolised | None:

@@ -28,7 +28,7 @@ from shardalg.propagate.sharded import Layouts
 from shardalg.sizes.decided import Call, Guards, asked_again, recorder
 from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, Number, symbol
-from shardalg.sizes.recorded import Recorder
+from shardalg.sizes.recorded import Recorded, Recorder
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Retrace
@@ -60,6 +60,32 @@ def guards(
         return None, str(error)
 
 
+def recorded_shapes(
+    stages: Stages, options: Options, sizes: Sizes
+) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] | None:
+    """Return the formulas of the global and the local shape of every local value of a plan.
+
+    They are right where the questions that planning asked have the answers of the hints (`guards`).
+    None if planning on recorded sizes ends in an error or gives another program.
+    """
+    if options.policy == "cost":
+        return None
+    run = _Sizes(stages, sizes, recorder(sizes.hints))
+    try:
+        with collection_paused():
+            program = _planned_again(stages, options, run)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    again, first = (p.text(stages.graph).splitlines()[1:] for p in (program, stages.program))
+    if again != first:
+        return None
+
+    def formulas(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(size.formula if type(size) is Recorded else size for size in shape)
+
+    return tuple((formulas(v.sharding.shape), formulas(v.shape)) for v in program.locals)
+
+
 def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
@@ -73,9 +99,25 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
         if again != first:
             return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"
-    facts = (*(one.fact for one in named.conditions), *sizes.manual())
+    facts = (
+        *(one.fact for one in named.conditions),
+        *sizes.manual(),
+        *_other_blocks(program, named.program),
+    )
     beside = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
     return Guards(recorded, facts, sizes.traced(), beside), sizes.bound
+
+
+def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
+    """Return facts that blocks are what their formulas say, where planning recorded others."""
+    found: dict[tuple[Any, Any], None] = {}
+    for again, local in zip(recorded.locals, named.locals, strict=True):
+        found.update(dict.fromkeys(zip(again.shape, local.shape, strict=True)))
+    for size, formula in found:
+        first = size.formula if type(size) is Recorded else Formula.of(size)
+        difference = first - formula
+        if difference:
+            yield Fact(difference, ZERO)
 
 
 def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> Call:
