@@ -251,7 +251,10 @@ class Sharding(Layout):
             for at, block in zip(devices, blocks, strict=True)
         )
         shapes = f"shape {self.shape}, blocks of {self.shard_shape}"
-        return card(f"{self.text()} on {self.mesh!r}: {shapes}.", Table(("device", "holds"), rows))
+        left = self.mesh.size - len(rows)
+        more = (f"... and {left} more of {self.mesh.size} devices.",) if left else ()
+        title = f"{self.text()} on {self.mesh!r}: {shapes}."
+        return card(title, Table(("device", "holds"), rows), *more)
 
     def draw(self) -> Figure:
         r"""The tensor as a plane in the blocks that its devices hold; two dimensions at most.

@@ -56,9 +56,10 @@ class Halo:
             for p in range(min(self.parts, MOST_ROWS))
         )
         widths = f"left(p) = {self.left}, right(p) = {self.right}"
-        return card(
-            f"{self.size} elements over {self.parts} partitions: {widths}.", Table(columns, rows)
-        )
+        left = self.parts - len(rows)
+        more = (f"... and {left} more of {self.parts} partitions.",) if left else ()
+        title = f"{self.size} elements over {self.parts} partitions: {widths}."
+        return card(title, Table(columns, rows), *more)
 
     @cached_property
     def out_size(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+from shardalg.costs.analyses.together import in_order, together
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.network.collective_seconds import COLLECTIVES
 from shardalg.errors import HardwareError
@@ -35,18 +36,20 @@ def scheduled_s(
 ) -> float:
     """Seconds of a block on a device that computes and sends at the same time.
 
-    Instructions of each sort start in program order, as soon as the one before of their sort is
-    done and what they read is there. A loop begins when both sorts are idle, and its trips follow
-    one another: nothing is fetched for the next trip. At least `max(compute, communication)` of
-    each trip, at most their sum.
+    Instructions of each sort start in the order of execution (`together.in_order`), as soon as the
+    one before of their sort is done and what they read is there. A loop begins when both sorts are
+    idle, and its trips follow one another: nothing is fetched for the next trip. At least
+    `max(compute, communication)` of each trip, at most their sum.
 
     Args:
       seconds: of one execution of an instruction that is no loop.
       asynchronous: kinds of collectives that are started ahead; for others nothing else runs.
     """
-    line = _Line(seconds, asynchronous)
-    for instruction in block.instructions:
-        line.run(instruction)
+    line, sent = _Line(seconds, asynchronous), together(block)
+    for instruction in in_order(block):
+        # A message of several all-reduces starts when the operands of all of them are there.
+        members = sent.get(id(instruction)) or (instruction,)
+        line.run(instruction, [value for one in members for value in one.operands])
     return max(line.free.values())
 
 
@@ -59,8 +62,8 @@ class _Line:
     free: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
     ready: dict[int, float] = field(default_factory=dict)
 
-    def run(self, instruction: Instruction) -> None:
-        """Start an instruction as early as it can."""
+    def run(self, instruction: Instruction, operands: Iterable[int]) -> None:
+        """Start an instruction as early as it can, when the operands are there."""
         attributes = instruction.attributes
         control, sends = isinstance(attributes, Control), is_collective(attributes)
         alone = control or (
@@ -68,7 +71,7 @@ class _Line:
         )
         sorts = (False, True) if alone else (sends,)
         taken = self.inside(instruction) if control else self.seconds(instruction)
-        waits = (self.ready.get(value, 0.0) for value in instruction.operands)
+        waits = (self.ready.get(value, 0.0) for value in operands)
         end = max(*(self.free[sort] for sort in sorts), *waits, 0.0) + taken
         self.free.update(dict.fromkeys(sorts, end))
         self.ready.update(dict.fromkeys(instruction.results, end))

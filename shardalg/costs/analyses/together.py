@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import AllReduce
@@ -26,6 +27,68 @@ def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
         for body in instruction.attributes.bodies:
             found.update(together(body))
     return found
+
+
+def in_order(block: Block) -> tuple[Instruction, ...]:
+    """Return the instructions of a block in the order in which a device runs them.
+
+    All-reduces that are sent as one follow one another, at the place of the last one: its operand
+    is made last. What reads one of them comes later. Where two such messages would wait for each
+    other, the rest keeps the order of the program.
+    """
+    groups = [members for members in _groups(block) if len(members) > 1]
+    if not groups:
+        return block.instructions
+    order = _Order({id(member): members for members in groups for member in members})
+    for instruction in block.instructions:
+        order.take(instruction)
+    placed = set(map(id, order.made))
+    return (*order.made, *(one for one in block.instructions if id(one) not in placed))
+
+
+@dataclass
+class _Order:
+    """Instructions in the order of execution, and those that wait for a message.
+
+    Attributes:
+      group_of: per all-reduce, by its `id`, all that are sent with it.
+      missing: values that are not there yet.
+    """
+
+    group_of: Mapping[int, list[Instruction]]
+    made: list[Instruction] = field(default_factory=list)
+    waiting: list[Instruction] = field(default_factory=list)
+    missing: set[int] = field(default_factory=set)
+    arrived: dict[int, int] = field(default_factory=dict)
+
+    def take(self, instruction: Instruction) -> None:
+        """Place the next instruction of the program, and those that waited for it."""
+        before = len(self.made)
+        self.waiting += [] if self.visit(instruction) else [instruction]
+        while self.waiting and len(self.made) > before:
+            before = len(self.made)
+            self.waiting = [one for one in self.waiting if not self.visit(one)]
+
+    def visit(self, instruction: Instruction) -> bool:
+        """Return whether the operands are there; then place it, or count it for its message."""
+        self.missing.update(instruction.results)
+        if not self.missing.isdisjoint(instruction.operands):
+            return False
+        members = self.group_of.get(id(instruction), [instruction])
+        count = self.arrived.get(id(members[0]), 0) + 1
+        self.arrived[id(members[0])] = count
+        for member in members if count == len(members) else ():
+            self.made.append(member)
+            self.missing.difference_update(member.results)
+        return True
+
+
+def executed(block: Block) -> Iterator[Instruction]:
+    """Yield every instruction in the order of execution; a body comes before its instruction."""
+    for instruction in in_order(block):
+        for body in instruction.attributes.bodies:
+            yield from executed(body)
+        yield instruction
 
 
 def _groups(block: Block) -> Iterator[list[Instruction]]:

@@ -1,6 +1,7 @@
 """Every instruction of a program on a time axis, a row per pipeline stage.
 
-All devices run the same instructions, one after the other; in a trip of a pipeline in which a stage
+All devices run the same instructions, one after the other. All-reduces that are sent as one follow
+the last of their operands (`analyses.together.in_order`). In a trip of a pipeline in which a stage
 has no microbatch it computes on padding, which is a bubble. Stage s has one in the trips of time t
 with s <= t < T - (L - 1 - s), forward and, the loop running from the last t to the first, backward.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from shardalg.costs.analyses.together import executed
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.overheads import PipelineLoop, pipeline_loops
 from shardalg.costs.step_time import Timed, timed
@@ -52,7 +54,10 @@ def events(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) ->
     def pipelined(each: Timed) -> Instruction | None:
         return next((i for i in each.step.loops if i.node in loops), None)
 
-    steps = timed(program, graph, hardware)
+    order = {id(one): place for place, one in enumerate(executed(program.block))}
+    steps = sorted(
+        timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
+    )
     for around, inside in groupby(steps, pipelined):
         one = [*parts([*inside], around)]
         trips: Sequence[int | None] = [None]

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.analyses.donation import reused
 from shardalg.costs.cost import number
@@ -17,7 +17,7 @@ from shardalg.explain.changes import filled
 from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Value, ValueType
-from shardalg.io.units import bytes_text
+from shardalg.io.units import bytes_text, counted
 from shardalg.planning.stages import Stages
 from shardalg.propagate.strategy import Annotations
 
@@ -47,7 +47,7 @@ def _uneven(trials: Trials) -> Iterator[Row]:
     for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
         for size, digits in zip(layout.shape, layout.dims, strict=True):
             block = -(-size // parts(digits))
-            if size > 1 and block * parts(digits) - size > PADDED_SHARE * size:
+            if size and block * parts(digits) - size > PADDED_SHARE * size:
                 alike[size, digits].append(value)
     groups = [
         _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))
@@ -77,8 +77,8 @@ def _uneven_row(trials: Trials, group: _Uneven, *, tried: bool) -> Row:
     text += f", {devices - filled} devices hold padding alone" if filled < devices else ""
     text += f"; {len(values)} values, {bytes_text(padding)} of padding on a device"
     remedy = f"make it a multiple of {devices}"
-    even = _even_remedy(trials, first, size, digits) if tried else NOTHING
-    remedy += "" if even == NOTHING else f", or {even}"
+    even = _even_remedies(trials, first, size, digits) if tried else ()
+    remedy = ", or ".join((remedy, *even))
     return ("uneven", _source(stages, first), len(values), 0, text, remedy, 0)
 
 
@@ -90,14 +90,93 @@ def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
     return held * (1 - true)
 
 
-def _even_remedy(trials: Trials, value: Value, size: int, digits: Digits) -> str:
-    """The longest prefix of the digits that divides the size, planned."""
-    layout = trials.stages.sharded.shardings[value.index]
+def _even_remedies(trials: Trials, value: Value, size: int, digits: Digits) -> Iterator[str]:
+    """Yield layouts without padding, planned, after which less is held or sent.
+
+    If there are none, a layout after which as much is held and sent is yielded.
+
+    The dimension is split over the axes that divide it, and over the largest part of the next axis
+    that does. The other axes split another dimension, or nothing.
+    """
     kept = digits
     while kept and size % parts(kept):
         kept = kept[:-1]
-    even = layout.with_dims(tuple(kept if dim == digits else dim for dim in layout.dims))
-    return _tried(trials, ((value.index, even),))
+    cut, *others = digits[len(kept) :]
+    part = gcd(size // parts(kept), cut.size)
+    major = Digit(cut.stride * cut.size // part, part)
+    minor = Digit(cut.stride, cut.size // part)
+    split, left = (*kept, *([major] if part > 1 else [])), (minor, *others)
+    choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
+    found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
+    cheaper = [text for is_less, text in found if is_less]
+    yield from cheaper or [text for _, text in found[:1]]
+
+
+def _evened(
+    trials: Trials, value: Value, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
+) -> tuple[bool, str] | None:
+    """Plan with uneven dimensions split otherwise; None if more is then held or sent.
+
+    Returns:
+      Whether less is held or sent, and what, in words.
+
+    Args:
+      uneven: size and digits of the dimensions. over: the digits in their place, and those that
+        split another dimension.
+    """
+    stages, now = trials.stages, trials.now
+    layout = _with_even(stages.sharded.shardings[value.index], uneven, over)
+    if layout is None:
+        return None
+    sides = {side: list(getattr(stages.annotations, side)) for side in _SIDES}
+    changed = 0
+    for given in sides.values():
+        for at, before in enumerate(given):
+            after = None if before is None else _with_even(before, uneven, over)
+            if after is not None:
+                given[at], changed = after, changed + 1
+    asked: Any = {side: tuple(given) for side, given in sides.items()}
+    annotations = (
+        replace(stages.annotations, **asked)
+        if changed
+        else annotated_as(stages, value.index, layout)
+    )
+    then = trials.outcome(annotations)
+    saved = now.peak_memory_bytes - then.peak_memory_bytes, now.wire_bytes - then.wire_bytes
+    if min(saved) < 0:
+        return None
+    alike = f" and {counted(changed - 1, 'more annotation')} alike" if changed > 1 else ""
+    return max(saved) > 0, (
+        f"annotate {value.name} as {layout.text()}{alike}: no padding, peak "
+        f"{_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
+        f"{_change(now.wire_bytes, then.wire_bytes)}"
+    )
+
+
+_SIDES = ("arguments", "results", "sites")
+
+
+def _with_even(
+    layout: Sharding, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
+) -> Sharding | None:
+    """The layout with its uneven dimension split otherwise; None if it has none, or no room."""
+    (split, left), dims = over, list(layout.dims)
+    if uneven not in zip(layout.shape, layout.dims, strict=True):
+        return None
+    at = list(zip(layout.shape, layout.dims, strict=True)).index(uneven)
+    dims[at] = split
+    if left:
+        extents = enumerate(zip(layout.shape, dims, strict=True))
+        room = (
+            dim
+            for dim, (extent, given) in extents
+            if dim != at and extent and extent % parts((*given, *left)) == 0
+        )
+        dim = next(room, None)
+        if dim is None:
+            return None
+        dims[dim] = (*dims[dim], *left)
+    return layout.with_dims(tuple(dims))
 
 
 def _donated(trials: Trials) -> Iterator[Row]:

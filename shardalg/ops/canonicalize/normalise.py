@@ -111,9 +111,17 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
     """
     live = live_nodes(graph)
     dead = [node for node in graph.nodes if not live[node.index]]
-    meant = [n for n in dead if n.phase == "backward" or n.primitive in _PRODUCTS]
-    backward = sum(node.phase == "backward" for node in dead)
-    products = any(node.primitive in _PRODUCTS for node in dead)
+    # The forward pass of a gradient computes the loss too, which `jax.grad` does not return.
+    losses = any(node.phase == "backward" for node in graph.nodes)
+    products = [
+        node
+        for node in dead
+        if node.primitive in _PRODUCTS and not (losses and node.phase == "forward")
+    ]
+    gradients = [n for n in dead if n.phase == "backward" and n.primitive not in _COPIES]
+    chosen = {node.index for node in (*gradients, *products)}
+    meant = [node for node in dead if node.index in chosen]
+    backward = len(gradients)
     if not meant or not (products or lost or backward > LEFT_OVER * len(graph.nodes)):
         return None
     return Unread(len(dead), backward, len(graph.nodes), meant[0].source, tuple(lost))
@@ -121,6 +129,7 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
 
 LEFT_OVER = 0.01
 """Of all operators, so many pointwise ones of a backward pass are what JAX leaves over."""
+_COPIES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
