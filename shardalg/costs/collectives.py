@@ -137,6 +137,16 @@ def seconds_by_cause(
     return _seconds(attributes.sent_as, spans(attributes.digits), held)
 
 
+def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[Span, ...]) -> Any:
+    """Return the seconds of one execution of a collective of a kind over spans of links.
+
+    Args:
+      kind: a name of `RING_BYTES`.
+      local_in_bytes: bytes of the operand on one device.
+    """
+    return total(_seconds(kind, spans, local_in_bytes).values())
+
+
 @lru_cache(maxsize=1 << 14, typed=True)
 def _seconds(kind: str, spans: tuple[Span, ...], held: Any) -> Mapping[str, Any]:
     return MappingProxyType(collective_s(kind, spans, held))

@@ -14,13 +14,14 @@ from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Graph, Node
 from shardalg.ops.rows import rules
-from shardalg.partition.choose.choices import Candidate, candidates, move_s
+from shardalg.partition.choose.choices import Candidate, candidates
 from shardalg.partition.choose.component import components
 from shardalg.partition.choose.key import LoopDigits
 from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.partition import partition
+from shardalg.partition.prices import Neighbours, fused_values, move_s, operator_s
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph
 from shardalg.spmd.program import SpmdProgram
@@ -126,14 +127,14 @@ class CostProblem:
         makes = tuple(
             (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[count:])
         )
-        return (Candidate((), asks, makes, 0.0),)
+        return (Candidate((), asks, makes),)
 
     @cached_property
     def problem(self) -> Problem:
         """Units, values, and seconds of moves."""
         units = [
-            tuple(self._option(node, candidate) for candidate in found)
-            for (node, _), found in zip(self.places, self.found, strict=True)
+            tuple(self._option(node, place, candidate) for candidate in found)
+            for (node, place), found in zip(self.places, self.found, strict=True)
         ]
         units += [
             tuple(_agreed(one, layout) for layout in found) for one, found in self.region_arguments
@@ -147,14 +148,26 @@ class CostProblem:
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
         return Problem(
             tuple(units), given, value_shardings, wanted,
-            move=self._move, alone=frozenset(alone), still=frozenset(still),
+            move=self._move, first_move=partial(self._moved, is_first=True),
+            alone=frozenset(alone), still=frozenset(still),
         )  # fmt: skip
 
-    def _option(self, node: Node, candidate: Candidate) -> Option:
+    def _option(self, node: Node, place: int, candidate: Candidate) -> Option:
+        values = (*node.operands, *node.results)
+        shardings = tuple(self.value_shardings[v] for v in values)
+        made, read = fused_values(self.graph)
+        # What fusing operators make is written by its first move, if at all.
+        fused = frozenset(
+            k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
+        )
+        seconds = operator_s(
+            node.signature, place, candidate, shardings, self.hardware, fused=fused,
+            finite=self.finite,
+        )  # fmt: skip
         times = self.graph.trip_count(node)
         asks = tuple((node.operands[k], layout) for k, layout in candidate.required_shardings)
         makes = tuple((node.results[k], layout) for k, layout in candidate.produced)
-        return Option(asks, makes, candidate.compute_s * times)
+        return Option(asks, makes, seconds * times)
 
     def _fixed(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
         """What no unit makes, and what keeps its completed home."""
@@ -200,10 +213,15 @@ class CostProblem:
         return tuple(found)
 
     def _move(self, value: int, source: Sharding, target: Sharding) -> float:
+        return self._moved(value, source, target, is_first=False)
+
+    def _moved(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
         if value in remade_values(self.graph):
             return 0.0
-        itemsize = self.graph.values[value].type.itemsize
-        return move_s(source, target, itemsize, self.hardware) * self._times[value]
+        made, read = (value in side for side in fused_values(self.graph))
+        dtype = self.graph.values[value].type.dtype
+        around = Neighbours(made, read, is_first)
+        return move_s(source, target, dtype, self.hardware, around) * self._times[value]
 
     @cached_property
     def completed(self) -> tuple[int, ...]:
@@ -223,9 +241,14 @@ class CostProblem:
         """The graph with the layouts and the loops of these options."""
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
+        required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
         for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
-            if rules(node.signature):
-                loops[node.index] = (*loops.get(node.index, ()), found[k].loops)
+            # What numbers alone make is made again in each layout: its loops follow from that.
+            if rules(node.signature) and node.results[0] not in remade_values(self.graph):
+                chosen = found[k]
+                loops[node.index] = (*loops.get(node.index, ()), chosen.loops)
+                asked = (*required.get(node.index, ()), chosen.required_shardings)
+                required[node.index] = asked
         value_shardings, changed = list(self.sharded.shardings), []
         for value in problem.makers:
             if value not in problem.value_shardings:
@@ -239,6 +262,7 @@ class CostProblem:
             self.sharded,
             shardings=tuple(value_shardings),
             loops=loops,
+            required=required,
             borders=borders,
             _history=history,
         )

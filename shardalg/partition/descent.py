@@ -4,7 +4,8 @@ Every unit (a node, or a part of one that is decided alone) takes one of its opt
 made in the layout that its unit's option says, lies in a home, and is brought from there into
 every distinct layout that a user's option asks for:
     cost = sum over units of their seconds
-         + sum over values of min over homes h of  move(made, h) + sum over asked d of move(h, d)
+         + sum over values of min over homes h of
+             first_move(made, h) + sum over asked d of move(h, d)
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Problem:
       alone: values with one user that may take their partial sums as they are.
       still: values that lie as they are made.
       move: `(value, source, target) -> seconds`, infinite where it cannot be.
+      first_move: the same from where a value is made to its home, writing it included.
       known: homes that were asked for before.
     """
 
@@ -67,6 +69,7 @@ class Problem:
     wanted: tuple[Asked, ...]
     alone: frozenset[int]
     move: Callable[[int, Layout, Layout], float]
+    first_move: Callable[[int, Layout, Layout], float]
     still: frozenset[int] = frozenset()
     known: dict[tuple[object, ...], tuple[float, Layout]] = field(default_factory=dict)
 
@@ -121,7 +124,7 @@ class Problem:
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
         """`result_sharding` of a value that is made and asked for so."""
         if value in self.alone and asked == (made,):
-            return 0.0, made
+            return self.first_move(value, made, made), made
         others = () if value in self.still else asked
         value_shardings = (
             (self.value_shardings[value],)
@@ -143,7 +146,7 @@ class Problem:
     def price(self, value: int, made: Layout, stops: Sequence[Layout]) -> float:
         """Seconds from where a value is made to its home, the first stop, and from there on."""
         result_sharding, *asked = stops
-        return self.move(value, made, result_sharding) + sum(
+        return self.first_move(value, made, result_sharding) + sum(
             self.move(value, result_sharding, d) for d in asked
         )
 

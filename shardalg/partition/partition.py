@@ -178,7 +178,8 @@ class Partitioner(BodyPartitioner):
         if not loops:
             return list(numbers)
         found: dict[object, int] = {}
-        pairs = [(number, loops.get(node)) for node, number in enumerate(numbers)]
+        required = self.sharded.required
+        pairs = [(k, loops.get(node), required.get(node)) for node, k in enumerate(numbers)]
         return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
 
     def _region(self, index: int) -> None:
@@ -274,8 +275,9 @@ class Partitioner(BodyPartitioner):
         how = options.switches.pad_blocks, waits or options.switches.finite_sums, waits
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
         return NodeKey(
-            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared
-        )
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
+            self.sharded.required.get(node.index, ()),
+        )  # fmt: skip
 
     def _waits(self, node: Node) -> bool:
         """Whether partial sums of a result may wait until a loop is over."""

@@ -59,7 +59,7 @@ class Reshard(Answer):
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
-        links = links_on(self.source.mesh, self.hardware)
+        links = links_on(self.source.mesh, self.hardware, ITEM_SIZES[self.dtype])
         context = PartitionContext(graph, ("unknown",), links=links)
         first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
         turned = self._here is not self.target
@@ -199,7 +199,7 @@ def reshard(
       target: may be on another mesh over the same devices, in any order: where no digits of the
         source's mesh write that order, the last step is one permute.
       on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
-        than others (`Hardware.with_links`), its bytes count as often as it is slower.
+        than others (`Hardware.with_links`), the path takes the fewest seconds on them.
 
     Raises:
       ShardingError: no layouts, of different shapes, of an unknown type, or on meshes over other

@@ -99,6 +99,7 @@ class ShardedGraph:
       annotations: what was asked for.
       loops: per node, and per part of it that is decided alone, the digits on its loops, and
         borders: per call, where `policy="cost"` chose them.
+      required: beside `loops`, the layouts that were chosen for the operands: (number, layout).
     """
 
     graph: Graph
@@ -111,6 +112,9 @@ class ShardedGraph:
     _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
     _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
     loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
+    required: Mapping[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = field(
+        default_factory=dict
+    )
     borders: Mapping[int, RegionBorder] = field(default_factory=dict)
     contested: frozenset[int] = frozenset()
 

@@ -8,8 +8,8 @@ are read off the digits; what sends more than `G` is a small puzzle of stacks (`
 A* over digits, those that need never part as one). Partial sums are added before, where A* over
 `reshard/even.bound` says: a device sends at least what it lacks of the goal. Most prices need no
 path at all, and the choice prices candidates in the order of their bounds until the rest cost
-more. Where links of axes differ (`reshard/links.py`) no normal form holds: A* over single moves,
-with the same bound. Where a size does not divide, blocks are padded so that it does
+more. Where links of axes differ (`reshard/links.py`) no normal form holds: A* over single moves
+in seconds. Where a size does not divide, blocks are padded so that it does
 (`reshard/padded.py`), the even path runs on them, and a retile (`reshard/retile.py`: one margin of
 a neighbour's block) brings them to `ceil(D/n)`; with up to three digits of prime size A* finds
 what is cheapest of all grids (`reshard/grids.py`), so that a detour by any layout costs no less;

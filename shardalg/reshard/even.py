@@ -3,13 +3,13 @@
 `closed_forms.py` knows the way where nothing is to be added up. Here partial sums are added before
 it, and a way becomes moves with their prices. Where some axes have slower links than others there
 is no normal form: it pays to gather along a slow axis while blocks are small, to leave that axis
-where it is, to add up along the fast ones first. Then every chain is searched, a move priced on the
-slowest of its axes (`links.py`), as `costs.collectives.seconds` does.
+where it is, to add up along the fast ones first. Then every chain is searched. Each move costs the
+seconds that `costs.collectives.seconds` reports (`links.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, dropwhile, permutations, product, takewhile
 from operator import index
@@ -86,7 +86,7 @@ class Ends(NamedTuple):
 
 
 def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> list[SearchStep]:
-    """Fewest elements sent, each as often as its axis is slow, then fewest moves that send.
+    """Fewest seconds, then fewest moves that send.
 
     Every buffer on the way is at most as large as at the larger end.
 
@@ -99,7 +99,7 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
     (axes,) = plain((axes,))
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
-    limit = links.sent((step.move, step.sent) for step in even), 0
+    limit = path_seconds(even, ends, links), 0
     fitting = max(local_elements(shape, dims) for dims, _ in (start, goal))
     found = best_first(
         Linked(shape, goal, digits, links, fitting), (start,), limit=limit, most=MOST
@@ -108,6 +108,15 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
         return even
     steps = [step for _, steps in found[1] for step in steps]
     return [*steps[:-1], steps[-1]._replace(state=ends.goal)]
+
+
+def path_seconds(steps: Sequence[SearchStep], ends: Ends, links: Links) -> float:
+    """Return the seconds of the moves of a path that starts at `ends.start`."""
+    total, dims = 0.0, ends.start[0]
+    for step in steps:
+        total += links.seconds(step.move, local_elements(ends.shape, dims)) if step.sent else 0
+        dims = step.state[0]
+    return total
 
 
 def _plain_state(state: State) -> State:
@@ -159,7 +168,7 @@ class EvenBlocks:
 
 @dataclass(frozen=True)
 class Linked(EvenBlocks):
-    """Every chain of moves, each priced on the slowest of its axes.
+    """Every chain of moves, each priced in seconds.
 
     Attributes:
       digits: all that may be used: those of both ends, and axes beside them.
@@ -169,17 +178,23 @@ class Linked(EvenBlocks):
     links: Links
     fitting: int
 
+    def least(self, state: State, _: list[SearchStep] | None) -> Any:
+        """Return a lower bound of the seconds from a state to the goal."""
+        return self.links.least_seconds(bound(self.shape, state, self.goal))
+
     def moves(self, state: State) -> Iterator[Reached]:
         """Every next move."""
+        held = local_elements(self.shape, state[0])
         for step in self.steps(state):
-            if local_elements(self.shape, step.state[0]) <= self.fitting:
-                sent = step.sent and step.sent * self.links.factor(step.move.digits)
-                yield (sent, sent > 0), step.state, [step]
+            if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
+                seconds = self.links.seconds(step.move, held) if step.sent else 0
+                yield (seconds, bool(step.sent)), step.state, [step]
 
     def steps(self, state: State) -> Iterator[SearchStep]:
         """Every next move, with the elements that are sent."""
         shape, (dims, pending) = self.shape, state
         yield from additions(shape, state, self.goal)
+        yield from self.scattered(state)
         used = [*pending, *(d for held in dims for d in held)]
         free = [d for d in self.digits if not any(overlap(d, u) for u in used)]
         for dim, held in enumerate(dims):
@@ -194,6 +209,19 @@ class Linked(EvenBlocks):
             way = Way(shape, *state)
             way.permute(wanted)
             yield from way.steps
+
+    def scattered(self, state: State) -> Iterator[SearchStep]:
+        """Several pending digits scattered at once: the links of their axes work together."""
+        dims, pending = state
+        todo = tuple(d for d in pending if d not in self.goal[1])
+        for count in range(2, min(len(todo), EVERY_ORDER) + 1):
+            for digits, dim in product(permutations(todo, count), range(len(dims))):
+                cut = dims[dim] + digits
+                if self.shape[dim] % parts(cut) == 0:
+                    rest = tuple(d for d in pending if d not in digits)
+                    way = Way(self.shape, dims, rest)
+                    way.add(ReduceScatter(dim, digits), replaced(dims, dim, cut), "reduce_scatter")
+                    yield from way.steps
 
     def renamed(self, dims: Dims) -> Iterator[Dims]:
         """Other digits in the same places: two of them exchanged, or all that the goal has there.

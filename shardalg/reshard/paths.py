@@ -31,6 +31,7 @@ from shardalg.reshard.even import (
 from shardalg.reshard.even import SearchStep as Hop
 from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
+from shardalg.reshard.retile import Retile
 from shardalg.sizes.decided import decided
 from shardalg.spmd.instructions import (
     AllGather,
@@ -67,9 +68,18 @@ class Path:
     steps: tuple[ReshardStep, ...]
     wire_elements: Any
 
-    def on(self, links: Links) -> float:
-        """Elements that a device sends, each as often as its axis is slow."""
-        return links.sent((step.attributes, step.wire_elements) for step in self.steps)
+    def seconds(self, source: Sharding, links: Links) -> float:
+        """Return the seconds of the collectives from `source` on.
+
+        A `Retile` sends its margin in one permute.
+        """
+        total, held = 0.0, math.prod(source.shard_shape)
+        for step in self.steps:
+            if step.wire_elements:
+                sent = step.wire_elements if isinstance(step.attributes, Retile) else held
+                total += links.seconds(step.attributes, sent)
+            held = math.prod(step.layout.shard_shape)
+        return total
 
 
 @decided(1 << 16, lambda source, target, *_: source.numbers)
@@ -78,8 +88,7 @@ def reshard_path(
 ) -> Path:
     """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
 
-    Where links differ (`links_on`), bytes count as often as the axis they go along is slower than
-    the fastest one.
+    Where links differ (`links_on`), it is the path of the fewest seconds.
 
     The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
     all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
@@ -296,7 +305,7 @@ def nearest(
         return sources[0]
     if links is not None:
         ways = {source: reshard_path(source, target, links, padded) for source in sources}
-        return min(sources, key=lambda source: ways[source].on(links))
+        return min(sources, key=lambda source: ways[source].seconds(source, links))
     return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
 
 

@@ -15,7 +15,7 @@ Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -52,6 +52,7 @@ class Retile:
     size: int
     before: int
     after: int
+    sent_as: ClassVar[str] = "collective_permute"
 
     @property
     def margin(self) -> int:

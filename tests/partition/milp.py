@@ -69,7 +69,7 @@ def _value(model, problem, value, takes):
     for layout, units in made.items():
         found = []
         for result_sharding in (layout,) if value in problem.still else value_shardings:
-            cost = problem.move(value, layout, result_sharding)
+            cost = problem.first_move(value, layout, result_sharding)
             if math.isfinite(cost) and (result_sharding not in direct or result_sharding == layout):
                 found.append(model.variable(cost))
                 lies[result_sharding].append(found[-1])

@@ -60,6 +60,10 @@ def choose(key: NodeKey) -> Choice:
     for place, component in enumerate(components(rows)):
         if key.loops:
             given = _candidates(key, component, [dict(key.loops[place])])
+            if key.required:
+                asked = key.required[place]
+                chosen = [c for c in given if all(c.required_shardings[k] == at for k, at in asked)]
+                given = chosen or given
             best = _arg_reduce(key, given, component)
         else:
             best = _fitting(key, component) or _least_time(key, component)

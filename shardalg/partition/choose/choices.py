@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.collectives import seconds
-from shardalg.costs.compute import contracts, operand_type
+from shardalg.costs.compute import operand_type
 from shardalg.costs.topology import Machine
-from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.loops import flops
+from shardalg.graph.ir import Signature
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM
 from shardalg.partition.choose.assign import allowed_choices
 from shardalg.partition.choose.component import Assigned, Component, as_set, components
 from shardalg.partition.choose.key import Choice, NodeKey
-from shardalg.reshard.links import links_on
-from shardalg.reshard.paths import reshard_path
-from shardalg.reshard.retile import Retile
-from shardalg.spmd.instruction import Collective
-from shardalg.spmd.instructions import CollectivePermute
 
 
 @dataclass(frozen=True)
@@ -35,13 +27,11 @@ class Candidate:
     Attributes:
       loops: sharded loops with their digits.
       required_shardings: (operand number, layout); produced: (result number, layout).
-      compute_s: seconds of one execution on a device.
     """
 
     loops: tuple[tuple[str, Digits], ...]
     required_shardings: tuple[tuple[int, Sharding], ...]
     produced: tuple[tuple[int, Sharding], ...]
-    compute_s: float
 
 
 @lru_cache(maxsize=1 << 12)
@@ -70,7 +60,7 @@ def candidates(
     found: dict[Candidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):
-            found[_candidate(key, component, made, hardware)] = None
+            found[_candidate(component, made)] = None
     return tuple(found)
 
 
@@ -119,53 +109,10 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
     return interned(layout.mesh, layout.shape, layout.dims, pending)
 
 
-def _candidate(key: NodeKey, component: Component, choice: Choice, hardware: Machine) -> Candidate:
+def _candidate(component: Component, choice: Choice) -> Candidate:
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)
     required_shardings = tuple((k, choice.required_shardings[k]) for k in operands)
     produced = tuple((k, choice.produced[k]) for k in results)
-    made = Candidate(choice.loops, required_shardings, produced, 0.0)
-    return replace(made, compute_s=_compute_s(key.signature, component, made, hardware))
-
-
-def _compute_s(
-    signature: Signature, component: Component, choice: Candidate, hardware: Machine
-) -> float:
-    """The longer of arithmetic and traffic; what is fused writes its result and reads nothing."""
-    chip = hardware.chip
-    split = {name: parts(digits) for name, digits in choice.loops}
-    work = sum(
-        flops(rule, {n: -(-e // split[n]) for n, e in rule.loops if n in split})
-        for rule in component.rules
-    )
-    moved = sum(local_bytes(signature.results[k], layout) for k, layout in choice.produced)
-    if contracts(signature):
-        read = choice.required_shardings
-        moved += sum(local_bytes(signature.operands[k], layout) for k, layout in read)
-        return max(work / chip.peak(operand_type(signature)), moved / chip.hbm_bytes_per_s)
-    return moved / chip.hbm_bytes_per_s
-
-
-def local_bytes(type_: ValueType, layout: Sharding) -> int:
-    """Bytes of a value on one device."""
-    return prod(layout.shard_shape) * type_.itemsize
-
-
-@lru_cache(maxsize=1 << 16)
-def move_s(source: Sharding, target: Sharding, itemsize: int, hardware: Machine) -> float:
-    """Seconds of the collectives from one layout to another; partial sums cannot be made again."""
-    if not set(target.unreduced) <= set(source.unreduced):
-        return float("inf")
-    total, held = 0.0, source
-    links = links_on(source.mesh, hardware)
-    for step in reshard_path(source, target, links).steps:
-        if isinstance(step.attributes, Retile):
-            permute = CollectivePermute(step.attributes.digits, ())
-            size = step.wire_elements * itemsize
-            total += seconds(permute, size, mesh=source.mesh, hardware=hardware)
-        elif isinstance(step.attributes, Collective):
-            size = prod(held.shard_shape) * itemsize
-            total += seconds(step.attributes, size, mesh=source.mesh, hardware=hardware)
-        held = step.layout
-    return total
+    return Candidate(choice.loops, required_shardings, produced)

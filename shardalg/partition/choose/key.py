@@ -33,6 +33,7 @@ class NodeKey(NamedTuple):
       finite: whether sums wait behind products too (`Switches.finite_sums`).
       waits: whether partial sums of the result may wait until a loop is over: of two choices that
         cost the same, they do.
+      required: per component the layouts of operands that were chosen with `loops`.
       shared: operands of a product that a later product reads too, and maybe the same copy.
     """
 
@@ -47,6 +48,7 @@ class NodeKey(NamedTuple):
     finite: bool = False
     waits: bool = False
     shared: tuple[int, ...] = ()
+    required: tuple[tuple[tuple[int, Sharding], ...], ...] = ()
 
     @property
     def lanes(self) -> Iterator[Lanes]:

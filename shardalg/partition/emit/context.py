@@ -9,7 +9,7 @@ from math import prod
 from shardalg.algebra.derived_layouts import whole
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.ir import Node
+from shardalg.graph.ir import ITEM_SIZES, Node
 from shardalg.partition.choose.gathers import Copied
 from shardalg.partition.emit.builder import ANY_PHASE, Cause, Listing
 from shardalg.reshard.links import Links
@@ -176,8 +176,9 @@ class PartitionContext(Listing):
 
     def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
         """The layout at hand from which another one is nearest."""
+        links = self.links and self.links.of(self.graph.values[value].type.itemsize)
         source = nearest(
-            self.sources(value), layout, self.links, padded=self.options.switches.pad_blocks
+            self.sources(value), layout, links, padded=self.options.switches.pad_blocks
         )
         if source == self.sources(value)[0]:
             return source, self.first[value]
@@ -190,7 +191,8 @@ class PartitionContext(Listing):
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
-        every = moves(source, target, self.links, self.options.switches.pad_blocks)
+        links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
+        every = moves(source, target, links, self.options.switches.pad_blocks)
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
             # what is padded to another size is no layout of the value
@@ -226,5 +228,6 @@ class PartitionContext(Listing):
         for (value, layout), found in phases.items():
             if len(found) > 1 and value not in self.remade:
                 known, padded = self.lasting_sources(value), self.options.switches.pad_blocks
-                result_sharding = nearest(known, layout, self.links, padded=padded)
+                links = self.links and self.links.of(self.graph.values[value].type.itemsize)
+                result_sharding = nearest(known, layout, links, padded=padded)
                 yield Copied(value, result_sharding, layout, "keep_gathers", len(found), 1)

@@ -1,0 +1,83 @@
+"""`plan.beside_jit()` beside XLA's own bytes: its second row is a lower bound.
+
+    python -m tests.xla.least 200 0     # random programs and their first seed, XLA asked live
+    python -m tests.xla.least recorded  # the programs of tests/oracle, from their recorded answers
+
+It ends with status 1 if XLA sends less than the bound for any program.
+"""
+
+import statistics
+import sys
+
+import jax
+
+import shardalg as sa
+from shardalg.graph.tracing.installed import installed_partitioner
+from tests.oracle import beside_xla, corpus, farther, siblings
+
+
+def recorded():
+    """(name, the bound, what XLA sends) of the recorded programs."""
+    partitioner = installed_partitioner()
+    compiler = f"cpu_{partitioner}"
+    for name in (*corpus.names(), *corpus.gradients()):
+        module = corpus.program(name)
+        function, arguments, results = module.make(**module.SMALL)
+        types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments.values()]
+        specs = tuple(spec for _, _, spec in arguments.values())
+        plan = planned(module.MESH, function, types, specs, results)
+        yield name, least(plan), float(corpus.wire_bytes(name, compiler))
+
+
+def drawn(count, seed):
+    """The same of random programs; XLA's partitioner is asked."""
+    for program in siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES):
+        told = beside_xla.ask(program, installed_partitioner())
+        if told is not None:
+            plan = planned(program.mesh, program.function, program.types, program.specs, None)
+            yield program.name, least(plan), float(told.wire_bytes)
+
+
+def planned(sizes, function, types, specs, results):
+    """A plan with the user's own annotations: what these leave open is left open here."""
+    mesh = sa.Mesh(sizes)
+    with jax.set_mesh(mesh.to_jax(jax.devices()[: mesh.size])):
+        return sa.plan(function, *types, mesh=mesh, in_shardings=specs, out_shardings=results)
+
+
+def least(plan):
+    """The bound that a plan gives."""
+    return float(plan.beside_jit()["wire_bytes"].iloc[1])
+
+
+def violations(rows):
+    """Programs of which XLA sends less than the bound."""
+    return [row for row in rows if row[1] > row[2] * (1 + 1e-9)]
+
+
+def summary(rows):
+    """The tightness in words."""
+    ratios = [bound / sent for _, bound, sent in rows if sent]
+    below = sum(ratio < 0.5 for ratio in ratios)
+    nothing = sum(not sent for _, _, sent in rows)
+    return (
+        f"{len(rows)} programs, {len(violations(rows))} of which XLA sends less; the bound is "
+        f"{statistics.median(ratios):.3f} of XLA's bytes (median), below half for {below}; "
+        f"{nothing} send nothing"
+    )
+
+
+def main(*arguments):
+    """Print the bounds that are loose or broken, and the summary."""
+    rows = list(recorded() if arguments == ("recorded",) else drawn(*map(int, arguments)))
+    broken = violations(rows)
+    for name, bound, sent in rows:
+        if (name, bound, sent) in broken or bound < sent / 2:
+            ratio = bound / sent if sent else float("inf")
+            print(f"{name}: at least {bound:g}, XLA sends {sent:g} ({ratio:.3f})")
+    print(summary(rows))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
