@@ -15,9 +15,10 @@ By cost: `Options(policy="cost")` starts from completion and lets any axis serve
 from where it is made to its home and from there to each distinct layout that is asked of it, in
 seconds of a chip, and coordinate descent (`descent.py`) with random starts and changes of
 neighbours together finds the least; scipy's HiGHS judges it in the tests. Seconds are those of
-`Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`). What is tied across the
-border of a loop or of branches (a carry wherever it appears, a constant, a stacked value) is one
-unit of the descent, whose options are layouts (`choose/regions.py`). What is chosen are homes,
+`Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`). What is tied
+across the border of a loop or of branches (a carry wherever it appears, a constant, a stacked
+value) is one unit of the descent, whose options are layouts (`choose/regions.py`). What is chosen
+are homes,
 loops and borders; programs come of them as always. Arguments, results and annotations stay as
 completed, and completion itself stands where its program is no slower. Memory is not limited.
 

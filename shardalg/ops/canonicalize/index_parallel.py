@@ -6,17 +6,20 @@ one batch loop, and where they are split alike nothing moves (XLA finds the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from shardalg.graph.ir import Graph, Node, Params
+from shardalg.graph.ir import Graph, Node, Params, Signature
 from shardalg.ops.canonicalize.rewrite import rewritten
 from shardalg.ops.families.building import record
 from shardalg.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
+Answer = TypeVar("Answer")
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
 """Field of the dimension numbers with the operand dimensions that the value lacks."""
 SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
@@ -28,8 +31,32 @@ PAIRED = {
 
 def indices_paired(graph: Graph) -> Graph:
     """The graph in which gathers and scatters have batch dimensions for indices that count."""
-    pair = partial(_paired, graph, _Counting(graph))
-    return rewritten(graph, dict.fromkeys(SELECTED, pair))
+    counting = _Counting(graph)
+    pair = partial(_paired, graph, counting)
+    table = dict.fromkeys(SELECTED, pair)
+    return rewritten(graph, table | {"gather": lambda n: _in_order(counting, n) or pair(n)})
+
+
+def _in_order(counting: _Counting, node: Node) -> Node | None:
+    """Return a reshape instead of a gather that reads all elements of one dimension in order."""
+    found = numbers(node.signature)
+    shape, made = node.signature.operands[0].shape, node.signature.results[0].shape
+    indices = node.signature.operands[1].shape
+    if len(found.selected) != 1 or indices[-1:] != (1,) or found.operand_batching:
+        return None
+    (dim,) = found.selected
+    sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
+    batch = len(indices) - 1
+    window = (*range(dim), *range(dim + batch, len(made)))
+    is_whole = node.signature.param("slice_sizes") == sizes and found.dropped == (dim,)
+    if not is_whole or found.window != window or math.prod(indices) != shape[dim]:
+        return None
+    if not counting.in_order(node.operands[1]):
+        return None
+    params = (("dimensions", None), ("new_sizes", made))
+    types = node.signature.operands[:1]
+    signature = Signature("reshape", params, types, node.signature.results)
+    return replace(node, signature=signature, operands=node.operands[:1])
 
 
 def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
@@ -118,6 +145,51 @@ class _Counting:
                 self.known[value] = follow(self, node) if follow else None
         return self.known[value]
 
+    def in_order(self, value: int) -> bool:
+        """Return whether the elements of a value are 0, 1, 2, ... in row-major order."""
+        shape = self.graph.values[value].type.shape
+        if math.prod(shape) < 2:
+            return False
+        dim = self.along(value)
+        if dim is not None and shape[dim] == math.prod(shape):
+            return True
+        producer = self.graph.producer[value]
+        node = None if producer is None else self.graph.nodes[producer]
+        if node is None or node.primitive not in _IN_ORDER:
+            return False
+        if node.primitive == "select_n":
+            return self.unwrapped(node, self.in_order)
+        source = node.signature.operands[0]
+        if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
+            return False
+        narrow = _unwrapped(node, 0, math.prod(shape)) is None
+        return not narrow and self.in_order(node.operands[0])
+
+    def reshaped(self, node: Node) -> int | None:
+        """It counts along the dimension of that size with as many elements before it."""
+        dim = self.along(node.operands[0])
+        before, after = node.signature.operands[0].shape, node.signature.results[0].shape
+        if dim is None or node.signature.param("dimensions") is not None:
+            return None
+        return next(
+            (
+                d
+                for d, size in enumerate(after)
+                if size == before[dim] and math.prod(after[:d]) == math.prod(before[:dim])
+            ),
+            None,
+        )
+
+    def squeezed(self, node: Node) -> int | None:
+        """Dimensions of one element go: it counts along no such dimension."""
+        dim, gone = self.along(node.operands[0]), node.signature.param("dimensions")
+        return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
+
+    def transposed(self, node: Node) -> int | None:
+        """It counts along the place of that dimension in the result."""
+        dim = self.along(node.operands[0])
+        return None if dim is None else node.signature.param("permutation").index(dim)
+
     def iota(self, node: Node) -> int | None:
         """It counts along the dimension that it names."""
         return _unwrapped(node, node.signature.param("dimension"))
@@ -136,25 +208,37 @@ class _Counting:
 
     def wrapped(self, node: Node) -> int | None:
         """`select_n(i < 0, i, i + n)`, as JAX writes negative indices: `i`, where it counts."""
+        return self.unwrapped(node, self.along)
+
+    def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
+        """Return the answer for `i` of `select_n(i < 0, i, i + n)`, or None."""
+        return ask(node.operands[1]) if self._keeps(node) else None
+
+    def _keeps(self, node: Node) -> bool:
+        """Whether a selection gives its first case wherever that is not negative."""
         which, first, *_ = node.operands
         if which in self.constants:
-            return None if np.any(self.constants[which]) else self.along(first)
+            return not np.any(self.constants[which])
         producer = self.graph.producer[which]
         if producer is None:
-            return None
+            return False
         test = self.graph.nodes[producer]
         negative = test.primitive == "lt" and test.operands[0] == first
         zero = self.constants.get(test.operands[1]) if negative else None
-        return self.along(first) if zero is not None and not np.any(zero) else None
+        return zero is not None and not np.any(zero)
 
 
-def _unwrapped(node: Node, dim: int | None) -> int | None:
-    """The dimension, where the integers of the result are wide enough to count along it."""
+def _unwrapped(node: Node, dim: int | None, count: int | None = None) -> int | None:
+    """The dimension, where the integers of the result are wide enough to count along it.
+
+    Args:
+      count: how far they count; None: along the dimension.
+    """
     made = node.signature.results[0]
     if dim is None or "int" not in made.dtype:
         return None
     value_bits = int(made.dtype.strip("uint")) - (not made.dtype.startswith("u"))
-    return dim if made.shape[dim] <= 1 << value_bits else None
+    return dim if (made.shape[dim] if count is None else count) <= 1 << value_bits else None
 
 
 def _counts(array: np.ndarray) -> int | None:
@@ -171,5 +255,12 @@ _FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
     "iota": _Counting.iota,
     "convert_element_type": _Counting.converted,
     "broadcast_in_dim": _Counting.broadcast,
+    "reshape": _Counting.reshaped,
     "select_n": _Counting.wrapped,
+    "squeeze": _Counting.squeezed,
+    "transpose": _Counting.transposed,
 }
+_IN_ORDER = frozenset(
+    ("broadcast_in_dim", "convert_element_type", "reshape", "select_n", "squeeze")
+)
+"""Operators that keep the order of elements, if they keep their number."""

@@ -31,6 +31,7 @@ from shardalg.ops.canonicalize.fold import folded, numbers
 from shardalg.ops.canonicalize.index_parallel import indices_paired
 from shardalg.ops.canonicalize.scattered_sums import scatters_added
 from shardalg.ops.canonicalize.transforms import Order, staged
+from shardalg.ops.canonicalize.unindexed import FirstElements, first_elements
 from shardalg.ops.canonicalize.unread_taps import unread_cut
 from shardalg.ops.canonicalize.wide import Wide, wide_sum
 from shardalg.ops.families.joining import joined_operands
@@ -54,6 +55,8 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     - What is joined is joined without its empty parts.
     - A kernel larger than its image has no taps at its ends that read only padding
       (`unread_taps.py`).
+    - A gather that reads element 0 of a dimension has an index or a slice there
+      (`unindexed.py`).
     - A rank-0 number made of literals alone is a constant.
 
     Names, sources, phases, regions and their arguments of what stays are kept.
@@ -266,7 +269,8 @@ class _Rewrite:
     def _is_kept(self, signature: Signature) -> bool:
         """Whether nodes of a signature stay as they are, but for their numbers."""
         whole = len(joined_operands(signature)) == len(signature.operands)
-        is_made = broadcast_operands(signature) or unread_cut(signature) or self._wide(signature)
+        cut = unread_cut(signature) or first_elements(signature)
+        is_made = broadcast_operands(signature) or cut or self._wide(signature)
         return whole and not is_made
 
     def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
@@ -284,12 +288,30 @@ class _Rewrite:
             image, kernel = operands
             signature = cut.rest
             operands = [image, self._made(node, cut.kernel, [kernel], "slice")]
+        read = first_elements(signature)
+        if read is not None:
+            signature = read.rest
+            operands = self._first_elements(node, read, operands)
         wide = self._wide(signature)
         if wide is None:
             return signature, operands
         rows = zip(wide.reads, operands, strict=True)
-        read = [self._made(node, w, [v], "float32") if w else v for w, v in rows]
-        return wide.rounded, [self._made(node, wide.added, read, "float32")]
+        floats = [self._made(node, w, [v], "float32") if w else v for w, v in rows]
+        return wide.rounded, [self._made(node, wide.added, floats, "float32")]
+
+    def _first_elements(self, node: Node, read: FirstElements, operands: list[int]) -> list[int]:
+        """The operands of a gather that reads element 0 of some dimensions by an index or slice."""
+        operand, indices = operands
+        if read.cut is not None:
+            return [self._made(node, read.cut, [operand], "slice"), indices]
+        assert read.zeros is not None and read.joined is not None, "one of both is made"
+        type_ = read.zeros.operands[0]
+        zero = len(self.values)
+        name = f"0:{SHORT.get(type_.dtype, type_.dtype)}"
+        self.values.append(Value(zero, type_, "constant", name))
+        self.constants.append((zero, np.zeros((), type_.dtype)))
+        zeros = self._made(node, read.zeros, [zero], "broadcast_in_dim")
+        return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
 
     def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
         """The result of a new node beside `node`, named for its kind."""
