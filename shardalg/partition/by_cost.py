@@ -21,7 +21,7 @@ from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.descent import Asked, Option, Problem, best_of
 from shardalg.partition.partition import partition
-from shardalg.partition.prices import Neighbours, fused_values, move_s, operator_s
+from shardalg.partition.prices import Neighbours, Part, fused_values, move_s, operator_s
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph
 from shardalg.spmd.program import SpmdProgram
@@ -160,10 +160,8 @@ class CostProblem:
         fused = frozenset(
             k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
         )
-        seconds = operator_s(
-            node.signature, place, candidate, shardings, self.hardware, fused=fused,
-            finite=self.finite,
-        )  # fmt: skip
+        part = Part(node.signature, place, shardings, fused, self.finite)
+        seconds = operator_s(part, candidate, self.hardware)
         times = self.graph.trip_count(node)
         asks = tuple((node.operands[k], layout) for k, layout in candidate.required_shardings)
         makes = tuple((node.results[k], layout) for k, layout in candidate.produced)

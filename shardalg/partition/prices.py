@@ -57,26 +57,28 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(made), frozenset(read)
 
 
-@lru_cache(maxsize=1 << 14)
-def operator_s(
-    signature: Signature,
-    place: int,
-    choice: Candidate,
-    shardings: tuple[Sharding, ...],
-    hardware: Machine,
-    *,
-    fused: frozenset[int] = frozenset(),
-    finite: bool = False,
-) -> float:
-    """Return the seconds of one execution of an operator on operands in the layouts it requires.
+class Part(NamedTuple):
+    """A part of an operator that is decided alone.
 
-    Args:
-      place: the component of the operator that `choice` is of; the others compute whole values.
+    Attributes:
+      place: the component of the operator; the others compute whole values.
       shardings: of the operands, then of the results; only their shapes and mesh are used.
       fused: operands, then results, that are never in memory, by their numbers.
       finite: whether sums wait behind products too (`Switches.finite_sums`).
     """
-    layouts = [whole(sharding) for sharding in shardings]
+
+    signature: Signature
+    place: int
+    shardings: tuple[Sharding, ...]
+    fused: frozenset[int] = frozenset()
+    finite: bool = False
+
+
+@lru_cache(maxsize=1 << 14)
+def operator_s(part: Part, choice: Candidate, hardware: Machine) -> float:
+    """Return the seconds of one execution of an operator on operands in the layouts it requires."""
+    signature, place = part.signature, part.place
+    layouts = [whole(sharding) for sharding in part.shardings]
     for number, layout in choice.required_shardings:
         layouts[number] = layout
     for number, layout in choice.produced:
@@ -88,9 +90,9 @@ def operator_s(
     sharded = _sharded(graph, tuple(layouts))
     if rules(signature):
         sharded = replace(sharded, loops={0: loops}, required={0: asked})
-    options = Options(switches=Switches(finite_sums=finite))
+    options = Options(switches=Switches(finite_sums=part.finite))
     program = partition(sharded, ("unknown",) * len(graph.values), options)
-    same = {v.index for v in program.locals if v.origin in fused}
+    same = {v.index for v in program.locals if v.origin in part.fused}
     if any(layout.unreduced for _, layout in choice.produced):
         program = _without_sums(program)
     return _seconds(program, graph, hardware, same)

@@ -48,6 +48,8 @@ class Route:
 def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
     """No exchange, or one all-to-all: where each dimension begins alike on both sides.
 
+    The all-to-all may move the cuts of several dimensions at once.
+
     >>> x, y = (Digit(4, 2),), (Digit(1, 4),)
     >>> direct((8, 8), (x, ()), (x + y, ()))
     Route(first=((Digit(stride=4, size=2), Digit(stride=1, size=4)), ()), exchange=())
@@ -63,11 +65,21 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
     added = [(d, k) for k, (held, wanted) in enumerate(pairs) for d in wanted[len(held) :]]
     arcs = {(place[digit], k) for digit, k in added if digit in place}
     longer = tuple([max(pair, key=len) for pair in pairs])
-    if len(arcs) > 1:
-        return None
     if not arcs:
         return Route(longer)
-    return _one_swap(shape, (start, goal, longer), *arcs)
+    if len({dim for arc in arcs for dim in arc}) < 2 * len(arcs):
+        return None
+    # Between dimensions of their own, all all-to-alls are one exchange.
+    first: Dims = longer
+    swaps: list[Swap | Dims] = []
+    for arc in sorted(arcs):
+        route = _one_swap(shape, (start, goal, longer), arc)
+        if route is None:
+            return None
+        for dim in arc:
+            first = replaced(first, dim, route.first[dim])
+        swaps += route.exchange
+    return Route(first, tuple(swaps))
 
 
 def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int]) -> Route | None:

@@ -30,12 +30,13 @@ from shardalg.reshard.closed_forms import (
 )
 from shardalg.reshard.links import Links
 from shardalg.reshard.retile import Retile
-from shardalg.reshard.shuffle import Swap
+from shardalg.reshard.shuffle import Swap, together
 from shardalg.sizes.amounts import quotient
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
+    AllToAlls,
     CollectivePermute,
     DynamicSlice,
     ReduceScatter,
@@ -47,7 +48,10 @@ MOST = 1000
 """Layouts after which the search on unequal links gives up."""
 State = tuple[Dims, Digits]
 """Digits per dimension, and those along which partial sums are pending."""
-Move = AllGather | AllReduce | AllToAll | CollectivePermute | DynamicSlice | ReduceScatter | Retile
+Move = (
+    AllGather | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice | ReduceScatter
+    | Retile
+)  # fmt: skip
 
 
 class SearchStep(NamedTuple):
@@ -282,9 +286,9 @@ def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Searc
     """A route as moves with their prices."""
     way = Way(shape, *start)
     way.slices(route.first)
-    for exchange in route.exchange:
-        if isinstance(exchange, Swap):
-            way.swap(exchange)
+    for exchange in together(route.exchange):
+        if isinstance(exchange, list):
+            way.swap(*exchange)
         else:
             way.permute(exchange)
     way.finish(goal)
@@ -326,14 +330,16 @@ class Way:
                 move = DynamicSlice(dim, more, block)
                 self.add(move, replaced(self.dims, dim, digits))
 
-    def swap(self, swap: Swap) -> None:
-        """An all-to-all."""
-        source, target, leaving, arriving = swap
-        stays = self.dims[source][: len(self.dims[source]) - len(leaving)]
-        dims = replaced(self.dims, source, stays)
-        dims = replaced(dims, target, dims[target] + arriving)
-        order = () if leaving == arriving else arriving
-        self.add(AllToAll(target, source, leaving, order), dims, "all_to_all")
+    def swap(self, *swaps: Swap) -> None:
+        """An all-to-all; of several, between dimensions of their own, one for all of them."""
+        dims, found = self.dims, []
+        for source, target, leaving, arriving in swaps:
+            dims = replaced(dims, source, dims[source][: len(dims[source]) - len(leaving)])
+            dims = replaced(dims, target, dims[target] + arriving)
+            order = () if leaving == arriving else arriving
+            found.append(AllToAll(target, source, leaving, order))
+        move = found[0] if len(found) == 1 else AllToAlls(tuple(found))
+        self.add(move, dims, "all_to_all")
 
     def permute(self, dims: Dims) -> None:
         """The pairs of positions are left out: only who takes the path needs them."""

@@ -37,6 +37,7 @@ from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
+    AllToAlls,
     CollectivePermute,
     DynamicSlice,
     ReduceScatter,
@@ -216,15 +217,24 @@ class _Spelling:
 
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
         """The step with its digits spelled so."""
-        if isinstance(move, AllToAll) and move.arriving:
-            # in the same pieces on both sides, whatever their order
-            sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
-            return AllToAll(move.split_dim, move.concat_dim, *sides)
+        if isinstance(move, AllToAlls):
+            # the dimensions are apart, so that each exchange is spelled alone
+            return AllToAlls(tuple([self.exchange(one) for one in move.exchanges]))
+        if isinstance(move, AllToAll):
+            return self.exchange(move)
         digits = self.digits(move.digits)
         if isinstance(move, CollectivePermute):
             pairs = _permutation(before, after, self.source.mesh.size)
             return CollectivePermute(digits, pairs)
         return move if digits == move.digits else replace(move, digits=digits)
+
+    def exchange(self, move: AllToAll) -> AllToAll:
+        """An all-to-all with its digits spelled so."""
+        if move.arriving:
+            # in the same pieces on both sides, whatever their order
+            sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
+            return AllToAll(move.split_dim, move.concat_dim, *sides)
+        return replace(move, digits=self.digits(move.digits))
 
 
 def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> Any:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shardalg.reshard.best_first import Cost, best_first
 
 Stack = tuple[int, ...]
 Stacks = tuple[Stack, ...]
 Order = tuple[int, ...]
+Other = TypeVar("Other")
 
 
 class Hop(NamedTuple):
@@ -233,3 +234,17 @@ def _ordered(stack: Stack, goal: Order) -> Order:
 
 def _bits(block: int) -> list[int]:
     return [1 << i for i in range(block.bit_length()) if block >> i & 1]
+
+
+def together(exchanges: Iterable[Swap | Other]) -> list[list[Swap] | Other]:
+    """Return the exchanges, neighbouring all-to-alls between dimensions of their own as one."""
+    found: list[list[Swap] | Other] = []
+    for exchange in exchanges:
+        last = found[-1] if found else None
+        if not isinstance(exchange, Swap):
+            found.append(exchange)
+        elif isinstance(last, list) and not {*exchange[:2]} & {d for s in last for d in s[:2]}:
+            last.append(exchange)
+        else:
+            found.append([exchange])
+    return found

@@ -24,6 +24,10 @@ TEXTS = [
     (p.ReduceScatter(0, X), "reduce_scatter sum dim=0 axes=x"),
     (p.AllToAll(0, 1, Y), "all_to_all split=0 concat=1 axes=y"),
     (p.AllToAll(0, 1, X + Y, Y + X), "all_to_all split=0 concat=1 axes=x,y as y,x"),
+    (
+        p.AllToAlls((p.AllToAll(0, 1, Y), p.AllToAll(2, 3, X))),
+        "all_to_all split=0 concat=1 axes=y and split=2 concat=3 axes=x",
+    ),
     (p.CollectivePermute(Y, ((0, 1),)), "collective_permute axes=y"),
     (p.DynamicSlice(0, (Digit(2, 2),), 4), "dynamic_slice dim=0 at p(y:(1)2)*4"),
     (p.Slice(1, 2, 3), "slice dim=1 [2:5]"),

@@ -17,6 +17,7 @@ from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
+    AllToAlls,
     Apply,
     Control,
     HaloExchange,
@@ -330,5 +331,6 @@ _MOVED: dict[type, Callable[..., Iterator[Operation]]] = {
     AllReduce: WrittenOut.summed,
     ReduceScatter: WrittenOut.scattered,
     AllToAll: WrittenOut.exchanged,
+    AllToAlls: WrittenOut.exchanged,
     HaloExchange: WrittenOut.joined,
 }

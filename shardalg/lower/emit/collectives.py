@@ -21,12 +21,13 @@ from shardalg.algebra.digits import parts
 from shardalg.errors import LoweringError
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.lower.emit.extrema import EXTREMA, extremum
-from shardalg.lower.emit.pieces import all_to_all, pieces, swapped
+from shardalg.lower.emit.pieces import all_to_all, all_to_alls, pieces, swapped
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
+    AllToAlls,
     ReduceScatter,
 )
 
@@ -179,3 +180,10 @@ def _all_to_all(emitter: Emitter, instruction: Instruction[AllToAll], x: Array) 
     if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     return [all_to_all(x, names, a)]
+
+
+@emits(AllToAlls)
+def _all_to_alls(emitter: Emitter, instruction: Instruction[AllToAlls], x: Array) -> list[Array]:
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    return [all_to_alls(x, names, a) if names else x]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardalg.algebra.digits import Digits, parts
-from shardalg.spmd.instructions import AllToAll
+from shardalg.spmd.instructions import AllToAll, AllToAlls
 
 Array = Any
 
@@ -24,6 +24,32 @@ def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
     sent = _by_member(sent, a.digits, a.arriving or a.digits)
     senders = jnp.moveaxis(swapped(sent, names), 0, a.concat_dim)
     return lax.collapse(senders, a.concat_dim, a.concat_dim + 2)
+
+
+def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
+    """Return the block after several all-to-alls, as one exchange of pieces.
+
+    Each split dimension is cut, and the numbers of the pieces lead, those of the first exchange
+    major, as the digits of a member are.
+    """
+    sizes: list[int] = []
+    sent = x
+    for one in reversed(a.exchanges):
+        count = parts(one.digits)
+        dim = one.split_dim + len(sizes)
+        cut = sent.reshape(
+            *sent.shape[:dim], count, sent.shape[dim] // count, *sent.shape[dim + 1 :]
+        )
+        lead = jnp.moveaxis(cut, dim, 0)
+        sent = _by_member(lead, one.digits, one.arriving or one.digits)
+        sizes.insert(0, count)
+    arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
+    made = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
+    for left, one in reversed([*enumerate(a.exchanges)]):
+        dim = one.concat_dim + left
+        joined = jnp.moveaxis(made, left, dim)
+        made = lax.collapse(joined, dim, dim + 2)
+    return made
 
 
 def pieces(x: Array, dim: int, n: int) -> Array:

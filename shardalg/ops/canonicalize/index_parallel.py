@@ -158,7 +158,7 @@ class _Counting:
         if node is None or node.primitive not in _IN_ORDER:
             return False
         if node.primitive == "select_n":
-            return self.unwrapped(node, self.in_order)
+            return bool(self.unwrapped(node, self.in_order))
         source = node.signature.operands[0]
         if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
             return False

@@ -183,6 +183,13 @@ class Fills:
         known = self.of(instruction.operands[0]).but(a.concat_dim)
         yield _block(known, a.split_dim, a.arriving or a.digits, block)
 
+    def all_exchanged(self, instruction: Instruction[p.AllToAlls]) -> Iterator[Known]:
+        """Nothing is known of the dimensions that are exchanged; the others keep their padding."""
+        known = self.of(instruction.operands[0])
+        for dim in instruction.attributes.dims:
+            known = known.but(dim)
+        yield known
+
     def reduced(self, instruction: Instruction[p.AllReduce | p.ReduceScatter]) -> Iterator[Known]:
         """What every member has at its padding is combined: an identity stays."""
         (operand,), a = instruction.operands, instruction.attributes
@@ -239,6 +246,7 @@ _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[Known]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,
     p.AllToAll: Fills.exchanged,
+    p.AllToAlls: Fills.all_exchanged,
     p.Apply: Fills.applied,
     p.DynamicSlice: Fills.cut,
     p.Mask: Fills.masked,

@@ -8,7 +8,7 @@ from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack, groups
 from shardalg.spmd.host.run import exchange, on_blocks
-from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, AllToAlls, ReduceScatter
 
 
 @on_blocks(AllGather)
@@ -98,3 +98,10 @@ def _all_to_all(a: AllToAll, x: Stack) -> Stack:
             number = partition_id(a.arriving or a.digits, position)
             result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
     return result
+
+
+@on_blocks(AllToAlls)
+def _all_to_alls(a: AllToAlls, x: Stack) -> Stack:
+    for one in a.exchanges:
+        x = _all_to_all(one, x)
+    return x

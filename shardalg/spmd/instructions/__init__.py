@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions.all_gather import AllGather
 from shardalg.spmd.instructions.all_reduce import AllReduce, ReduceScatter
-from shardalg.spmd.instructions.all_to_all import AllToAll
+from shardalg.spmd.instructions.all_to_all import AllToAll, AllToAlls
 from shardalg.spmd.instructions.apply import Apply
 from shardalg.spmd.instructions.boxes import Extract, Insert, Places
 from shardalg.spmd.instructions.collective_matmul import CollectiveMatmul, Direction
@@ -23,7 +23,7 @@ from shardalg.spmd.instructions.regroup import Regroup, leading
 from shardalg.spmd.instructions.slices import DynamicSlice, OwnerSelect, Slice, SliceAt
 
 __all__ = [
-    "AllGather", "AllReduce", "AllToAll", "Apply", "ArgReduce", "Branches", "Choose",
+    "AllGather", "AllReduce", "AllToAll", "AllToAlls", "Apply", "ArgReduce", "Branches", "Choose",
     "CollectiveMatmul", "CollectivePermute", "Concatenate", "Control", "Dilate", "Direction",
     "DynamicSlice", "ExclusiveScan",
     "Extract", "FirstMember", "Fold", "HaloExchange", "Insert", "Join", "Loop", "Manual", "Mask",

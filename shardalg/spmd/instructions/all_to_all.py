@@ -1,4 +1,4 @@
-"""All-to-all: the cut moves from one dimension to another."""
+"""All-to-all: the cut moves from one dimension to another, for one or several pairs at once."""
 
 from __future__ import annotations
 
@@ -45,3 +45,36 @@ class AllToAll(Collective):
         if sorted(self.digits) != sorted(arriving):
             raise ProgramError(f" sends along {self.digits} what arrives along {arriving}.")
         return scaled(scaled(first, self.split_dim, over=n), self.concat_dim, times=n)
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAlls(Collective):
+    """Several all-to-alls between dimensions of their own, as one exchange among all members.
+
+    The result is that of the exchanges one after the other. A device sends each element at most
+    once: `1 - 1/(m*n)` of its block instead of `2 - 1/m - 1/n`.
+    """
+
+    exchanges: tuple[AllToAll, ...]
+    sent_as = "all_to_all"
+
+    @property
+    def digits(self) -> Digits:  # type: ignore[override]
+        """The digits of all exchanges, those of the first one major."""
+        return tuple([digit for one in self.exchanges for digit in one.digits])
+
+    def text(self, mesh: Mesh) -> str:
+        return "all_to_all " + " and ".join(
+            one.text(mesh).removeprefix("all_to_all ") for one in self.exchanges
+        )
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple([dim for one in self.exchanges for dim in one.dims])
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):
+            raise ProgramError(f" has exchanges that share a dimension or digits: {self}.")
+        for one in self.exchanges:
+            first = one.result_shape(first)
+        return first

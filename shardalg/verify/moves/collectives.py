@@ -7,14 +7,15 @@ arrives with the one that the result's layout puts there.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, product
 
-from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.merge.proofs.integers import Number, equal, implies, within
 from shardalg.ops.families.building import has_zero
 from shardalg.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER
 from shardalg.spmd.identity import is_kept
 from shardalg.spmd.instruction import Collective
-from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, AllToAlls, ReduceScatter
 from shardalg.verify.contents import (
     Fill,
     Held,
@@ -122,6 +123,11 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
 
 @moves(AllToAll)
 def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
+    return _exchanged(step)
+
+
+def _exchanged(step: CheckedInstruction[AllToAll]) -> Result:
+    """Each member sends a piece of one dimension, which arrive along another."""
     a = step.attributes
     said = {dim: said_along(step, dim) for dim in (a.split_dim, a.concat_dim)}
     split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
@@ -139,3 +145,24 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
     fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
     made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
     return with_dim(made, a.concat_dim, said[a.concat_dim]), stated
+
+
+@moves(AllToAlls)
+def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
+    """Each exchange after the one before: no dimension and no digit is of two of them."""
+    a = step.attributes
+    apart = len({*a.dims}) == len(a.dims)
+    words = "the exchanges have dimensions and digits of their own"
+    found: list[Stated] = [("delivers", Decided(words, apart and not _share(a)))]
+    given = step.given
+    for one in a.exchanges:
+        alone = CheckedInstruction(step.mesh, one, (given,), step.made)
+        given, more = _exchanged(alone)
+        found += more
+    return given, found
+
+
+def _share(a: AllToAlls) -> bool:
+    """Whether digits of two exchanges overlap."""
+    pairs = combinations([one.digits for one in a.exchanges], 2)
+    return any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
