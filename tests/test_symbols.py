@@ -21,7 +21,6 @@ from shardalg.models import training
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
 from shardalg.planning import plan_file
-from shardalg.sizes.formula import FormulaError
 from shardalg.symbolic.symbols import annotations_at
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
@@ -393,12 +392,11 @@ def test_annotated_parts_of_axes_keep_their_numbers():
         annotations_at(given, plan.graph, sa.Mesh({"X": 12}))
 
 
-def test_a_window_over_a_named_size_has_no_formula_and_says_so():
-    """What a device fetches of a sharded dimension depends on more than its size."""
+def test_a_window_over_a_named_size_has_a_formula():
+    """What a device fetches is a margin, which does not grow with its block."""
     specs = {"in_shardings": (P("X"),), "out_shardings": P("X")}
     mesh = sa.Mesh({"X": 4})
-    plan = sa.plan(lambda x: jnp.roll(x, 3, 0), *arrays((S, 8)), mesh=mesh, **specs)
-    with pytest.raises(FormulaError, match=r"of S/4 elements per device .* Give this dimension"):
-        plan.collectives()
-    assert not plan.holds(S=32)
-    assert list(plan.at(S=32).collectives()["wire_bytes"]) == [96]
+    plan = sa.plan(lambda x: jnp.roll(x, 1, 0), *arrays((S, 8)), mesh=mesh, **specs)
+    assert plan.cost("tpu_v3").wire_bytes == 32
+    assert plan.holds(S=32)
+    assert list(plan.at(S=32).collectives()["wire_bytes"]) == [32]
