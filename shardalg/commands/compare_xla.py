@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardalg.commands.function import add_function, planned
+from shardalg.commands.plain_data import add_json, print_json, records
 
 HELP = "a function's plan beside the layouts and collectives of XLA's own partitioner"
 
@@ -12,6 +13,7 @@ HELP = "a function's plan beside the layouts and collectives of XLA's own partit
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_function(parser)
+    add_json(parser)
     parser.add_argument(
         "--partitioner", choices=("gspmd", "shardy"), help="default: that of the installed jax"
     )
@@ -19,5 +21,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison."""
-    print(planned(options).compare_xla(options.partitioner))
+    found = planned(options).compare_xla(options.partitioner)
+    if options.json:
+        sent = {"wire_bytes": found.wire_bytes, "xla_wire_bytes": found.xla_wire_bytes}
+        print_json({"partitioner": found.partitioner, **sent, "rows": records(found.df)})
+    else:
+        print(found)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardalg.commands.function import add_function, planned
+from shardalg.commands.plain_data import add_json, print_json, records
 
 HELP = "why a collective of a function's plan is there, or why a value is sharded as it is"
 
@@ -12,6 +13,7 @@ HELP = "why a collective of a function's plan is there, or why a value is sharde
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_function(parser)
+    add_json(parser)
     parser.add_argument(
         "what", help="the number of a collective in `shardalg plan`, or a value's name"
     )
@@ -20,5 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the explanation."""
     what = options.what
-    print(planned(options).explain(int(what) if what.isdecimal() else what))
+    found = planned(options).explain(int(what) if what.isdecimal() else what)
+    if options.json:
+        print_json({"what": what, "text": str(found), "rows": records(found.df)})
+    else:
+        print(found)
     return 0

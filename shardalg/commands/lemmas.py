@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from shardalg.commands.plain_data import add_json, print_json, records
 from shardalg.errors import ProofError
 from shardalg.io.files import write_whole
 from shardalg.merge.lemmas import LEMMAS
@@ -23,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prove each with N random seeds and show the longest time (default %(default)s)",
     )
+    add_json(parser)
     option("--mutants", action="store_true", help="also the wrong variants, which z3 must refute")
     option("--smt2", type=Path, metavar="FOLDER", help="write each formula to FOLDER/NAME.smt2")
 
@@ -35,7 +37,10 @@ def run(options: argparse.Namespace) -> int:
     if folder is not None:  # one that cannot be made is said before the proofs
         folder.mkdir(parents=True, exist_ok=True)
     judged = list(judge(LEMMAS, seeds=options.seeds, mutants=options.mutants))
-    print(f"{table(judged)}\n\n{summary(judged)}")
+    if options.json:
+        print_json({"summary": summary(judged), "lemmas": records(table(judged).df)})
+    else:
+        print(f"{table(judged)}\n\n{summary(judged)}")
     if folder is not None:
         for j in judged:
             name = j.statement.name.replace("/", ".")

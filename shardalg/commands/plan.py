@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import html
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.commands.function import add_function, planned
+from shardalg.commands.plain_data import add_json, plain, print_json, records
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 
@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--verify", action="store_true", help="prove the program; exit status 1 if refuted")
     option("--html", type=Path, metavar="FILE", help="write the plan as a page to FILE")
     option("--save", type=Path, metavar="FILE", help="write the plan file to FILE")
-    option("--json", action="store_true", help="plain data instead of text")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     plan = planned(options)
     report = plan.verify() if options.verify else None
     if options.json:
-        print(json.dumps(_data(plan, options.hardware, report), indent=1))
+        print_json(_data(plan, options.hardware, report))
     else:
         print(plan.overview(options.hardware), _collectives(plan) or "No collectives.", sep="\n\n")
         if report is not None:
@@ -62,36 +62,20 @@ def _collectives(plan: Plan) -> Table:
 
 def _data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
     seen = plan.overview(hardware)
-    named = {name: _plain(value) for name, value in seen.priced.hints.named()}
+    named = {name: plain(value) for name, value in seen.priced.hints.named()}
     return {
         "plan": repr(plan),
         "layouts": plan.options.followed,
         "mesh": dict(plan.program.mesh.shape),
         "hardware": seen.priced.hardware.name,
+        "machine": seen.machine,
+        "devices": plan.mesh.size,
+        "fits": seen.fits,
+        "capacity_bytes": plain(seen.priced.hardware.hbm_bytes),
         "cost": named,
         "axes": [{**row, "mesh_axes": list(row["mesh_axes"])} for row in seen.table],
-        "beside_jit": _records(plan.beside_jit()),
-        "collectives": _records(plan.collectives()),
-        "warnings": _records(plan.warnings()),
+        "beside_jit": records(plan.beside_jit()),
+        "collectives": records(plan.collectives()),
+        "warnings": records(plan.warnings()),
         "verify": None if report is None else str(report),
     }
-
-
-def _records(table: Any) -> list[dict[str, Any]]:
-    rows = table.to_dict("records")
-    return [{name: _plain(value) for name, value in row.items()} for row in rows]
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: formulas and layouts as text."""
-    if isinstance(value, bool | str | None):
-        return value
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, int):
-        return value
-    try:
-        number = float(value)
-    except TypeError:
-        return str(value)
-    return number if number == number else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.command_line import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
+from shardalg.commands.plain_data import add_json, print_json
 from shardalg.errors import NotationError
 from shardalg.io.files import check_place, write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
@@ -53,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--all-sizes", action="store_true", help="prove it for all mesh sizes of at least 2 at once"
     )
+    add_json(parser)
     option("--smt2", type=Path, metavar="FILE", help="write what z3 was asked to FILE")
 
 
@@ -69,12 +71,30 @@ def run(options: argparse.Namespace) -> int:
     proofs = [prove(verdict, "all" if options.all_sizes else "concrete")]
     if options.all_sizes and not proofs[0]:
         proofs.append(prove(verdict))
-    print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
+    if options.json:
+        print_json(_data(verdict, seconds, proofs))
+    else:
+        print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
     if options.smt2 is not None:
         write_whole(options.smt2, RESET.join(proof.smt2 for proof in proofs if proof.smt2))
     if not proofs[0]:
         return UNPROVED
     return HOLDS if verdict else REFUSED
+
+
+def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, object]:
+    """Return the answer as plain data."""
+    merged = None if verdict.sharding is None else verdict.sharding.text()
+    return {
+        "relation": verdict.relation,
+        "operands": [sharding.text() for sharding in verdict.operands],
+        "holds": bool(verdict),
+        "merged": merged,
+        "reason": verdict.reason,
+        "condition": None if verdict.condition is None else str(verdict.condition),
+        "decided_s": seconds,
+        "proofs": [{"sizes": p.sizes, "status": p.status, "proof_ms": p.ms} for p in proofs],
+    }
 
 
 def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tuple[Verdict, float]:

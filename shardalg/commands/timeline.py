@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from shardalg.commands.function import add_function, planned
+from shardalg.commands.plain_data import add_json, print_json, records
 from shardalg.io.files import check_place, write_whole
 
 HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
@@ -14,6 +15,7 @@ HELP = "when each pipeline stage of a function computes, waits and sends; a figu
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_function(parser)
+    add_json(parser)
     option = parser.add_argument
     option("--trace", type=Path, metavar="FILE", help="write a Chrome trace (JSON) to FILE")
     option("--figure", type=Path, metavar="FILE", help="write the figure (PNG) to FILE")
@@ -27,9 +29,14 @@ def run(options: argparse.Namespace) -> int:
     for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
         check_place(path)
     timeline = planned(options).timeline(options.hardware)
-    print(timeline)
-    if options.table:
-        print(timeline.table())
+    if options.json:
+        shares = {"step_s": timeline.step_s, "bubble_share": timeline.bubbles}
+        about = {"of": timeline.of, "mesh": timeline.mesh, "stages": timeline.stages}
+        print_json({**about, **shares, "events": records(timeline.table().df)})
+    else:
+        print(timeline)
+        if options.table:
+            print(timeline.table())
     if options.trace is not None:
         timeline.save(options.trace)
     if options.figure is not None:

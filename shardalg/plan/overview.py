@@ -59,6 +59,11 @@ class Overview(Answer):
         return devices, number(count), number(sent), bytes_text(sent), seconds_text(time_s)
 
     @property
+    def fits(self) -> bool:
+        """Whether the peak is within the memory of a device, at the hints."""
+        return bool(Cost(self.priced.hardware, self.priced.hints, self.priced.hints).fits)
+
+    @property
     def sentence(self) -> str:
         """What the plan is of, and what it takes."""
         plan, cost = self.plan, Cost(self.priced.hardware, self.priced.hints, self.priced.hints)

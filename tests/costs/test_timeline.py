@@ -90,7 +90,7 @@ def test_the_trace_is_in_the_format_of_chrome(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [(e["name"], e["args"]["name"], e["tid"]) for e in events if e["ph"] == "M"]
     assert names == [
-        ("process_name", f"predicted on tpu_v5e, {timeline.mesh}", 0),
+        ("process_name", f"{timeline.of}, {timeline.mesh}", 0),
         ("thread_name", "stage 0", 0),
         ("thread_name", "stage 1", 1),
     ]
