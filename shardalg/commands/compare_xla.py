@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardalg.commands.function import add_function, planned
-from shardalg.commands.plain_data import add_json, print_json, records
+from shardalg.commands.messages import add_json, print_json, records
 
 HELP = "a function's plan beside the layouts and collectives of XLA's own partitioner"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardalg.commands.plain_data import add_json, print_json, records
+from shardalg.commands.messages import add_json, print_json, records
 from shardalg.errors import ProofError
 from shardalg.io.files import write_whole
 from shardalg.merge.lemmas import LEMMAS

@@ -1,10 +1,13 @@
-"""Messages of the command line: in the words of its options, each cause once."""
+"""What commands print: messages in the words of options, each cause once; plain data as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
 from shardalg.errors import CommandError
 from shardalg.graph.user_frames import user_lines
@@ -75,3 +78,42 @@ def failed(error: BaseException, what: str) -> str:
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} more lines", *lines[-half:]]
     message = once(f"{type(error).__name__}: {error}")
     return "\n".join((what, *lines, *message.splitlines()[:8]))
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option --json to a command."""
+    parser.add_argument("--json", action="store_true", help="plain data instead of text")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps({name: plain(value) for name, value in data.items()}, indent=1))
+
+
+def records(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a DataFrame as plain data."""
+    rows = table.to_dict("records")
+    return [{name: plain(value) for name, value in row.items()} for row in rows]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: formulas and layouts as text, what is not a number as null.
+
+    >>> plain(float("nan")) is None, plain((1, "a")), plain({"x": 2.5})
+    (True, [1, 'a'], {'x': 2.5})
+    """
+    if isinstance(value, bool | str | None):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if number == number and abs(number) != float("inf") else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.commands.function import add_function, planned
-from shardalg.commands.plain_data import add_json, plain, print_json, records
+from shardalg.commands.messages import add_json, plain, print_json, records
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
 

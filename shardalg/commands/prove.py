@@ -10,7 +10,7 @@ from pathlib import Path
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.command_line import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
-from shardalg.commands.plain_data import add_json, print_json
+from shardalg.commands.messages import add_json, print_json
 from shardalg.errors import NotationError
 from shardalg.io.files import check_place, write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines

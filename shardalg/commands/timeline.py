@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from shardalg.commands.function import add_function, planned
-from shardalg.commands.plain_data import add_json, print_json, records
+from shardalg.commands.messages import add_json, print_json, records
 from shardalg.io.files import check_place, write_whole
 
 HELP = "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace"
