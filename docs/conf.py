@@ -44,11 +44,19 @@ def as_written(
     lines[:] = ["", *made] if what == "property" else made
 
 
+def inherited(kind: type) -> str:
+    """Return the option that documents what a class inherits from classes of this package."""
+    others = [base.__name__ for base in kind.__mro__ if not base.__module__.startswith("shardalg")]
+    return f"\n   :inherited-members: {', '.join(others)}"
+
+
 def page(name: str) -> str:
     """The page of a public name."""
     value = getattr(shardalg, name)
     directive, members = (
-        ("autoclass", "\n   :members:") if inspect.isclass(value) else ("autofunction", "")
+        ("autoclass", f"\n   :members:{inherited(value)}")
+        if inspect.isclass(value)
+        else ("autofunction", "")
     )
     title = f"sa.{name}"
     if inspect.ismodule(value):

@@ -35,6 +35,7 @@ class Topology:
       shape: chips along each dimension of one slice; of GPUs (islands, GPUs in each).
       chips: instead of `shape`, chips of one slice, in the shape that the vendor gives so many.
       slices: how many slices.
+      order: the order in which mesh axes fill the links.
 
     Raises:
       HardwareError: a chip of which nothing is known but its links, a shape that is larger than

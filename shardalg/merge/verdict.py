@@ -29,6 +29,7 @@ class Verdict:
       failure: what is wrong; None if nothing is.
       clash: of more than two operands that do not merge, the merge of the first ones and the one
         that it clashes with.
+      policy: the partitioner whose merges are meant.
     """
 
     relation: str
