@@ -149,7 +149,8 @@ def test_sizes_made_in_python_are_listed_with_their_line():
     assert row["source"] == line(capacity, "jnp.ones")
     assert list(plan.constants.columns) == ["dimension", "source", "value", "varies"]
     assert not len(plan.at(B=16).changes)
-    (change,) = plan.at(B=40).changes
+    change, *prices = plan.at(B=40).changes
+    assert {row["kind"] for row in prices} == {"peak", "formula"}
     assert (change["kind"], change["source"]) == ("constant", row["source"])
 
 

@@ -23,7 +23,7 @@ reveal_type(plan.cost("h100"))
 reveal_type(sa.halo(sa.Window(size=3), size=8, parts=2))
 sa.Mesh(4)
 """
-SHOWN = ("shardalg.plan.plan.Plan", "DataFrame", "bool", "Cost", "shardalg.algebra.halos.halo.Halo")
+SHOWN = ("shardalg.plan.plan.Plan", "Frame", "bool", "Cost", "shardalg.algebra.halos.halo.Halo")
 
 
 def test_the_stub_names_what_is_public_and_where_from():

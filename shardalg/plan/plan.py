@@ -220,7 +220,12 @@ class Plan(OverviewAnswers):
         moved = sum(row["wire_bytes_per_step"] for row in table)
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
         notes = [f"at the hints {hints}"] if hints else []
-        notes += [f"{len(self.changes)} decisions changed"] if len(self.changes) else []
+        # Prices differ because decisions do: such rows are counted where no decision is.
+        decided = [row for row in self.changes if row["kind"] not in ("peak", "formula")]
+        if decided:
+            notes += [f"{counted(len(decided), 'decision')} changed"]
+        elif len(self.changes):
+            notes += [f"{counted(len(self.changes), 'formula')} changed"]
         unknown = [loop for loop in while_loops(self.graph) if loop.iterations is None]
         notes += [f"one iteration of {loop.text} ({loop.name})" for loop in unknown]
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))

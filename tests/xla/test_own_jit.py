@@ -110,10 +110,11 @@ def test_xlas_own_collectives_are_priced_as_the_plans_are():
     for chip in ("tpu_v3", "h100"):
         rows = plan.cost_of_xla(chip)
         ours = plan.cost(chip)
-        assert rows["wire_bytes"].iloc[-1] == plan.compare_xla().xla_wire_bytes
+        assert rows["wire_bytes_per_step"].iloc[-1] == plan.compare_xla().xla_wire_bytes
         # the same collectives on the same axes: the same seconds
-        kinds = plan.collectives().groupby(["kind", "mesh_axes"])["wire_bytes"].sum().to_dict()
-        theirs = {(r.kind, r.axes): r.wire_bytes for r in rows[:-1].itertuples()}
+        sent = plan.collectives().groupby(["kind", "mesh_axes"])["wire_bytes_per_step"]
+        kinds = sent.sum().to_dict()
+        theirs = {(r.kind, r.mesh_axes): r.wire_bytes_per_step for r in rows[:-1].itertuples()}
         if kinds == theirs:
             assert rows["time_s"].iloc[-1] == pytest.approx(float(ours.communication_s))
         assert rows["time_s"].iloc[-1] == pytest.approx(rows["time_s"][:-1].sum())
