@@ -19,7 +19,7 @@ STEPS = (Step(64, scan=True), Step(64), Step(64, jit=True))
 MOST_SECONDS = 900
 COUNTS = ("equations", "nodes", "instructions", "reasons", "peak_rss_bytes")
 ABOUT = f"""The whole train step of the paper's 64-billion-parameter Transformer with Adam (bfloat16
-activations, the sizes of Table 3), its layers unrolled or scanned, under the finalized strategy of
+activations, the sizes of Table 2), its layers unrolled or scanned, under the finalized strategy of
 Table 1; jitted: each layer a call of one jitted function, which JAX traces once. Each row is a
 process of its own. `trace_s` is JAX's tracing and the graph made of it, `jax_trace_s` what
 `jax.make_jaxpr` takes of it (measured before, caches then cleared), `graph_s` normalisation, roles

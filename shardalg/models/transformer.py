@@ -133,7 +133,7 @@ _CHOICES = {
     "attention": ATTENTIONS,
     "remat": (False, True, *REMAT),
 }
-# Table 3 of the paper: 32 layers of 2 billion parameters, on an (8, 16) mesh.
+# Table 2 of the paper, first column: 32 layers of 2 billion parameters, on an (8, 16) mesh.
 WIDE_64B = Config(B=64, S=1024, M=8192, H=65536, N=128, D=256, V=32000, L=32)
 
 

@@ -169,8 +169,8 @@ def totals(tables: Mapping[str, Table]) -> Table:
         for row in table:
             moved[row["phase"]] = moved.get(row["phase"], 0) + row["wire_bytes_per_step"]
         rows.append((name, len(table), *(moved[p] for p in PHASES), sum(moved.values())))
-    columns = (f"{phase}_wire_bytes" for phase in PHASES)
-    return Table(("strategy", "collectives", *columns, "wire_bytes"), tuple(rows))
+    columns = (f"{phase}_wire_bytes_per_step" for phase in PHASES)
+    return Table(("strategy", "collectives", *columns, "wire_bytes_per_step"), tuple(rows))
 
 
 def beside(ours: Table, xla: Table) -> Table:

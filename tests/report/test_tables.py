@@ -44,7 +44,7 @@ def test_counts_include_trip_counts_and_sums_use_them():
     table = collectives(loop_program(5), ffn_graph())
     assert table["executions"] == (5, 5)
     assert table["op"] == ("border", "border")
-    (moved,) = totals({"loop": table})["wire_bytes"]
+    (moved,) = totals({"loop": table})["wire_bytes_per_step"]
     assert moved == 5 * sum(table["wire_bytes"])
     assert sum(strategies({"loop": table})["wire_bytes_per_step"]) == moved
 

@@ -24,6 +24,7 @@ from shardalg.examples.explore import (
 from shardalg.examples.explore import (
     table1_section as table1,
 )
+from shardalg.examples.explore.paper_column import NAME
 from shardalg.examples.explore.progress import Progress
 from shardalg.examples.explore.screen import page_text
 from shardalg.examples.explore.settings import PAPER, Settings
@@ -64,6 +65,12 @@ class Exploration:
         self.say(f"planning the train step of {self.settings.config.L} scanned layers")
         return strategies.plans_of(self.train_settings, strategies.TRAIN_STEP)
 
+    @cached_property
+    def priced(self) -> Plans:
+        """The paper's train step, its layers scanned and rematerialised, per strategy."""
+        self.say(f"planning the train step of the paper's {NAME}")
+        return strategies.plans_of(PAPER, strategies.TRAIN_STEP)
+
     def page(self) -> Page:
         """The report."""
         config = self.settings.config
@@ -79,8 +86,7 @@ class Exploration:
         yield from self.derived()
         yield from strategies.sections(self.layers)
         yield strategies.memory_section(self.steps)
-        self.say("planning the paper's train step of 64 billion parameters")
-        yield strategies.price_section(strategies.plans_of(PAPER, strategies.TRAIN_STEP))
+        yield strategies.price_section(self.priced)
         self.say("drawing the feed-forward layer")
         forward = strategies.plans_of(self.settings, drawings.FEED_FORWARD)
         yield drawings.section(self.settings, forward)
@@ -96,8 +102,9 @@ class Exploration:
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))
         if not self.settings.quick:
-            self.say("planning the paper's 32 unrolled layers of 2 billion parameters")
-            yield paper.section()
+            scanned = self.priced[paper.UNROLLED.strategies[0]].cost(paper.CHIP)
+            self.say(f"planning the {paper.UNROLLED.config.L} unrolled layers of the same model")
+            yield paper.section(scanned=scanned)
 
     @property
     def last_step(self) -> Plan:

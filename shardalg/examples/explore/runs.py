@@ -28,8 +28,8 @@ INTRODUCTION = """Each plan ran on {devices} CPU devices of this machine, in tur
 program that XLA's own partitioner makes of the same function and annotations. `error` is the
 largest relative difference of a result from the same function on one device, `xla_error` is
 XLA's (where a ReLU's input lies within rounding of 0 its gradient jumps; then both are large).
-`wire_bytes` is what one device sends in one step by our plan, `xla_wire_bytes` what XLA's dump
-says right after its partitioner (an all-reduce of which only a block is kept counts as the
+`wire_bytes_per_step` is what one device sends by our plan, `xla_wire_bytes_per_step` what XLA's
+dump says right after its partitioner (an all-reduce of which only a block is kept counts as the
 reduce-scatter that it stands for)."""
 TIMES = """Medians of {repeats} runs each, in turns, with the quartiles. `estimate_ms` is the
 plan's own price from figures of this machine (below), no overlap: those of `shardalg calibrate`
@@ -111,7 +111,7 @@ class Run:
 
 
 SENT = ("wire_bytes_per_step", "xla_wire_bytes_per_step")
-SUMMARY = ("plan", "error", "xla_error", "wire_bytes", "xla_wire_bytes", "ratio")
+SUMMARY = ("plan", "error", "xla_error", *SENT, "ratio")
 BRIEF = ("plan", "error", "sends", "XLA sends", "median time", "XLA's median")
 QUARTILES = ("median_ms", "quartile_1_ms", "quartile_3_ms")
 TIMED = ("plan", *QUARTILES, *(f"xla_{name}" for name in QUARTILES), "ratio")

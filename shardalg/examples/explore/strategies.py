@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import Cost
-from shardalg.examples.explore.settings import MEASURED, PAPER, Settings
+from shardalg.examples.explore.paper_column import MEASURED, NAME, PLACE, parameters_text
+from shardalg.examples.explore.settings import PAPER, Settings
 from shardalg.io.pictures import png
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
@@ -18,22 +19,25 @@ from shardalg.report.figures import wire_bytes_bars
 from shardalg.report.html import Picture, Section
 
 LAYER, TRAIN_STEP = "layer_gradient", "train_step"
-SENT = ("forward_wire_bytes", "backward_wire_bytes", "wire_bytes")
+SENT = tuple(f"{part}wire_bytes_per_step" for part in ("forward_", "backward_", ""))
 ANY = Hardware("any")  # memory does not depend on it
 SHOWN = ("phase", "kind", "mesh_axes", "executions", "wire_bytes", "role", "op", "source", "why")
 INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
 gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
 is written down per model: shardings are completed from the annotations, and every collective
-follows from them. `wire_bytes` is what one device sends in one execution, on a ring."""
+follows from them. `wire_bytes` is what one device sends in one execution, on a ring;
+`wire_bytes_per_step` is what it sends in all executions of a step."""
 
 MEMORY = """Bytes that one device holds at the peak of a whole train step, by our liveness
 analysis, by class of value."""
 
-PRICE = """The train step of the paper's {parameters:.0f}-billion-parameter model (Table 3, first
-column: {layers} layers, a batch of {batch}, {mesh}), layers scanned and rematerialised, planned
-here and priced for {chip}: no overlap, matrix units at their peak. For the finalized strategy the
-paper measured {step_time_s} s per step, {peak_memory_gb} GB and {flops_utilization:.1%} of the
-peak flops{of_finalized}."""
+AT_SIZE = "At the paper's size"
+PRICE = """The train step of the paper's {name} ({place}: {layers} layers, a batch of {batch},
+{mesh}), planned here and priced for {chip}: no overlap, matrix units at their peak. The model has
+{parameters}. Here the layers are scanned and rematerialised, so that every strategy can be compared
+on one chip: the backward pass computes the forward pass of each layer again. The paper's program
+rematerialises nothing. For the finalized strategy the paper measured {step_time_s} s per step,
+{peak_memory_gb} GB and {flops_utilization:.1%} of the peak flops{of_finalized}."""
 
 
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
@@ -74,7 +78,7 @@ def _sent(found: Mapping[str, Table]) -> Table:
 
 
 def _least(found: Mapping[str, Table]) -> str:
-    sent = {row["strategy"]: row["wire_bytes"] for row in tables.totals(found)}
+    sent = {row["strategy"]: row["wire_bytes_per_step"] for row in tables.totals(found)}
     least = min(sent, key=lambda name: sent[name])
     others = ", ".join(f"{n} {bytes_text(sent[n])}" for n in sent if n != least)
     beside = f" ({others})" if others else ""
@@ -108,22 +112,35 @@ def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
     rows = tuple((name, *_price(made.cost(chip))) for name, made in plans.items())
     table = Table(columns, rows)
     words = _price_words(plans, chip)
-    return Section("At the paper's size", (words, table), (table,), _priced_as(plans, chip))
+    return Section(AT_SIZE, (words, table), (table,), _priced_as(plans, chip))
 
 
 def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
     costs = {name: made.cost(chip) for name, made in plans.items()}
     best = min(costs, key=lambda name: (not costs[name].fits, costs[name].step_time_s))
-    cost = costs[best]
+    cost, fit = costs[best], [name for name in costs if costs[name].fits]
     held, took = bytes_text(cost.peak_memory_bytes), seconds_text(cost.step_time_s)
-    what = f"{best} is the fastest that fits" if cost.fits else f"nothing fits, not even {best}"
-    return f"The paper's 64 billion parameters on {chip}: {what}, {took} and {held} a step."
+    if not fit:
+        what = f"no strategy fits; the fastest is {best}"
+    elif len(costs) == 1:
+        what = f"{best} fits"
+    elif len(fit) == len(costs):
+        what = f"all {len(costs)} strategies fit; the fastest is {best}"
+    else:
+        what = f"{len(fit)} of {len(costs)} strategies fit ({', '.join(fit)}); of these the fastest"
+        what += f" is {best}"
+    return (
+        f"The paper's {NAME} on {chip}, layers rematerialised: {what}, {took} a step and {held} a "
+        "device."
+    )
 
 
 def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
     config, finalized = PAPER.config, plans.get("finalized")
     return PRICE.format(
-        parameters=sum(config.parameter_counts().values()) / 1e9,
+        name=NAME,
+        place=PLACE,
+        parameters=parameters_text(config),
         layers=config.L,
         batch=config.B,
         mesh=repr(PAPER.mesh),
