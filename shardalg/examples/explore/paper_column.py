@@ -30,6 +30,6 @@ def parameters_text(config: Config) -> str:
     whole, inside, outside = (number / 1e9 for number in (layers + rest, layers, rest))
     return (
         f"{whole:.2f} billion parameters: {inside:.2f} billion in the layers, which the paper "
-        f"calls {layers / PARAMETER_UNIT:g}B because its\nbillion is 2**30, and {outside:.2f} billion in "
-        "the embedding"
+        f"calls {layers / PARAMETER_UNIT:g}B because its\nbillion is 2**30, and {outside:.2f} "
+        "billion in the embedding"
     )
