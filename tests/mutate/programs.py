@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -116,6 +117,13 @@ def reshaped(x, y):
     """Rows regrouped over block borders, dimensions merged and split, layouts that change hands."""
     z = y.reshape(2, 8, 8).sum(0)
     return x.reshape(5, 6), jnp.flip(y, 1).reshape(8, 2, 8).transpose(1, 0, 2), z * z.T
+
+
+def cuts_moved(x):
+    """Two cuts that move between dimensions of their own in one exchange, there and back."""
+    there = NamedSharding(SQUARE.to_jax(), P(None, "X", None, "Y"))
+    y = lax.with_sharding_constraint(2 * x, there)
+    return y + 1, y * y
 
 
 def looked_up(table, w, ids, new, start, shift):
@@ -308,6 +316,13 @@ CASES = {
     ),
     "padded": PADDED,
     "updated": UPDATED,
+    "cuts moved": Case(
+        cuts_moved,
+        (((4, 4, 4, 4),),),
+        (P("X", None, "Y"),),
+        (P(None, "X", None, "Y"), P("X", None, "Y")),
+        SQUARE,
+    ),
     "in rings": Case(
         in_rings,
         (((16, 4),), ((4, 16),), ((16, 12),), ((32, 16),), ((32, 16),)),

@@ -4,12 +4,12 @@ Each takes a random generator and a subject, and gives a program and what was do
 the place if it was a single one; or None where there is nothing of the kind to do.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit
 from shardalg.spmd.check import check
 from shardalg.spmd.instructions import Apply, Branches, Loop, While
-from tests.mutate.fields import Place, at, changed, mapped
+from tests.mutate.fields import Place, at, changed, mapped, places
 from tests.mutate.moves import put_in
 from tests.mutate.subject import (
     Subject,
@@ -127,13 +127,16 @@ def dims_exchanged(rng, subject):
     """An instruction works on another dimension, and its result is laid out as if so."""
     steps, step = rng.choice(subject.moves)
     made = subject.program.locals[step.results[0]]
-    numbers = {f.name: getattr(step.attributes, f.name) for f in fields(step.attributes)
-               if "dim" in f.name}  # fmt: skip
+    numbers = [place for place, _ in places(step.attributes)
+               if place.direct and place.steps and "dim" in str(place.steps[-1])]  # fmt: skip
     if not numbers or len(made.shape) < 2:
         return None
     a, b = rng.sample(range(len(made.shape)), 2)
-    new = {field: {a: b, b: a}.get(old, old) for field, old in numbers.items()}
-    program = with_fields(subject.program, (*steps, "attributes"), **new)
+    attributes = step.attributes
+    for place in numbers:
+        old = at(attributes, place.steps)
+        attributes = changed(attributes, place.steps, {a: b, b: a}.get(old, old))
+    program = with_fields(subject.program, steps, attributes=attributes)
     dims = list(made.sharding.dims)
     if rng.random() < 0.7:
         dims[a], dims[b] = dims[b], dims[a]

@@ -9,7 +9,7 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.instruction import Block, Instruction
-from shardalg.spmd.instructions import AllReduce, Direction, Reading, ReduceScatter
+from shardalg.spmd.instructions import AllReduce, AllToAlls, Direction, Reading, ReduceScatter
 from shardalg.spmd.local import Local, Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
@@ -100,3 +100,28 @@ def test_a_mutant_is_made_again_by_its_name():
     made = [judge.mutant("padded", 3, number) for number in range(20)]
     assert [m.program for m in made] == [judge.mutant("padded", 3, n).program for n in range(20)]
     assert all(m.program != judge.subject.program for m in made)
+
+
+def test_exchanges_of_several_cuts_are_refused_with_other_digits_or_dimensions():
+    judge, rng = JUDGES["cuts moved"], random.Random(5)
+    program = judge.subject.program
+    exchanges = [(steps, step.attributes) for steps, step in judge.subject.instructions
+                 if isinstance(step.attributes, AllToAlls)]  # fmt: skip
+    assert exchanges
+    for steps, attributes in exchanges:
+        a, b = attributes.exchanges
+        wrong = [
+            (a,),
+            (replace(a, digits=b.digits), replace(b, digits=a.digits)),
+            (replace(a, split_dim=a.concat_dim, concat_dim=a.split_dim), b),
+            (replace(a, concat_dim=b.concat_dim), replace(b, concat_dim=a.concat_dim)),
+            (replace(a, split_dim=b.split_dim), replace(b, split_dim=a.split_dim)),
+            (replace(a, digits=b.digits), b),
+            (a, a),
+        ]
+        for found in wrong:
+            tampered = changed(program, (*steps, "attributes", "exchanges"), found)
+            for mutant in (tampered, judge.subject.settled(rng, tampered)):
+                assert judge.verdict(mutant).status == REFUTED, found
+        other_order = changed(program, (*steps, "attributes", "exchanges"), (b, a))
+        assert judge.verdict(other_order).status == SAME
