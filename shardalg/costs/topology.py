@@ -18,9 +18,6 @@ from shardalg.costs.network.wiring import Wiring
 from shardalg.errors import HardwareError
 from shardalg.io.table import Table
 
-SLICE = "slice"
-"""The name of a mesh axis that always runs from slice to slice."""
-
 
 @dataclass(frozen=True)
 class Topology:
@@ -36,6 +33,8 @@ class Topology:
       chips: instead of `shape`, chips of one slice, in the shape that the vendor gives so many.
       slices: how many slices.
       order: the order in which mesh axes fill the links.
+      network_axes: the mesh axes that cross the slow network, between slices or between islands of
+        GPUs. Without them the outermost axes cross it. No name of an axis has a meaning.
 
     Raises:
       HardwareError: a chip of which nothing is known but its links, a shape that is larger than
@@ -44,6 +43,11 @@ class Topology:
 
     >>> Topology("v3", shape=(8, 8)), Topology("v5e", chips=256, slices=2)
     (Topology(tpu_v3:8x8), Topology(tpu_v5e:16x16, slices=2))
+    >>> across = Topology("v5e", chips=256, slices=2, network_axes="replica")
+    >>> print(across.axes(Mesh({"fsdp": 256, "replica": 2})).select("axis", "on"))
+    axis     on
+    fsdp     torus 16 x torus 16
+    replica  dcn 2
     >>> print(Topology("v3", shape=(8, 8)).axes(Mesh({"X": 8, "Y": 16})))
     axis  devices  on                wraps  bytes_per_s  hops  latency_s
     X           8  torus 8           False     4.15e+10     7      7e-06
@@ -54,6 +58,7 @@ class Topology:
     shape: tuple[int, ...]
     slices: int = 1
     order: tuple[str, ...] = ()
+    network_axes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -63,15 +68,16 @@ class Topology:
         chips: int | None = None,
         slices: int = 1,
         order: Sequence[str] = (),
+        network_axes: str | Sequence[str] = (),
     ) -> None:
         chip = load(hardware)
         given = _shape(chip, shape, chips)
         _check_slices(chip, slices)
-        if not isinstance(order, str | list | tuple) or any(
-            type(axis) is not str for axis in order
-        ):
-            raise HardwareError(f'order={order!r}: give the names of axes, as in ["Y", "X"].')
+        _check_names("order", order)
+        crossing = (network_axes,) if isinstance(network_axes, str) else network_axes
+        _check_names("network_axes", crossing)
         named = {"hardware": chip, "shape": given, "slices": slices, "order": tuple(order)}
+        named["network_axes"] = tuple(crossing)
         for name, value in named.items():
             object.__setattr__(self, name, value)
 
@@ -79,7 +85,8 @@ class Topology:
     def parse(text: str) -> Topology:
         """A topology from text: `v3:8x8`, `tpu_v5e:16x16*2` for two slices, `h100:64` for GPUs.
 
-        After a slash the order in which axes fill the links: `v3:8x8/Y,X`.
+        After `@` the axes that cross the slow network: `v5e:16x16*2@replica`. After a slash the
+        order in which axes fill the links: `v3:8x8/Y,X`.
 
         Raises:
           HardwareError: other text, or what `Topology` raises.
@@ -87,24 +94,26 @@ class Topology:
         >>> Topology.parse("tpu_v3:8x8").text, Topology.parse("h100:64").text
         ('tpu_v3:8x8', 'h100:8x8')
         """
-        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?(?:/(.+))?", text)
+        found = re.fullmatch(r"(.+?):(\d+(?:x\d+)*)(?:\*(\d+))?(?:@([^/]+))?(?:/(.+))?", text)
         if not found:
             raise HardwareError(
                 f"{text!r} is no topology: write the chip and its shape, as in 'v3:8x8', "
                 "'tpu_v5e:16x16*2' for two slices, or 'h100:64' for so many chips."
             )
-        chip, sizes, slices, order = found.groups()
+        chip, sizes, slices, crossing, order = found.groups()
         shape = tuple(map(int, sizes.split("x")))
         given: dict[str, Any] = {"chips": shape[0]} if len(shape) == 1 else {"shape": shape}
-        axes = order.split(",") if order else ()
-        return Topology(chip, slices=int(slices or 1), order=axes, **given)
+        given["order"] = order.split(",") if order else ()
+        given["network_axes"] = crossing.split(",") if crossing else ()
+        return Topology(chip, slices=int(slices or 1), **given)
 
     @property
     def text(self) -> str:
         """As `parse` reads it."""
         slices = f"*{self.slices}" if self.slices > 1 else ""
+        crossing = f"@{','.join(self.network_axes)}" if self.network_axes else ""
         order = f"/{','.join(self.order)}" if self.order else ""
-        return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}{slices}{order}"
+        return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}{slices}{crossing}{order}"
 
     def __str__(self) -> str:
         return self.text
@@ -121,8 +130,9 @@ class Topology:
     def __repr__(self) -> str:
         slices = f", slices={self.slices}" if self.slices > 1 else ""
         order = f", order={','.join(self.order)}" if self.order else ""
+        crossing = f", network_axes={','.join(self.network_axes)}" if self.network_axes else ""
         shape = "x".join(map(str, self.shape))
-        return f"Topology({self.hardware.name}:{shape}{slices}{order})"
+        return f"Topology({self.hardware.name}:{shape}{slices}{order}{crossing})"
 
     @property
     def chips(self) -> int:
@@ -156,8 +166,8 @@ class Topology:
         """What each axis of a mesh lies on, major first.
 
         The innermost axis takes whole levels that make its size, as JAX lays devices; where no such
-        way is, levels are filled from the inside, those of a torus in parts if they must. An axis
-        called `slice`, or else the outermost ones, run from slice to slice. With an `order` levels
+        way is, levels are filled from the inside, those of a torus in parts if they must. The
+        `network_axes` cross the slow network, or else the outermost axes. With an `order` levels
         are filled by axes in that order.
 
         Raises:
@@ -224,8 +234,8 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
     counts = [level.size for level in levels]
     if mesh.size != topology.devices:
         raise _untiled(topology, mesh, f"it has {topology.devices} devices, the mesh {mesh.size}")
-    if topology.order:
-        placed = _ordered(topology, mesh, counts)
+    if topology.order or topology.network_axes:
+        placed = _as_told(topology, mesh, counts)
     else:
         torus = not topology.hardware.interconnect.island
         placed = (_sliced(sizes, counts) if torus else None) or filled(sizes, counts)
@@ -233,14 +243,12 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
             placed = filled(sizes, counts, shared=True)
     if placed is None:
         raise _untiled(topology, mesh, "no axis or part of one fits along its dimensions")
-    if SLICE in sizes and [i for i, *_ in placed[SLICE]] not in ([0], []):
-        raise _untiled(topology, mesh, f"axis 'slice' takes all of its {topology.slices} slices")
     return dict(spans(placed, sizes, levels))
 
 
 def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
-    """Axes on whole levels; what runs from slice to slice is the axis `slice` or the outermost."""
-    first = SLICE if SLICE in sizes else next((a for a, size in sizes.items() if size > 1), "")
+    """Return axes on whole levels, the outermost axis of more than one device between slices."""
+    first = next((a for a, size in sizes.items() if size > 1), "")
     if counts[0] == 1 or not first:
         return exact(sizes, counts)
     if sizes[first] % counts[0]:
@@ -250,14 +258,59 @@ def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None
     return found and {**found, first: [(0, counts[0], 1), *found[first]]}
 
 
-def _ordered(topology: Topology, mesh: Mesh, counts: Sequence[int]) -> Placement | None:
-    """Levels filled from the inside by axes in the order that was asked for."""
+def _as_told(topology: Topology, mesh: Mesh, counts: Sequence[int]) -> Placement | None:
+    """Return the placement that `network_axes` and `order` ask for, None if there is none."""
+    levels = 2 if topology.hardware.interconnect.island else 1  # of the slow network, outermost
+    sizes = dict(mesh.shape)
+    if not topology.network_axes:
+        return _ordered(topology, mesh, sizes, counts)
+    shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
+    outside = filled({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
+    rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
+    ones = [1] * levels
+    if topology.order:
+        inside = _ordered(topology, mesh, rest, [*ones, *counts[levels:]])
+    else:
+        inside = exact(rest, [*ones, *counts[levels:]]) or filled(
+            rest, [*ones, *counts[levels:]], shared=levels == 1
+        )
+    if outside is None or inside is None:
+        return None
+    return {name: [*outside[name], *inside[name]] for name in sizes}
+
+
+def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int]:
+    """Return the number of parts of the slow network that each of `network_axes` runs over."""
+    unknown = [name for name in topology.network_axes if name not in mesh.axis_names]
+    if unknown:
+        raise HardwareError(
+            f"network_axes={list(topology.network_axes)} of {topology!r} names {unknown[0]!r}, "
+            f"which is no axis of {mesh!r}: give axes of the mesh."
+        )
+    left, shares = parts, {}
+    for name in (name for name in mesh.axis_names if name in topology.network_axes):
+        shares[name] = math.gcd(mesh.shape[name], left)
+        left //= shares[name]
+    idle = [name for name, share in shares.items() if share == 1 < mesh.shape[name]]
+    if left > 1 or idle:
+        names = ", ".join(f"{name}={mesh.shape[name]}" for name in shares)
+        what = "islands" if topology.hardware.interconnect.island else "slices"
+        raise _untiled(
+            topology, mesh, f"the network axes {names} do not divide into its {parts} {what}"
+        )
+    return shares
+
+
+def _ordered(
+    topology: Topology, mesh: Mesh, sizes: Mapping[str, int], counts: Sequence[int]
+) -> Placement | None:
+    """Return levels filled from the inside by axes in the order that was asked for."""
     if sorted(topology.order) != sorted(mesh.axis_names):
         raise HardwareError(
             f"order={list(topology.order)} of {topology!r} is not the axes of {mesh!r}: give each "
             "of them once, the one on the slowest links first."
         )
-    return filled({name: mesh.shape[name] for name in topology.order}, counts)
+    return filled({name: sizes[name] for name in topology.order}, counts)
 
 
 def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
@@ -315,6 +368,15 @@ def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
             f"1 ({kind}), at most {most}."
         )
     return shape
+
+
+def _check_names(what: str, given: Any) -> None:
+    """Raise an error unless the value lists names of axes, each once."""
+    good = isinstance(given, str | list | tuple) and all(type(axis) is str for axis in given)
+    if not good or len(set(given)) < len(given):
+        raise HardwareError(
+            f'{what}={given!r}: give the names of axes, each once, as in ["Y", "X"].'
+        )
 
 
 def _check_slices(chip: Hardware, slices: Any) -> None:

@@ -18,10 +18,11 @@ from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
-from shardalg.costs.topology import SLICE, Topology, machine
+from shardalg.costs.topology import Topology, machine
 from shardalg.errors import HardwareError, StrategyError
 from shardalg.models.deeper import Shallow, deeper
 from shardalg.models.deeper import between as alive_between
+from shardalg.models.dense_strategies import SLICE
 from shardalg.plan.plan import Plan
 
 OVERLAPS = ("measured", "none", "full")
@@ -34,25 +35,30 @@ SHALLOW = (2, 3)
 
 
 def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:
-    """The machine that a mesh is on: of a chip alone, as many as the mesh has devices for.
+    """Return the machine that a mesh of these models is on.
 
-    In the shape that the vendor gives so many; an axis `slice` counts the slices. A chip of which
-    nothing is known but its links is itself.
+    A chip alone becomes as many chips as the mesh has devices for, in the shape that the vendor
+    gives so many; the model's axis `slice` counts the slices and crosses their network. A chip of
+    which nothing is known but its links is itself. A topology keeps its own `network_axes`.
 
     >>> machine_for(Mesh({"slice": 2, "fsdp": 256}), "v5e")
-    Topology(tpu_v5e:16x16, slices=2)
+    Topology(tpu_v5e:16x16, slices=2, network_axes=slice)
 
     Raises:
       HardwareError: an unknown chip, or no slice of so many chips.
     """
     found = machine(hardware)
-    if isinstance(found, Topology) or not (
-        found.interconnect.dimensions or found.interconnect.island
-    ):
+    slices = mesh.shape.get(SLICE, 1)
+    crossing = (SLICE,) if slices > 1 else ()
+    if isinstance(found, Topology):
+        told = found.network_axes or found.order or found.slices == 1
+        return found if told or not crossing else replace(found, network_axes=crossing)
+    if not (found.interconnect.dimensions or found.interconnect.island):
         return found
-    slices, cores = mesh.shape.get(SLICE, 1), found.interconnect.cores_per_chip
+    cores = found.interconnect.cores_per_chip
+    chips = mesh.size // slices // cores
     try:
-        return Topology(found, chips=mesh.size // slices // cores, slices=slices)
+        return Topology(found, chips=chips, slices=slices, network_axes=crossing)
     except HardwareError as error:
         devices = f"{mesh.size} devices" + (f", {cores} to a chip" if cores > 1 else "")
         raise HardwareError(f"{mesh!r} has {devices}: {error}") from None

@@ -49,7 +49,9 @@ class Layout:
         return Layout(batch, weights, tensor)
 
 
-_DATA = ("slice", "data", "fsdp")
+SLICE = "slice"
+"""The axis of these models along which weights are repeated; it runs from slice to slice."""
+_DATA = (SLICE, "data", "fsdp")
 LAYOUTS: Mapping[str, Layout] = {
     "finalized": Layout(("X",), ("X",), ("Y",)),
     "fsdp": Layout(_DATA, ("data", "fsdp")),

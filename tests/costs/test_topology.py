@@ -4,7 +4,10 @@ import math
 from functools import partial
 
 import jax
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -150,6 +153,58 @@ def test_the_network_between_islands_is_shared_by_the_gpus_of_each():
     assert gathered_s(Topology(chip, chips=64), across, "t", v) == pytest.approx(v * 7 / 8 / 1e12)
 
 
+NAMES = st.permutations(["slice", "slices", "dcn", "data", "T", "é x"])
+
+
+@settings(deadline=None)
+@given(NAMES, st.permutations([2, 4, 32]), st.sampled_from(["", "first", "middle", "last"]))
+def test_no_name_of_an_axis_has_a_meaning(names, sizes, crossing):
+    """Equal sizes under other names have the same spans, with `network_axes` and without."""
+    at = {"first": 0, "middle": 1, "last": 2}.get(crossing)
+    found = []
+    for chosen in (names[:3], names[3:], ["a", "b", "c"]):
+        axes = () if at is None else chosen[at]
+        mesh = Mesh(dict(zip(chosen, sizes, strict=True)))
+        topology = Topology("v5e", shape=(8, 16), slices=2, network_axes=axes)
+        found.append(list(topology.spans(mesh).values()))
+        media = [[span.level.medium for span in spans] for spans in found[-1]]
+        across = [i for i, here in enumerate(media) if "dcn" in here]
+        assert across == [at or 0]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("v5e:16x16*4@r,s", {"r": 2, "d": 256, "s": 2}), ("h100:64@d", {"d": 8, "t": 8}),
+     ("h100:64@d", {"t": 8, "d": 8}), ("v5e:16x16*2@d", {"t": 16, "d": 32}),
+     ("v5p:4x4x4*2@d/t,d", {"t": 64, "d": 2}), ("h100:64@p,d", {"t": 8, "d": 2, "p": 4})],
+)  # fmt: skip
+def test_network_axes_cover_the_slow_network_and_every_device_once(text, sizes):
+    topology, mesh = Topology.parse(text), Mesh(sizes)
+    assert Topology.parse(topology.text) == topology
+    spans = topology.spans(mesh)
+    slow = {"dcn"} if topology.slices > 1 else {spans_of_islands(topology)}
+    across = {name for name, s in spans.items() if slow & {one.level.medium for one in s}}
+    assert across == set(topology.network_axes)
+    for name, size in sizes.items():
+        assert math.prod(span.count for span in spans[name]) == size
+    for level in {s.level for found in spans.values() for s in found}:
+        parts = [s.count for found in spans.values() for s in found if s.level == level]
+        same = [one.size for one in topology.levels if one == level]
+        assert math.prod(parts) == math.prod(same)
+
+
+def spans_of_islands(topology):
+    return topology.levels[1].medium
+
+
+def test_axes_that_pandas_has_as_attributes_have_columns_with_a_unit():
+    mesh = Mesh({"T": 8, "size": 16})
+    frame = rank_device_orders(mesh, "v3:8x8").df
+    assert list(frame.columns) == ["order", "seconds", "T_bytes_per_s", "size_bytes_per_s"]
+    assert not [name for name in frame.columns if hasattr(pd.DataFrame, name)]
+
+
 def test_a_slice_axis_lies_on_the_data_center_network_of_the_hosts():
     topology, mesh = Topology("v5e", chips=256, slices=2), Mesh({"slice": 2, "fsdp": 256})
     assert [span.level.medium for span in topology.spans(mesh)["slice"]] == ["dcn"]
@@ -214,7 +269,19 @@ def test_chips_by_the_names_that_people_write(name, file):
         (lambda: Topology("h100", (3, 8)).spans(Mesh({"X": 2, "Y": 12})), "does not tile"),
         (lambda: Topology("v4", chips=4, order=3), r'order=3: .*\["Y", "X"\]'),
         (lambda: Topology("v5p"), r"shape=\(4, 4, 4\) or chips=64"),
-        (lambda: Topology("v4", (4, 4, 4)).spans(Mesh({"X": 32, "slice": 2})), "'slice' takes all"),
+        (lambda: Topology("v4", (4, 4, 4)).spans(Mesh({"X": 32, "slice": 2})), None),
+        (lambda: Topology("v5e", chips=256, slices=2, network_axes=3), "network_axes=3: give"),
+        (lambda: Topology("v5e", chips=256, slices=2, network_axes=["d", "d"]), "each once"),
+        (lambda: Topology("v5e", chips=256, slices=2, network_axes="Z").spans(
+            Mesh({"X": 2, "Y": 256})), "names 'Z', which is no axis"),
+        (lambda: Topology("v5e", chips=256, slices=4, network_axes="X").spans(
+            Mesh({"X": 2, "Y": 512})), "network axes X=2 do not divide into its 4 slices"),
+        (lambda: Topology("v5e", chips=256, slices=2, network_axes="XY").spans(
+            Mesh({"X": 2, "Y": 256})), "'XY', which is no axis"),
+        (lambda: Topology("v5e", chips=256, slices=2, network_axes=("X", "Y")).spans(
+            Mesh({"X": 2, "Y": 256})), "X=2, Y=256 do not divide"),
+        (lambda: Topology("h100", chips=64, network_axes="X").spans(
+            Mesh({"X": 4, "Y": 16})), "into its 8 islands"),
         (lambda: Topology("v3", (8, 8), order="XZ").spans(Mesh({"X": 8, "Y": 16})), "each of them"),
         (lambda: rank_device_orders(Mesh({"X": 128}), "v3:8x8", sent_bytes={"Z": 1}), "'Z'"),
         *(

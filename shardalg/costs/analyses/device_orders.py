@@ -21,7 +21,8 @@ def rank_device_orders(
     """What each order of axes costs: seconds of gathers along all of them, the fastest first.
 
     The order says which axis fills the links from the outside; the first row may be JAX's own
-    placement, whose order reads "as JAX lays it".
+    placement, whose order reads "as JAX lays it". Each axis has a column with the bytes that
+    a device receives per second in a gather along this axis.
 
     Args:
       topology: or its text.
@@ -33,9 +34,9 @@ def rank_device_orders(
         that are no numbers from 0.
 
     >>> print(rank_device_orders(Mesh({"X": 8, "Y": 16}), "v3:8x8"))
-    order             seconds         X         Y
-    Y, X            0.0295984  9.68e+10  5.19e+10
-    as JAX lays it   0.035345  4.15e+10  8.89e+10
+    order             seconds  X_bytes_per_s  Y_bytes_per_s
+    Y, X            0.0295984       9.68e+10       5.19e+10
+    as JAX lays it   0.035345       4.15e+10       8.89e+10
     """
     given = Topology.parse(topology) if isinstance(topology, str) else topology
     if not isinstance(mesh, Mesh) or not isinstance(given, Topology):
@@ -62,7 +63,8 @@ def rank_device_orders(
         (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())
         for order, speeds in rows.values()
     ]
-    return Table(("order", "seconds", *mesh.axis_names), tuple(sorted(timed, key=lambda r: r[1])))
+    speeds_of = (f"{name}_bytes_per_s" for name in mesh.axis_names)
+    return Table(("order", "seconds", *speeds_of), tuple(sorted(timed, key=lambda r: r[1])))
 
 
 def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
@@ -85,4 +87,10 @@ def _is_amount(value: Any) -> bool:
 
 def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
     """The same machine, its links filled by axes in this order, outermost first."""
-    return Topology(topology.hardware, topology.shape, slices=topology.slices, order=order)
+    return Topology(
+        topology.hardware,
+        topology.shape,
+        slices=topology.slices,
+        order=order,
+        network_axes=topology.network_axes,
+    )

@@ -15,11 +15,11 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.costs.topology import SLICE, Topology
+from shardalg.costs.topology import Topology
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_cost import cost_on, machine_for
-from shardalg.models.dense_strategies import layout_on
+from shardalg.models.dense_strategies import SLICE, layout_on
 from shardalg.models.model import Model
 from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
 from shardalg.models.transformer import Config

@@ -9,10 +9,9 @@ from itertools import permutations, product
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.topology import SLICE
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
-from shardalg.models.dense_strategies import LAYOUTS
+from shardalg.models.dense_strategies import LAYOUTS, SLICE
 from shardalg.models.optimizers import OPTIMIZERS
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.transformer import REMAT
@@ -153,7 +152,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
         within = devices // slices
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
             if tensor > 1 or strategy == "fsdp":
-                yield _mesh({"slice": slices, "fsdp": within // tensor, "tensor": tensor})
+                yield _mesh({SLICE: slices, "fsdp": within // tensor, "tensor": tensor})
     else:
         raise StrategyError(f"strategy {strategy!r} is laid on no meshes: write here on which.")
 
@@ -174,7 +173,7 @@ def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:
 
 def _mesh(sizes: Mapping[str, int]) -> Mesh:
     used = {name: size for name, size in sizes.items() if size > 1}
-    return Mesh(used or {next(n for n in sizes if n != "slice"): 1})
+    return Mesh(used or {next(n for n in sizes if n != SLICE): 1})
 
 
 def _divisors(number: int) -> list[int]:
