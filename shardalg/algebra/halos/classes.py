@@ -23,7 +23,7 @@ from itertools import combinations
 import numpy as np
 
 from shardalg.algebra.digits import Digits, canonical, complement, overlap, parts
-from shardalg.algebra.halos.exchange import Exchange, once_each, piece
+from shardalg.algebra.halos.exchange import Exchange, once_each, piece, worth_sending
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
 Label = tuple[int, ...]
@@ -107,10 +107,11 @@ class Classes:
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """The rounds of an exchange that send or keep something, with runs for pairs."""
+        """The rounds of an exchange, with runs for pairs."""
         last = (self._rest(exchange).max() + max(exchange.want.length, 1) - 1) // exchange.block
         found = [self._of(exchange, number) for number in range(int(last) + 1)]
-        return tuple(each.round for each in found if each.exists) or (found[0].round,)
+        full = {each.number for each in found if each.exists}
+        return tuple(found[number].round for number in worth_sending(full, int(last)))
 
     def stays(self, exchange: Exchange, number: int) -> bool:
         """Whether every device reads its own block in a round."""

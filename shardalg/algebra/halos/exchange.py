@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,17 +148,18 @@ class Exchange:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """All rounds whose block holds an element of some interval, in order; at least one.
+        """All rounds that an interval reaches into, in order; at least one.
 
-        A concatenation of n tensors reads n intervals. Each is n blocks long, of which few exist.
-        Empty rounds would make its program grow with the square of n.
+        Long runs of rounds in which no block exists are left out (`worth_sending`).
         """
         start, end = self._clipped
         first, last = start // self.block - self._first, (end - 1) // self.block - self._first
         some = start < end
         spans = set(zip(first[some].tolist(), last[some].tolist(), strict=True))
-        numbers = sorted({j for a, b in spans for j in range(a, b + 1)})
-        return tuple(map(self._round, numbers or [0]))
+        beyond = (self._starts + max(self.want.length, 1) - 1) // self.block
+        most = int((beyond - self._first).max())
+        numbers = worth_sending({j for a, b in spans for j in range(a, b + 1)}, most)
+        return tuple(map(self._round, numbers))
 
     def _round(self, number: int) -> Round:
         block = self._first + number
@@ -275,6 +276,29 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
     names = want.start.variables or ("p",)
     ids = tuple((name, held) for name in names)
     return Exchange(want, size, block or block_size(size, count), held, ids, count)
+
+
+def worth_sending(full: set[int], last: int) -> list[int]:
+    """Return the numbers of the rounds to send, of the rounds 0 to `last`.
+
+    A concatenation of n tensors reads n intervals. Each is n blocks long, of which few exist: its
+    empty rounds would make the program grow with the square of n. A run of one or two is kept, as
+    places of no meaning between two rounds cost an instruction, too.
+
+    Args:
+      full: rounds in which some device reads an element that exists.
+
+    >>> worth_sending({0, 3, 9}, 11)
+    [0, 1, 2, 3, 9, 10, 11]
+    """
+    if not full:
+        return [0]
+    borders = [-1, *sorted(full), last + 1]
+    kept = set(full)
+    for before, after in pairwise(borders):
+        if after - before <= 3:
+            kept.update(range(before + 1, after))
+    return sorted(kept - {last + 1})
 
 
 def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
