@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
@@ -155,7 +156,10 @@ class _Reader:
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
-                slack = (*self._padded(names[0], index, rule), *_slack(index, rule, stride))
+                # "SAME" pads by the size, so that of a plain image its constant is the first guess.
+                # A dilated image says by its padding which constant it has.
+                guesses = self._padded(names[0], index, rule), _slack(index, rule, stride)
+                slack = tuple(chain(*guesses if base > 1 else reversed(guesses)))
                 plain = stride == base == len(index.terms) == 1
                 start = index.constant if plain else None
                 yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)

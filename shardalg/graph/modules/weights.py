@@ -59,8 +59,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 4), (8, 4)))
     >>> loss = lambda p, batch: ((batch["x"] @ p["head"]) ** 2).sum()
     >>> found = argument_modules(trace(jax.grad(loss), {"head": w}, {"x": x}))
-    >>> found.weights, found.others, found.results
-    ({0: 'head'}, {1: 'batch'}, {19: 'head'})
+    >>> found.weights, found.others, set(found.results.values())
+    ({0: 'head'}, {1: 'batch'}, {'head'})
     """
     leaves = [
         _Leaf(value, root, unwrapped(below), graph.values[value].type)
