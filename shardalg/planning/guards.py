@@ -22,6 +22,7 @@ from shardalg.graph.plain import is_code, is_same
 from shardalg.partition.emit.recipe import Recipe
 from shardalg.partition.partition import Partitioner, partition
 from shardalg.pause import collection_paused
+from shardalg.planning.same_formulas import locals_made
 from shardalg.planning.stages import Stages, completed
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Layouts
@@ -111,7 +112,8 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
 def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
     """Return facts that blocks are what their formulas say, where planning recorded others."""
     found: dict[tuple[Any, Any], None] = {}
-    for again, local in zip(recorded.locals, named.locals, strict=True):
+    for index in sorted(locals_made(recorded) | locals_made(named)):
+        again, local = recorded.locals[index], named.locals[index]
         found.update(dict.fromkeys(zip(again.shape, local.shape, strict=True)))
     for size, formula in found:
         first = size.formula if type(size) is Recorded else Formula.of(size)

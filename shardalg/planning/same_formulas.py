@@ -46,14 +46,16 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
 
     if len(named.locals) != len(here.locals):
         return False
-    pairs = [(named.locals[i], here.locals[i]) for i in sorted(_made(named) | _made(here))]
+    pairs = [
+        (named.locals[i], here.locals[i]) for i in sorted(locals_made(named) | locals_made(here))
+    ]
     return all(
         (a.dtype, a.origin) == (b.dtype, b.origin) and tuple(map(at, a.shape)) == b.shape
         for a, b in pairs
     )
 
 
-def _made(program: SpmdProgram) -> set[int]:
+def locals_made(program: SpmdProgram) -> set[int]:
     """Return the local values that a device holds at some time: others have no formula."""
     found = set(program.block.arguments)
     for step in walk(program):
