@@ -36,6 +36,7 @@ from shardalg.spmd.program import SpmdProgram
 _CLASS = {
     "activation": "activations",
     "gradient": "gradients",
+    "loss": "transients",
     "constant": "constants",
     "unknown": "unknown",
     None: "transients",

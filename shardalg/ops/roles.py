@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import prod
 
 from shardalg.errors import RoleError
 from shardalg.graph.ir import Graph, Signature
@@ -12,8 +13,8 @@ from shardalg.ops.rows import rules
 
 PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
 ARGUMENT_ROLES = (PARAMETERS, OPTIMIZER_STATE, DATA)
-ACTIVATION, GRADIENT, WEIGHT, CONSTANT, UNKNOWN = (
-    "activation", "gradient", "weight", "constant", "unknown",
+ACTIVATION, GRADIENT, LOSS, WEIGHT, CONSTANT, UNKNOWN = (
+    "activation", "gradient", "loss", "weight", "constant", "unknown",
 )  # fmt: skip
 
 
@@ -24,7 +25,9 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     constant: it depends on no argument, or has a data dimension and depends on no data (a mask);
     unknown: it depends on an argument whose role is not given;
     activation: it depends on data and has a data dimension;
-    gradient: it depends on data otherwise (an update, the loss); weight: it depends on none.
+    loss: it depends on data, has one element, is computed from no gradient (a loss, a metric), and
+      no activation of the forward pass is computed from it;
+    gradient: it depends on data otherwise (also an update); weight: it depends on none.
     Data dimensions are those that loops join to a dimension of a data argument, and to none of a
     parameter: an activation [B, S, M] shares M with the weights, and still has B and S.
 
@@ -48,9 +51,49 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
         _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
         for i in range(len(graph.values))
     ]
+    for value, role in _scalars(graph, found).items():
+        found[value] = role
     for value, role in given.items():
         found[value] = role or UNKNOWN
     return tuple(found)
+
+
+def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
+    """Return the role of each scalar that depends on data and is computed from no gradient.
+
+    The role is "activation" if activations of the forward pass are computed from the scalar (a
+    scale for quantization), and "loss" otherwise.
+
+    Args:
+      found: the role of every value, where these scalars still have the role "gradient".
+    """
+    # An iteration's loss depends on the gradients of the iteration before it, by the carried
+    # parameters. Edges between iterations therefore do not count.
+    edges = _dependencies(graph, carried=False)
+    computed = [n for n in graph.nodes if not n.bodies]
+    backward = [v for n in computed if n.phase == "backward" for v in n.results]
+    forward = [v for n in computed if n.phase == "forward" for v in n.results]
+    of_gradients = _reachable(edges, backward)
+    is_needed = _reachable(_reversed(edges), [v for v in forward if found[v] == ACTIVATION])
+    scalars = {
+        value.index: ACTIVATION if is_needed[value.index] else LOSS
+        for value in graph.values
+        if found[value.index] == GRADIENT
+        and prod(value.type.shape) == 1
+        and not of_gradients[value.index]
+    }
+    # A loop over microbatches stacks their losses: the stack can share a dimension with the data.
+    ties = [tie for tie in graph.region_arguments if tie.kind == "ys"]
+    stacked = {tie.target: LOSS for tie in ties if scalars.get(tie.source) == LOSS}
+    return scalars | stacked
+
+
+def _reversed(edges: list[list[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for target in targets:
+            found[target].append(source)
+    return found
 
 
 def _derived(known: bool, unsure: bool, tainted: bool, spread: bool) -> str:
@@ -76,8 +119,12 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
         raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
 
 
-def _dependencies(graph: Graph) -> list[list[int]]:
-    """Per value, the values that are computed from it; through bodies by region arguments."""
+def _dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
+    """Per value, the values that are computed from it; through bodies by region arguments.
+
+    Args:
+      carried: whether an iteration's results reach the arguments of the next iteration.
+    """
     edges: list[list[int]] = [[] for _ in graph.values]
     for node in graph.nodes:
         if node.primitive == "optimization_barrier":  # each result is its own operand
@@ -87,7 +134,8 @@ def _dependencies(graph: Graph) -> list[list[int]]:
         for value in node.operands if not node.bodies else ():
             edges[value].extend(node.results)
     for tie in graph.region_arguments:
-        edges[tie.source].append(tie.target)
+        if carried or tie.kind != "carry":
+            edges[tie.source].append(tie.target)
     return edges
 
 

@@ -157,8 +157,8 @@ class Instruction(Generic[A_co]):
       operands, results: indices of `Local`s.
       node: the graph node it was emitted for; None at the program's border.
       phase: "forward", "backward" or "update".
-      role: of the value that moves: "activation", "weight", "gradient", "constant",
-        "optimizer_state" or "unknown".
+      role: of the value that moves: "activation", "weight", "gradient", "loss",
+        "constant", "optimizer_state" or "unknown".
       why: what it is there for; of a step between two layouts, which chain of moves it is part of.
     """
 

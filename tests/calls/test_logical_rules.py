@@ -105,6 +105,41 @@ def test_rules_that_do_nothing_are_named():
 
 
 @pytest.mark.parametrize(
+    ("given", "logical", "why"),
+    [
+        (  # one of two axes is taken
+            [("embed", "fsdp"), ("heads", ("data", "fsdp"))],
+            {"q": ("embed", "heads")},
+            "wherever 'heads' stands, another dimension has fsdp by an earlier rule",
+        ),
+        (  # each array has another axis taken
+            [("embed", "fsdp"), ("vocab", "data"), ("heads", ("data", "fsdp", "tensor"))],
+            {"q": ("embed", "heads"), "k": ("heads", "vocab")},
+            "wherever 'heads' stands, another dimension has data or fsdp by an earlier rule",
+        ),
+        (  # both axes of one array are taken, by two dimensions
+            [("embed", "fsdp"), ("vocab", "data"), ("heads", ("data", "fsdp", "tensor"))],
+            {"q": ("embed", "heads", "vocab")},
+            "wherever 'heads' stands, another dimension has data, fsdp by an earlier rule",
+        ),
+        (  # an earlier rule of the same name applies in one array and conflicts in the other
+            [("embed", "fsdp"), ("heads", "fsdp"), ("heads", ("fsdp", "tensor"))],
+            {"q": ("embed", "heads"), "k": ("heads",)},
+            "an earlier rule lays out some dimensions 'heads': ('heads', 'fsdp'); "
+            "elsewhere, another dimension has fsdp by an earlier rule",
+        ),
+        (  # a rule of the same name that applies nowhere is no reason
+            [("embed", ("fsdp", "data")), ("heads", "fsdp"), ("heads", ("data", "tensor"))],
+            {"q": ("embed", "heads")},
+            "wherever 'heads' stands, another dimension has data by an earlier rule",
+        ),
+    ],
+)  # fmt: skip
+def test_a_conflict_names_the_axes_that_are_taken(given, logical, why):
+    assert sa.logical_rules(given, MESH).idle(logical)["why"][-1] == why
+
+
+@pytest.mark.parametrize(
     ("rules", "message"),
     [
         (3, "3 are no logical-axis rules: write them as"),

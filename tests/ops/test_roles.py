@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import shardalg as sa
 from shardalg.errors import RoleError
 from shardalg.graph.tracing.trace import flatten_prefix, trace
 from shardalg.models import training
@@ -40,7 +42,7 @@ def test_the_roles_of_a_step():
     assert found["dot_general:1"] == "activation"
     products = [n for n in graph.nodes if n.primitive == "dot_general"]
     assert [roles(graph, GIVEN)[n.results[0]] for n in products] == ["activation", "gradient"]
-    assert roles(graph, GIVEN)[graph.results[0]] == "gradient"
+    assert [roles(graph, GIVEN)[v] for v in graph.results] == ["gradient", "loss"]
     (mask,) = [n.results[0] for n in graph.nodes if n.primitive == "ge"]
     assert roles(graph, GIVEN)[mask] == "constant"
 
@@ -90,7 +92,7 @@ def test_the_roles_of_a_train_step(scan):
         if value.kind == "node" and value.type.shape == (config.M, config.H):
             assert role in ("weight", "gradient", "constant"), value.name
     results = [found[v] for v in graph.results]
-    assert set(results) == {"gradient", "weight"}
+    assert set(results) == {"gradient", "loss", "weight"}
 
 
 @pytest.mark.parametrize(
@@ -103,3 +105,71 @@ def test_the_roles_of_a_train_step(scan):
 def test_wrong_roles_are_refused(given, message):
     with pytest.raises(RoleError, match=message):
         roles(trace(step, W, X), given)
+
+
+def squares(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+def clipped(w, scale, x):
+    loss, (dw, ds) = jax.value_and_grad(lambda p: squares(p[0], x * p[1]))((w, scale))
+    norm = jnp.sqrt((dw**2).sum() + ds**2)
+    return w - dw / norm, scale - ds, loss
+
+
+def microbatches(w, scale, x):
+    def body(carry, rows):
+        loss, grad = jax.value_and_grad(squares)(w, rows * scale)
+        return (carry[0] + grad, carry[1] + loss), loss
+
+    (grad, loss), losses = jax.lax.scan(body, (jnp.zeros_like(w), 0.0), x.reshape(2, 16, 16))
+    return w - grad, loss / 2, losses.mean()
+
+
+def steps(w, scale, x):
+    def body(carry, rows):
+        loss, (dw, ds) = jax.value_and_grad(lambda p: squares(p[0], rows * p[1]))(carry)
+        return (carry[0] - dw, carry[1] - ds), loss
+
+    (w, scale), losses = jax.lax.scan(body, (w, scale), x.reshape(2, 16, 16))
+    return w, scale, losses.sum()
+
+
+def masked(w, scale, x):
+    def loss(w):
+        scores, mask = jax.nn.log_softmax(x @ w * scale), x[:, 0] > 0
+        return -(scores[:, 0] * mask).sum() / mask.sum(), (scores.argmax(-1) == 0).mean()
+
+    (value, accuracy), grad = jax.value_and_grad(loss, has_aux=True)(w)
+    return w - grad, value, accuracy
+
+
+def quantized(w, scale, x):
+    def loss(w):
+        return squares(w, jnp.round(x / jnp.abs(x).max()) * scale)
+
+    value, grad = jax.value_and_grad(loss)(w)
+    return w - grad, value
+
+
+LOSSES = {
+    "clipped": (clipped, {"loss": 1, "gradient": 2}),
+    "microbatches": (microbatches, {"loss": 1, "gradient": 1}),
+    "steps": (steps, {"loss": 1, "gradient": 2}),
+    "masked": (masked, {"loss": 3, "gradient": 1}),
+    "quantized": (quantized, {"activation": 1, "loss": 1, "gradient": 1}),
+    "evaluated": (lambda w, scale, x: squares(w * scale, x), {"loss": 1}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_reductions_of_a_loss_have_a_role_of_their_own(name):
+    step, wanted = LOSSES[name]
+    w, scale, x = S((16, 16), "float32"), S((), "float32"), S((32, 16), "float32")
+    plan = sa.plan(
+        step, w, scale, x, mesh=sa.Mesh({"x": 8}), in_shardings=(P(), P(), P("x")),
+        out_shardings=P(), roles=("parameters", "parameters", "data"),
+    )  # fmt: skip
+    moved = plan.collectives()
+    reduced = moved[moved["kind"] == "all_reduce"]
+    assert reduced["role"].value_counts().to_dict() == wanted

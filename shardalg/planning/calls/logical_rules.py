@@ -129,13 +129,15 @@ class LogicalRules:
             missing = [axis for axis in rule.axes if axis not in self.mesh.shape]
             if any(rule is one for laid in applied for one in laid.values()) and not missing:
                 continue
-            yield str(rule), self._why(place, known, missing)
+            reason = self._why(place, known, missing) or self._conflict(place, arrays, applied)
+            yield str(rule), reason
         ruled = {rule.name for rule in self.rules}
         for name in known:
             if name not in ruled:
                 yield f"none for {name!r}", "no rule names it: it is not split"
 
     def _why(self, place: int, known: Iterable[str], missing: Sequence[str]) -> str:
+        """Return a reason that holds for all arrays, or "" if the reason is in single arrays."""
         from difflib import get_close_matches
 
         rule = self.rules[place]
@@ -145,12 +147,42 @@ class LogicalRules:
         if rule.name not in known:
             near = ", ".join(get_close_matches(rule.name, list(known), 2)) or "none"
             return f"no array has a dimension {rule.name!r}; near: {near}"
-        before = [one for one in self.rules[:place] if one.name == rule.name]
-        if before:
-            listed = ", ".join(map(str, before))
-            return f"an earlier rule lays out every dimension {rule.name!r}: {listed}"
-        axes = ", ".join(rule.axes)
-        return f"wherever {rule.name!r} stands, another dimension has {axes} by an earlier rule"
+        return ""
+
+    def _conflict(
+        self,
+        place: int,
+        arrays: Sequence[Sequence[str | None]],
+        applied: Sequence[Mapping[int, Rule]],
+    ) -> str:
+        """Return which earlier rules keep a rule from every array that has its name.
+
+        Args:
+          applied: per array, the rule of each dimension.
+        """
+        rule, earlier = self.rules[place], {id(one) for one in self.rules[:place]}
+        same: dict[str, None] = {}
+        taken: dict[str, None] = {}
+        for names, laid in zip(arrays, applied, strict=True):
+            if rule.name not in names:
+                continue
+            at = names.index(rule.name)
+            if at in laid and id(laid[at]) in earlier:
+                same[str(laid[at])] = None
+                continue
+            # Rules after this one apply later in flax, so their axes were free at this rule.
+            used = {a for one in laid.values() if id(one) in earlier for a in self._present(one)}
+            taken[", ".join(axis for axis in rule.axes if axis in used)] = None
+        reasons = []
+        if same:
+            which = "some dimensions" if taken else "every dimension"
+            listed = ", ".join(same)
+            reasons.append(f"an earlier rule lays out {which} {rule.name!r}: {listed}")
+        if taken:
+            where = "elsewhere" if same else f"wherever {rule.name!r} stands"
+            axes = " or ".join(taken)
+            reasons.append(f"{where}, another dimension has {axes} by an earlier rule")
+        return "; ".join(reasons)
 
     def check(self, logical: Any) -> LogicalRules:
         """The rules themselves, if each of them does something.
