@@ -51,8 +51,8 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
         _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
         for i in range(len(graph.values))
     ]
-    for value, role in _scalars(graph, found).items():
-        found[value] = role
+    for value, scalar_role in _scalars(graph, found).items():
+        found[value] = scalar_role
     for value, role in given.items():
         found[value] = role or UNKNOWN
     return tuple(found)
