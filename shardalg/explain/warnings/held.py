@@ -49,12 +49,19 @@ def _uneven(trials: Trials) -> Iterator[Row]:
             block = -(-size // parts(digits))
             if size and block * parts(digits) - size > PADDED_SHARE * size:
                 alike[size, digits].append(value)
+    annotated = stages.annotations
+    given = [*annotated.arguments, *annotated.results, *annotated.sites]
+    asked = {pair for a in given if a is not None for pair in zip(a.shape, a.dims, strict=True)}
     groups = [
         _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))
         for (size, digits), values in alike.items()
     ]
     for place, group in enumerate(sorted(groups, key=lambda group: -group.padding)):
-        yield _uneven_row(trials, group, tried=place < MOST_TRIED)
+        is_asked = (group.size, group.digits) in asked
+        even = [*_even_remedies(trials, group, equal=is_asked)] if place < MOST_TRIED else []
+        # Padding that no annotation asks for is worth a row if another layout is cheaper.
+        if even or is_asked:
+            yield _uneven_row(trials, group, even)
 
 
 class _Uneven(NamedTuple):
@@ -64,7 +71,7 @@ class _Uneven(NamedTuple):
     padding: float
 
 
-def _uneven_row(trials: Trials, group: _Uneven, *, tried: bool) -> Row:
+def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
     size, digits, values, padding = group
     stages, devices = trials.stages, parts(digits)
     block = -(-size // devices)
@@ -76,9 +83,7 @@ def _uneven_row(trials: Trials, group: _Uneven, *, tried: bool) -> Row:
     )
     text += f", {devices - filled} devices hold padding alone" if filled < devices else ""
     text += f"; {len(values)} values, {bytes_text(padding)} of padding on a device"
-    remedy = f"make it a multiple of {devices}"
-    even = _even_remedies(trials, first, size, digits) if tried else ()
-    remedy = ", or ".join((remedy, *even))
+    remedy = ", or ".join((f"make it a multiple of {devices}", *even))
     return ("uneven", _source(stages, first), len(values), 0, text, remedy, 0)
 
 
@@ -90,14 +95,13 @@ def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
     return held * (1 - true)
 
 
-def _even_remedies(trials: Trials, value: Value, size: int, digits: Digits) -> Iterator[str]:
+def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[str]:
     """Yield layouts without padding, planned, after which less is held or sent.
-
-    If there are none, a layout after which as much is held and sent is yielded.
 
     The dimension is split over the axes that divide it, and over the largest part of the next axis
     that does. The other axes split another dimension, or nothing.
     """
+    size, digits, (value, *_), _ = group
     kept = digits
     while kept and size % parts(kept):
         kept = kept[:-1]
@@ -109,7 +113,8 @@ def _even_remedies(trials: Trials, value: Value, size: int, digits: Digits) -> I
     choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
     found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
     cheaper = [text for is_less, text in found if is_less]
-    yield from cheaper or [text for _, text in found[:1]]
+    # An annotation over a part of the axis has no padding: it is offered at an equal price, too.
+    yield from cheaper or [text for _, text in found[: int(equal)]]
 
 
 def _evened(
@@ -176,7 +181,7 @@ def _with_even(
         if dim is None:
             return None
         dims[dim] = (*dims[dim], *left)
-    return layout.with_dims(tuple(dims))
+    return replace(layout, dims=tuple(dims), priorities=())
 
 
 def _donated(trials: Trials) -> Iterator[Row]:
