@@ -90,7 +90,7 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
     """A product of powers, in the order in which sympy would put them: to let it is dear."""
     import sympy
 
-    number = sympy.Rational(coefficient.numerator, coefficient.denominator)
+    number = _number_in_sympy(coefficient, alone=not powers)
     by_name = {f.name: f for f in powers if f.is_Symbol}
     if len(by_name) < len(powers):
         return sympy.Mul(number, *(f**e for f, e in powers.items()))
@@ -99,6 +99,31 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
     if number != 1 or not found:
         found.insert(0, number)
     return found[0] if len(found) == 1 else sympy.Mul(*found, evaluate=False)
+
+
+# A chip's rates have 9 digits and more; a block's divisor is a product of mesh axes.
+_RATE = 10**9
+# A float has so many digits that it shows, and no longer fraction is readable.
+_SHOWN = 10**15
+_READABLE = 10**12
+
+
+def _number_in_sympy(number: Any, *, alone: bool) -> sympy.Rational | sympy.Float:
+    """Return a coefficient as sympy prints it: exact, or a float if a rate divides it.
+
+    Only seconds are divided by a rate. Their integers are hard to read, and a float is closer to
+    them than a chip's figures are. Bytes and flops stay exact.
+
+    Args:
+      alone: whether the term has no size. `1258678679615/8` is then 157334834951.875, also exact.
+    """
+    import sympy
+
+    p, q = number.numerator, number.denominator
+    is_decimal = alone and abs(p) >= _READABLE and 1000 % q == 0 and abs(p) * 1000 < _SHOWN * q
+    if q >= _RATE or (q > 1 and is_decimal and not q & (q - 1)):
+        return sympy.Float(p / q)
+    return sympy.Rational(p, q)
 
 
 @lru_cache(maxsize=1 << 14)

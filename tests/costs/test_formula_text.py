@@ -1,13 +1,18 @@
 """Formulas in sympy, put together without its simplifier, against sympy itself."""
 
+import random
+import re
+from fractions import Fraction
+
 import pytest
 import sympy
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardalg.algebra.dims import Size
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula import UNIT, Formula, symbols
 from shardalg.sizes.formula_text import _factors, _shared, to_sympy
+from tests.costs import fuzz_formulas
 
 NAMES = ("B", "X", "Y", "Z2", "Z10", "x")
 SIZES = {name: Size(name, 2 + place) for place, name in enumerate(NAMES[:4])}
@@ -52,3 +57,45 @@ def test_symbols_of_other_hints_are_not_mixed_up(hint):
     shown = Formula(terms).sympy(symbols=symbols)
     assert shown.free_symbols == set(symbols.values())
     assert shown == 2 * symbols["B"] * (1 - symbols["X"]) / symbols["X"]
+
+
+LONG_FRACTION = re.compile(r"\d{13,}\s*/|/\s*\(?\d{13,}")
+TOTALS = {
+    "compute_s": lambda totals: totals.sum("time_s", communication=False),
+    "communication_s": lambda totals: totals.sum("time_s", communication=True),
+    "step_time_s": lambda totals: sum(totals.sum("time_s", communication=c) for c in (False, True)),
+    "flops": lambda totals: totals.sum("flops"),
+    "wire_bytes": lambda totals: totals.sum("wire_bytes"),
+    "peak_memory_bytes": lambda totals: totals.peak_bytes,
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_prices_print_without_long_fractions_and_keep_their_value(seed):
+    rng = random.Random(f"long fractions {seed}")
+    case = fuzz_formulas.random_case(rng)
+    cost = case.named().cost(rng.choice(fuzz_formulas.CHIPS))
+    by_cause = {**cost.seconds_by_cause, "utilization": cost.flops_utilization}
+    for name, shown in by_cause.items():
+        assert not LONG_FRACTION.search(str(shown)), (name, shown)
+    points = [fuzz_formulas.random_point(rng, case) for _ in range(5)]
+    for name, exact in TOTALS.items():
+        line = str(getattr(cost, name))
+        assert not LONG_FRACTION.search(line), (name, line)
+        printed = sympy.sympify(line, {n: sympy.Symbol(n) for n in cost.sizes.hints})
+        for point in points:
+            expected = Fraction(Formula.of(exact(cost.totals)).at(point))
+            found = fuzz_formulas.number(printed, point)
+            if name.endswith("_s"):
+                assert float(found) == pytest.approx(float(expected), rel=1e-12)
+            else:
+                assert Fraction(int(found.p), int(found.q)) == expected
+
+
+def test_a_rate_is_a_float_and_an_amount_is_exact():
+    (B, X) = symbols("B X")
+    assert str((3 * B / X / 10**12).sympy()) == "3.0e-12*B/X"
+    assert str((Fraction(3, 8) * B).sympy()) == "3*B/8"
+    alone = Formula({UNIT: Fraction(1258678679615, 8)}).sympy()
+    assert str(alone) == "157334834951.875"
+    assert sympy.Rational(str(alone)) == sympy.Rational(1258678679615, 8)
