@@ -333,6 +333,24 @@ def test_import_loads_nothing_heavy():
     assert run.stdout.split() == []
 
 
+LATER = ("sympy", "mpmath", "z3", "pandas", "matplotlib", "scipy", "shardalg.explain.trials")
+FIRST_ANSWERS = f"""
+import sys, jax, shardalg as sa
+from jax.sharding import PartitionSpec as P
+x = jax.ShapeDtypeStruct((16, 8), "float32")
+plan = sa.plan(lambda x: (x @ x.T).sum(), x, mesh=sa.Mesh({{"X": 4}}), in_shardings=(P("X"),))
+print("plan:", *(m for m in {LATER} if m in sys.modules))
+plan.replan(mesh=sa.Mesh({{"X": 2}}))
+print("replan:", *(m for m in {LATER} if m in sys.modules))
+"""
+
+
+def test_the_first_plan_and_replan_load_only_what_they_need():
+    command = [sys.executable, "-c", FIRST_ANSWERS]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["plan:", "replan:"]
+
+
 @pytest.mark.parametrize(
     ("module", "target", "is_upward"),
     [

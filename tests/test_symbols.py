@@ -21,7 +21,7 @@ from shardalg.models import training
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
 from shardalg.planning import plan_file
-from shardalg.symbolic.symbols import annotations_at
+from shardalg.planning.restated import annotations_at
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)

@@ -5,14 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardalg.explain.switches import gather_table
 from shardalg.io.table import Table
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import priced
-from shardalg.report import tables
-from shardalg.report.formatting import formatting
-from shardalg.report.modules.by_module import check_by
-from shardalg.report.uneven_results import with_borders
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
@@ -50,6 +45,10 @@ class CollectiveAnswers(Planned):
              module       kind mesh_axes  executions  wire_bytes_per_step
            layers_0 all_gather         X           1                  128
         """
+        from shardalg.report import tables
+        from shardalg.report.modules.by_module import check_by
+        from shardalg.report.uneven_results import with_borders
+
         if check_by(by):
             return tables.collectives_by_module(self._collectives_table).df
         found = self._collectives_table
@@ -59,6 +58,8 @@ class CollectiveAnswers(Planned):
     @cached_property
     def _collectives_table(self) -> Table:
         """The table behind `collectives()`: what the program itself sends."""
+        from shardalg.report import tables
+
         return tables.collectives(self.program, self.graph, self._symbolised)
 
     def gathers(self) -> DataFrame:
@@ -70,6 +71,8 @@ class CollectiveAnswers(Planned):
         every trip (`hoist_gathers=True`). Columns: value, sharding, option, times,
         wire_bytes (of one), saved_wire_bytes (a step), held_bytes (longer, on a device).
         """
+        from shardalg.explain.switches import gather_table
+
         return gather_table(self._sharded, self._traced.roles, self.options).df
 
     def formatting(self, hardware: str | Hardware | None = None) -> DataFrame:
@@ -81,5 +84,7 @@ class CollectiveAnswers(Planned):
         of the step.
         Sizes that have names are at their hints.
         """
+        from shardalg.report.formatting import formatting
+
         cost = None if hardware is None else priced(self._traced, self.program, hardware)
         return formatting(self.program, self.graph, cost).df

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING
 
 from shardalg.costs.cost import Elsewhere
 from shardalg.costs.matrix_unit import check_products
-from shardalg.costs.pipelines.events import events
 from shardalg.costs.topology import machine
 from shardalg.errors import ShardalgError
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import planned_at, priced
 from shardalg.propagate.options import DefaultChip
-from shardalg.report.modules.module_costs import costs_by_module
-from shardalg.report.timeline import Timeline
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.memory import Liveness
     from shardalg.costs.topology import Topology
+    from shardalg.report.timeline import Timeline
 
 
 class CostAnswers(Planned):
@@ -48,6 +46,8 @@ class CostAnswers(Planned):
 
     def _cost(self, chip: Hardware | Topology, *, overlap: str = "none") -> Cost:
         """The same, where products of a type without a peak take the chip's slowest one."""
+        from shardalg.report.modules.module_costs import costs_by_module
+
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
         elsewhere = Elsewhere(lambda point: self._fits(chip, point))
@@ -74,6 +74,9 @@ class CostAnswers(Planned):
         Raises:
           HardwareError: as `cost` does.
         """
+        from shardalg.costs.pipelines.events import events
+        from shardalg.report.timeline import Timeline
+
         given = machine(self.options.hardware if hardware is None else hardware)
         check_products(self.graph, given.chip)
         of = f"predicted on {self._machine_text(hardware)}"

@@ -7,19 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.topology import machine
-from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.plan.ask_run import RunAnswers
 from shardalg.plan.ask_sweep import SweepAnswers
 from shardalg.plan.ask_why import WhyAnswers
-from shardalg.plan.overview import Overview
-from shardalg.report.draw_plans import DrawnPlan, draw_plans
-from shardalg.report.program_view import ProgramView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardalg.costs.hardware import Hardware
+    from shardalg.plan.overview import Overview
+    from shardalg.report.draw_plans import DrawnPlan
     from shardalg.spmd.instruction import Instruction
 
 AT_THE_BORDER = "arguments and results"
@@ -46,6 +44,8 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         mesh_axes  devices  collectives  sent  time
         X                2            1  64 B  ...
         """
+        from shardalg.plan.overview import Overview
+
         text = self._machine_text(hardware)
         if hardware is not None:
             return Overview(self, self.cost(hardware), hardware, text)
@@ -53,6 +53,8 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         return Overview(self, self._cost(machine(chip)), chip, text)
 
     def _repr_html_(self) -> str:
+        from shardalg.report.program_view import ProgramView
+
         key = f"p{id(self):x}"
         view = ProgramView(self.program, self.graph, self.listing(), self._path, key)
         return f"{self.overview()._repr_html_()}\n{view.to_html()}"
@@ -87,11 +89,15 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         >>> figure.axes[0].texts[0].get_text()
         'Mesh(X=2): 64 B sent per device and step, ... on tpu_v3'
         """
+        from shardalg.report.draw_plans import draw_plans
+
         drawn = self._drawn_plan()
         title = drawn.note if module is None else f"{module} of {drawn.note}"
         return draw_plans({title: drawn}, show=show, module=module, letters=letters)
 
     def _drawn_plan(self) -> DrawnPlan:
+        from shardalg.report.draw_plans import DrawnPlan
+
         cost = self._cost(machine(self.options.hardware))
         numbers = replace(cost, totals=cost.hints, sizes=None)
         note = (
@@ -102,10 +108,14 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
 
     @staticmethod
     def _drawn(things: Mapping[str, OverviewAnswers], **options: Any) -> Figure:
+        from shardalg.report.draw_plans import draw_plans
+
         return draw_plans({name: each._drawn_plan() for name, each in things.items()}, **options)
 
     def _path(self, instruction: Instruction) -> tuple[str, ...]:
         """Where an instruction belongs: its phase, the modules, and the line that it is for."""
+        from shardalg.graph.modules.of_nodes import modules
+
         if instruction.node is None:
             return (AT_THE_BORDER,)
         node = self.graph.nodes[instruction.node]

@@ -12,7 +12,6 @@ from shardalg.errors import LoweringError
 from shardalg.plan.ask_shardings import ShardingAnswers
 from shardalg.plan.ask_verify import VerifyAnswers
 from shardalg.planning import plan_file
-from shardalg.report.timeline import Timeline
 
 if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
@@ -94,6 +93,7 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         """The program on devices; with a platform, on none of that one."""
         from shardalg.algebra.jax_meshes import mesh_to_abstract
         from shardalg.lower import lower
+        from shardalg.report.timeline import Timeline
 
         pairs = zip(traced.graph.sites, self._annotations.sites, strict=True)
         sites = {site.node: sharding for site, sharding in pairs if sharding is not None}

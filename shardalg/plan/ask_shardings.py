@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardalg.explain.listing import program_listing
 from shardalg.plan.planned import Planned
-from shardalg.report import tables
-from shardalg.report.html import Listing
 
 if TYPE_CHECKING:
     from shardalg.io.table import DataFrame
+    from shardalg.report.html import Listing
 
 
 class ShardingAnswers(Planned):
@@ -18,6 +16,8 @@ class ShardingAnswers(Planned):
 
     def shardings(self) -> DataFrame:
         """Every value: name, shape, completed sharding, local shape, and why it is so."""
+        from shardalg.report import tables
+
         return tables.shardings(self._sharded).df
 
     def text(self) -> str:
@@ -26,4 +26,6 @@ class ShardingAnswers(Planned):
 
     def listing(self) -> Listing:
         """The same for a notebook, where pointing at a value shows the chain behind its layout."""
+        from shardalg.explain.listing import program_listing
+
         return program_listing(self.program, self._sharded)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.io.table import Table
-from shardalg.plan import plan_conditions
 from shardalg.plan.planned import Planned
 from shardalg.renamed import also_without_call
 
@@ -66,6 +65,8 @@ class SizeAnswers(Planned):
     @cached_property
     def _conditions_table(self) -> Table:
         """The table behind `conditions`; empty in a plan in numbers."""
+        from shardalg.plan import plan_conditions
+
         if self._symbolised is None:
             return plan_conditions.NO_CONDITIONS
         return plan_conditions.conditions(self._symbolised, self._guards, self.options)

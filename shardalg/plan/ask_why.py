@@ -7,26 +7,20 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from shardalg.explain.collective import CollectiveExplanation, explain_collective
-from shardalg.explain.explained import ValueExplanation, explanation
-from shardalg.explain.switches import switch_table
-from shardalg.explain.trials import Trials
-from shardalg.explain.warnings import roundabout
-from shardalg.explain.warnings.gathered_layers import stack_rows
-from shardalg.explain.warnings.held import held_rows
-from shardalg.explain.warnings.idle import idle_rows
-from shardalg.explain.warnings.whole import whole_rows
-from shardalg.explain.why_not import WhyNot, why_not
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
 from shardalg.plan.ask_collectives import CollectiveAnswers
-from shardalg.xla.own_jit import OwnJit
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
+    from shardalg.explain.collective import CollectiveExplanation
+    from shardalg.explain.explained import ValueExplanation
+    from shardalg.explain.trials import Trials
+    from shardalg.explain.why_not import WhyNot
     from shardalg.io.table import DataFrame
     from shardalg.xla.compare import BesideXla
+    from shardalg.xla.own_jit import OwnJit
 
 
 class WhyAnswers(CollectiveAnswers):
@@ -55,6 +49,9 @@ class WhyAnswers(CollectiveAnswers):
         >>> print(plan.explain(0).change)
         argument x as [None, X] instead of [X, None]
         """
+        from shardalg.explain.collective import explain_collective
+        from shardalg.explain.explained import explanation
+
         if isinstance(what, str):
             return explanation(self._sharded, what)
         return explain_collective(self._trials, self._collectives_table, what)
@@ -68,6 +65,8 @@ class WhyAnswers(CollectiveAnswers):
         Raises:
           StrategyError: no value has that name, or the spec does not fit it.
         """
+        from shardalg.explain.why_not import why_not
+
         return why_not(self._trials, value, spec)
 
     def warnings(self) -> DataFrame:
@@ -96,6 +95,12 @@ class WhyAnswers(CollectiveAnswers):
     @cached_property
     def _warnings_table(self) -> Table:
         """The table behind `warnings()`."""
+        from shardalg.explain.warnings import roundabout
+        from shardalg.explain.warnings.gathered_layers import stack_rows
+        from shardalg.explain.warnings.held import held_rows
+        from shardalg.explain.warnings.idle import idle_rows
+        from shardalg.explain.warnings.whole import whole_rows
+
         fallbacks = roundabout.warnings(self.program, self.graph)
         quiet = (*roundabout.unread(self.graph).rows, *roundabout.left_out(self.graph).rows)
         own = self._own_jit.warnings()
@@ -131,6 +136,8 @@ class WhyAnswers(CollectiveAnswers):
 
     @cached_property
     def _under_jit(self) -> OwnJit:
+        from shardalg.xla.own_jit import OwnJit
+
         return OwnJit(self._stages, self.options)
 
     @cached_property
@@ -144,6 +151,8 @@ class WhyAnswers(CollectiveAnswers):
         Columns: options, collectives, wire_bytes, peak_memory_bytes, local_instructions (those that
         send nothing), formatting_bytes (that formatting moves from and to memory).
         """
+        from shardalg.explain.switches import switch_table
+
         return switch_table(self._stages, self.options).whole_df
 
     def compare_xla(
@@ -212,6 +221,8 @@ class WhyAnswers(CollectiveAnswers):
 
     @cached_property
     def _trials(self) -> Trials:
+        from shardalg.explain.trials import Trials
+
         return Trials(self._stages, self.options)
 
 

@@ -8,14 +8,12 @@ from difflib import get_close_matches
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.topology import machine
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
-from shardalg.explain.difference import PlanDifference, difference
-from shardalg.explain.warnings import roundabout
 from shardalg.graph.user_frames import passed_on
 from shardalg.io.units import bytes_text, counted
 from shardalg.plan.ask_overview import OverviewAnswers
@@ -23,13 +21,14 @@ from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
 from shardalg.planning.calls.user_call import opened
 from shardalg.planning.restated import restated
-from shardalg.planning.same_formulas import formulas_hold
 from shardalg.planning.stages import Stages, planned, planned_at
 from shardalg.planning.traced import Traced, trace_call, with_own
 from shardalg.planning.trips import while_loops
 from shardalg.propagate.options import Options, options_from
 from shardalg.propagate.strategy import Annotations, Strategy, resolve, strategy_from
-from shardalg.report import tables
+
+if TYPE_CHECKING:
+    from shardalg.explain.difference import PlanDifference
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -180,6 +179,8 @@ class Plan(OverviewAnswers):
 
         The place of the peak is no decision: it may change if its bytes do not.
         """
+        from shardalg.planning.same_formulas import formulas_hold
+
         if not self.is_symbolic:
             return False
         try:
@@ -201,6 +202,8 @@ class Plan(OverviewAnswers):
         Raises:
           StrategyError: `other` is no plan.
         """
+        from shardalg.explain.difference import difference
+
         if not isinstance(other, Plan):
             raise StrategyError(f"a plan differs from another Plan, got {other!r:.80}.")
         return difference(self._stages, other._stages)
@@ -216,6 +219,8 @@ class Plan(OverviewAnswers):
     __copy__ = __deepcopy__
 
     def __repr__(self) -> str:
+        from shardalg.report import tables
+
         table = tables.collectives(self.program, self.graph)
         moved = sum(row["wire_bytes_per_step"] for row in table)
         hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
@@ -350,6 +355,8 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 
 def _checked(stages: Stages, options: Options) -> Plan:
+    from shardalg.explain.warnings import roundabout
+
     made = Plan(options.where(named=stages.is_named), lambda: stages)
     fallbacks = roundabout.warnings(made.program, made.graph) if options.strict else ()
     if len(fallbacks):

@@ -22,6 +22,7 @@ from shardalg.graph.plain import is_code, is_same
 from shardalg.partition.emit.recipe import Recipe
 from shardalg.partition.partition import Partitioner, partition
 from shardalg.pause import collection_paused
+from shardalg.planning.restated import annotations_at
 from shardalg.planning.same_formulas import locals_made
 from shardalg.planning.stages import Stages, completed
 from shardalg.propagate.options import Options
@@ -148,8 +149,6 @@ class Asked(NamedTuple):
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """All of planning that `at` compares, on recorded sizes."""
-    from shardalg.symbolic.symbols import annotations_at
-
     recorded, axes = sizes.recorded, sizes.sizes.axes
     recorded.about = Asked("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})

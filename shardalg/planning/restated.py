@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
 from shardalg.errors import MeshError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.propagate.strategy import Annotations, Strategy, resolve
@@ -23,8 +25,6 @@ def restated(
     Raises:
       StrategyError: an axis that the mesh does not have, or a layout in another order of devices.
     """
-    from shardalg.symbolic.symbols import annotations_at
-
     if given.orders:
         raise StrategyError(
             f"{len(given.orders)} layouts of the plan lie in another order of the devices of "
@@ -49,6 +49,40 @@ def restated(
         ) from None
     rows = zip(told, here, made.sites, strict=True)
     return replace(made, sites=tuple(own if new is None else moved for new, own, moved in rows))
+
+
+def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
+    """Return the annotations, by axis names, on a graph and a mesh of other sizes."""
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    sides = (
+        (annotations.arguments, graph.arguments),
+        (annotations.results, graph.results),
+        (annotations.sites, sites),
+    )
+    arguments, results, marked = (
+        tuple(
+            None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
+            for sharding, value in zip(given, values, strict=True)
+        )
+        for given, values in sides
+    )
+    return Annotations(mesh, arguments, results, marked)
+
+
+def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    def digits(group: Digits) -> Digits:
+        refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
+        return tuple(mesh.ref_digit(ref) for ref in refs)
+
+    return Sharding(
+        mesh,
+        shape,
+        tuple(digits(group) for group in sharding.dims),
+        sharding.unspecified_dims,
+        digits(sharding.unreduced),
+        digits(sharding.replicated),
+        digits(sharding.manual),
+    )
 
 
 def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) -> list[int | None]:

@@ -14,12 +14,11 @@ from shardalg.costs.topology import machine
 from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
 from shardalg.ops.canonicalize.transforms import Order, stage_order
-from shardalg.partition.by_cost import by_cost
 from shardalg.partition.partition import partition
 from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
 from shardalg.planning.layer_stacks import by_layer
-from shardalg.planning.restated import restated
+from shardalg.planning.restated import annotations_at, restated
 from shardalg.planning.traced import Traced
 from shardalg.planning.trips import while_loops
 from shardalg.propagate import propagate
@@ -174,6 +173,8 @@ def _completed_plan(traced: Traced, annotations: Annotations, options: Options) 
     with collection_paused():
         made = [completed(traced.graph, annotations, way) for way in options.completions]
         if options.policy == "cost":
+            from shardalg.partition.by_cost import by_cost
+
             sharded, program = by_cost(made, traced.roles, options)
         else:
             (sharded,) = made
@@ -232,7 +233,7 @@ def planned_at(
       SymbolError: the function is another program there, or cannot be traced there.
       StrategyError: an axis is manual, and the function is not at hand (a loaded plan).
     """
-    from shardalg.symbolic.symbols import annotations_at, mesh_at
+    from shardalg.symbolic.symbols import mesh_at
 
     mesh = mesh_at(hints.mesh, point)
     there = hints.traced.on(mesh, before=hints.mesh)

@@ -15,16 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits
 from shardalg.algebra.dims import Expr, Size, SymbolError, hint_of, second_hints, sizes_of
 from shardalg.algebra.dims_data import Data
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.refused import user_line
 from shardalg.io.records import read
 from shardalg.io.table import Table
-from shardalg.propagate.strategy import Annotations
 from shardalg.symbolic.lift import Constant, Lifted, compare, lift
 from shardalg.symbolic.retrace import Difference, Retrace
 
@@ -277,40 +274,6 @@ def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
     Mesh(X=4, Y=16)
     """
     return Mesh([(name, point[name]) for name, _ in mesh.axes]) if mesh.symbolic else mesh
-
-
-def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
-    """The same annotations, by axis names, on a graph and a mesh of other sizes."""
-    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
-    sides = (
-        (annotations.arguments, graph.arguments),
-        (annotations.results, graph.results),
-        (annotations.sites, sites),
-    )
-    arguments, results, marked = (
-        tuple(
-            None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
-            for sharding, value in zip(given, values, strict=True)
-        )
-        for given, values in sides
-    )
-    return Annotations(mesh, arguments, results, marked)
-
-
-def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    def digits(group: Digits) -> Digits:
-        refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
-        return tuple(mesh.ref_digit(ref) for ref in refs)
-
-    return Sharding(
-        mesh,
-        shape,
-        tuple(digits(group) for group in sharding.dims),
-        sharding.unspecified_dims,
-        digits(sharding.unreduced),
-        digits(sharding.replicated),
-        digits(sharding.manual),
-    )
 
 
 def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
