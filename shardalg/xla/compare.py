@@ -261,21 +261,48 @@ def _verdict(ours: Any, theirs: Any) -> str:
 
 Line = tuple[str, str]
 """Source line and phase."""
+NO_LINE: Line = ("", "")
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
     graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
     other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
-    for line in sorted({**mine, **other}, key=_order(graph)):
+    sums = {
+        line: (
+            number(sum(m.step.count * m.wire_bytes for m in mine.get(line, []))),
+            number(sum(c.count * c.wire_bytes for c in other.get(line, []))),
+        )
+        for line in sorted({**mine, **other}, key=_order(graph))
+    }
+    unplaced = sums.get(NO_LINE, (0, 0))
+    for line, (sent, xla_sent) in sums.items():
         here, there = mine.get(line, []), other.get(line, [])
-        sent = number(sum(m.step.count * m.wire_bytes for m in here))
-        xla_sent = number(sum(c.count * c.wire_bytes for c in there))
         names = _named(_ours(stages, m) for m in here), _named(map(_theirs, there))
-        verdict = _verdict(sent, xla_sent)
+        verdict = _line_verdict(line, (sent, xla_sent), unplaced)
         rows = ", ".join(str(m.number) for m in here)
         alike = verdict == "even" and names[0] == names[1]
         yield (*line, *names, "agree" if alike else verdict, sent, xla_sent, rows)
+
+
+def _line_verdict(line: Line, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
+    """Return who sends less for a line; "" if bytes without a line could turn the answer.
+
+    Inside a `shard_map` XLA's collectives do not say which operator they are for. They may belong
+    to any line, so that a line has a verdict only if all of them together would not change it.
+
+    Args:
+      sent: bytes of the plan and of XLA for the line. unplaced: the same of no line.
+    """
+    ours, theirs = sent
+    verdict = _verdict(ours, theirs)
+    if verdict == "even":
+        return verdict
+    if line == NO_LINE:
+        return ""
+    if verdict == "XLA better":
+        return verdict if ours > theirs + unplaced[1] else ""
+    return verdict if ours + unplaced[0] < theirs else ""
 
 
 def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
@@ -303,7 +330,7 @@ def _node(stages: Stages, moved: MovedValue) -> int | None:
 
 
 def _line(graph: Graph, node: int | None) -> Line:
-    return ("", "") if node is None else (graph.nodes[node].source, graph.nodes[node].phase)
+    return NO_LINE if node is None else (graph.nodes[node].source, graph.nodes[node].phase)
 
 
 def _order(graph: Graph) -> Callable[[Line], int]:

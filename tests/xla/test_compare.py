@@ -224,3 +224,33 @@ def test_copies_that_xla_keeps_are_told_with_the_option_that_keeps_them():
     told = f"Options(keep_gathers=True) sends {bytes_text(beside.wire_bytes)}, and its peak memory"
     assert told in repr(found)
     assert "Options(keep_gathers" not in repr(beside)
+
+
+def _ring(block):
+    return jax.lax.ppermute(block, "x", [(i, (i + 1) % 8) for i in range(8)])
+
+
+def _looped(block):
+    return jax.lax.scan(lambda c, _: (_ring(c), None), block, None, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "out"),
+    [
+        (_ring, P("x")),
+        (lambda b: _ring(_ring(b)), P("x")),
+        (lambda b: jax.lax.psum(b, "x"), P()),
+        (lambda b: jax.lax.all_gather(b, "x", tiled=True), P()),
+        (_looped, P("x")),
+    ],
+    ids=["permute", "two permutes", "sum", "gather", "loop"],
+)
+def test_lines_of_a_region_have_no_verdict_where_both_send_the_same(body, out):
+    """XLA's collectives of a `shard_map` do not say which line they are for."""
+    sa.host_devices(8)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    region = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=out, check_vma=False)
+    x = jax.ShapeDtypeStruct((64,), "float32")
+    beside = sa.plan(region, x, mesh=sa.Mesh({"x": 8}), in_shardings=P("x")).compare_xla()
+    assert beside.wire_bytes == beside.xla_wire_bytes > 0
+    assert not any("better" in str(row["verdict"]) for row in beside.lines)
