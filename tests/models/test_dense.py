@@ -120,11 +120,11 @@ def test_parameters():
 
 
 def test_only_gradients_cross_slices():
-    """Weights are repeated along `slice`: no gather there, and gradients once a step."""
+    """Weights are repeated along `slice`: no gather there, and sums once a step."""
     model = replace(SMALL, optimizer="adam", microbatches=2)
     moved = model.plan({"slice": 2, "fsdp": 4}, "fsdp").collectives()
     across = moved[moved["mesh_axes"].str.contains("slice")]
-    assert set(across["role"]) <= {"gradient"}
+    assert set(across["role"]) <= {"gradient", "loss"}
     assert not across["kind"].str.contains("gather").any()
 
 
