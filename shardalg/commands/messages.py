@@ -1,4 +1,4 @@
-"""What commands print: messages in the words of options, each cause once; plain data as JSON."""
+"""Messages and plain data of the commands: options are named, each cause is printed once."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class CollectiveExplanation(Answer):
         )
 
     def _by_layer(self) -> str:
-        """What reading the stack of layers the other way costs; "" if it moves no layer."""
+        """Return the price of reading the stack the other way; "" if it moves no layer."""
         trials, stages = self._trials, self._trials.stages
         loops = stages.graph.nodes_of(["scan"])
         known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}
@@ -179,7 +179,7 @@ LAYERS = {
     True: "The loop fetches one layer of the stack per iteration: Options(stream_layers=False) "
     "gathers the stack before the loop.",
 }
-"""What is done with a stack of layers, and the option that does the other; by `Stages.streams`."""
+"""How a stack of layers is read, and the option for the other way; by `Stages.streams`."""
 _SETS = {
     1: "Cheapest change that removes it",
     2: "Cheapest pair of changes that removes it",

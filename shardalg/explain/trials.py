@@ -102,7 +102,7 @@ class Trials:
 
     @cached_property
     def other_layers(self) -> Outcome | None:
-        """What the plan sends and holds if its loops read stacks of layers the other way.
+        """Return the bytes sent and held if loops read stacks of layers the other way.
 
         They fetch one layer per iteration, or gather the stack before the loop, as
         `Options.stream_layers` says. None if the layers of no stack are divided among devices.

@@ -136,7 +136,7 @@ class Least:
 
 
 _SHIFTED_TERMS = 8
-"""Of longer differences it is not asked whether they are positive in sizes less 1."""
+"""Longest difference that is tested for being positive in sizes less 1."""
 
 
 def larger(first: Any, second: Any) -> Any:

@@ -103,7 +103,7 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
 
 def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Those that are not below a mean of two others, which is never above the larger of the two.
+    """Return the terms that are not below a mean of two others: the larger of the two covers them.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -263,7 +263,7 @@ class _Candidates(Scan):
 
 
 class _Unordered(Timeline):
-    """What is alive, where nobody asks when it is most."""
+    """Values in memory, for callers that do not ask when most of them are alive."""
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:

@@ -13,7 +13,7 @@ from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
 
 SHARE = 0.1
-"""Of the peak, from which gathered stacks are worth a word."""
+"""Share of the peak from which gathered stacks have a warning."""
 
 
 def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:

@@ -274,7 +274,7 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
 
 
 def _effect(trials: Trials, asked: Annotations) -> str:
-    """What other annotations do to the peak and to the bytes sent; `NOTHING` if neither is less."""
+    """Return what other annotations change at the peak and in the bytes sent, or `NOTHING`."""
     now, then = trials.now, trials.outcome(asked)
     if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
         return NOTHING
