@@ -37,9 +37,9 @@ def named():
     return planned(sa.Mesh({"X": 2, "Y": 4}, symbolic=True), B)
 
 
-def reshard(mesh):
+def reshard(mesh, **options):
     ends = (sa.Sharding.from_axes(axes, mesh, (8, 8)) for axes in (["X", None], [None, "X"]))
-    return sa.reshard(*ends, dtype="float32")
+    return sa.reshard(*ends, dtype="float32", **options)
 
 
 TABLES = {
@@ -138,16 +138,47 @@ def test_claims_are_a_table_with_and_without_a_call(plan):
     assert report.table().equals(report.df)
 
 
-def test_a_chip_that_is_priced_is_named_with_its_source(plan):
-    asked = plan.timeline("h100"), plan.overview("h100").sentence
-    default = plan.timeline(), plan.overview().sentence
-    assert all("8 x h100 (as asked for; devices of the mesh)" in str(text) for text in asked)
-    assert all(
-        "8 x tpu_v3 (the default chip; devices of the mesh)" in str(text) for text in default
-    )
+DEFAULT, ASKED = "8 x tpu_v3 (the default chip; ", "8 x h100 (as asked for; "
+TEXTS = {
+    "plan": (lambda plan: repr(plan), None),
+    "page": (lambda plan: plan._repr_html_(), None),
+    "drawing": (lambda plan: plan.draw().axes[0].texts[0].get_text(), None),
+    "explanation": (lambda plan: str(plan.explain(0)), None),
+    "overview": (lambda plan: plan.overview().sentence, lambda p: p.overview("h100").sentence),
+    "timeline": (lambda plan: repr(plan.timeline()), lambda plan: repr(plan.timeline("h100"))),
+    "timeline's figure": (
+        lambda plan: plan.timeline().figure().axes[0].get_title("left"),
+        lambda plan: plan.timeline("h100").figure().axes[0].get_title("left"),
+    ),
+    "cost": (None, lambda plan: repr(plan.cost("h100"))),
+    "cost in a notebook": (None, lambda plan: plan.cost("h100")._repr_html_()),
+    "reshard": (
+        None,
+        lambda plan: str(reshard(plan.mesh, on="h100")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_chip_is_named_with_its_devices_and_its_origin(name, plan):
+    default, asked = TEXTS[name]
+    assert default is None or DEFAULT in default(plan).replace("\n", " ")  # titles have lines
+    assert asked is None or ASKED in asked(plan).replace("\n", " ")
+
+
+def test_a_text_names_the_topology_or_its_absence(plan):
+    assert "each mesh axis on links of its own" in repr(plan.cost("v3"))
+    assert "joined as tpu_v3:2x2" in repr(plan.cost("v3:2x2"))
+    assert "joined as tpu_v3:2x2" in plan.overview("v3:2x2").sentence
+
+
+def test_a_chip_of_the_options_is_named_as_such(plan, named):
     x = jax.ShapeDtypeStruct((8, 8), "float32")
     other = sa.plan(jnp.sin, x, mesh=plan.mesh, options=sa.Options(hardware="tpu_v3"))
-    assert "8 x tpu_v3 (the chip of the plan's options; " in repr(other.timeline())
+    for text in (repr(other.timeline()), repr(other), other.draw().axes[0].texts[0].get_text()):
+        assert "8 x tpu_v3 (the chip of the plan's options; " in text.replace("\n", " ")
+    assert ASKED in repr(named.sweep("h100", B=[64]))
+    assert "X*Y x h100 (as asked for; " in repr(named.sweep("h100", X=[2, 4]))
 
 
 def test_text_is_printed_whole():

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
+from typing import TYPE_CHECKING, Any
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import add_function, machine_data, planned
+from shardalg.commands.messages import add_json, by_quantity, print_json
 from shardalg.errors import CommandError
+
+if TYPE_CHECKING:
+    from shardalg.costs.topology import Topology
+    from shardalg.plan.plan import Plan
+    from shardalg.xla.aot_answer import BesideCompiler
 
 HELP = "a function's plan beside the chip's own compiler, as in --hardware v3:8x8; no chip needed"
 
@@ -14,7 +20,7 @@ HELP = "a function's plan beside the chip's own compiler, as in --hardware v3:8x
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add_function(parser)
-    parser.add_argument("--json", action="store_true", help="the tables as plain data")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,10 +31,29 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("what is compiled for? Write a chip and its shape: --hardware v3:8x8.")
     topology = Topology.parse(options.hardware)
     options.hardware = topology.hardware.name
-    found = planned(options).aot(topology)
+    plan = planned(options)
+    found = plan.aot(topology)
     if options.json:
-        data = {"figures": list(found.table), "differences": list(found.differences)}
-        print(json.dumps({"where": found.where, **data}, indent=1))
+        print_json(_data(found, plan, topology))
     else:
         print(found)
     return 0
+
+
+def _data(found: BesideCompiler, plan: Plan, topology: Topology) -> dict[str, Any]:
+    """Return the comparison as plain data; `fits` is the compiler's word on the lowered program."""
+    on = machine_data(plan.cost(topology), plan.mesh)
+    values = ("planned", "compiled", "xla", "error", "xla_error")
+    rows = (
+        {**row, "quantity": "flops" if row["kind"] == "flops" else "wire_bytes"}
+        for row in found.differences
+    )
+    return {
+        "where": found.where,
+        **on,
+        "fits": found.compiled.out_of_memory is None,
+        "xla_fits": found.xla.out_of_memory is None,
+        "figures": by_quantity(found.table, values),
+        "differences": by_quantity(rows, ("planned", "its")),
+        "notes": list(found.notes),
+    }

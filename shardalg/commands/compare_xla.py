@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import add_function, machine_data, planned
 from shardalg.commands.messages import add_json, print_json, records
 
 HELP = "a function's plan beside the layouts and collectives of XLA's own partitioner"
@@ -21,10 +21,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison."""
-    found = planned(options).compare_xla(options.partitioner)
+    plan = planned(options)
+    found = plan.compare_xla(options.partitioner)
     if options.json:
         sent = {"wire_bytes": found.wire_bytes, "xla_wire_bytes": found.xla_wire_bytes}
-        print_json({"partitioner": found.partitioner, **sent, "rows": records(found.df)})
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        rows = {"rows": records(found.df)}
+        print_json({"partitioner": found.partitioner, **sent, **on, **rows})
     else:
         print(found)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import add_function, machine_data, planned
 from shardalg.commands.messages import add_json, print_json, records
 
 HELP = "why a collective of a function's plan is there, or why a value is sharded as it is"
@@ -22,9 +22,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the explanation."""
     what = options.what
-    found = planned(options).explain(int(what) if what.isdecimal() else what)
+    plan = planned(options)
+    found = plan.explain(int(what) if what.isdecimal() else what)
     if options.json:
-        print_json({"what": what, "text": str(found), "rows": records(found.df)})
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        print_json({"what": what, "text": str(found), **on, "rows": records(found.df)})
     else:
         print(found)
     return 0

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.commands.function import machine_data
+from shardalg.commands.messages import add_json, print_json, records
+from shardalg.io.table import Table
+from shardalg.report.html import Page, Picture
+
+if TYPE_CHECKING:
+    from shardalg.examples.explore.explore import Exploration
+    from shardalg.plan.plan import Plan
 
 HELP = "the strategies of a Transformer: collectives, drawings, a run on CPU devices, proofs"
 
@@ -42,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="only draw the pictures that need no run, into FOLDER",
     )
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,8 +63,9 @@ def run(options: argparse.Namespace) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # jax is loaded with these, so `--version` and a wrong option do not wait for it.
     from shardalg.algebra.notation.command_line import mesh_of
-    from shardalg.examples.explore.explore import run as explored
-    from shardalg.examples.explore.explore import write_figures
+    from shardalg.examples.explore.explore import Exploration, write_figures, write_report
+    from shardalg.examples.explore.progress import Progress
+    from shardalg.examples.explore.screen import page_text
     from shardalg.examples.explore.settings import STRATEGIES, Settings, config_of
 
     settings = Settings(
@@ -62,8 +76,47 @@ def run(options: argparse.Namespace) -> int:
         quick=options.quick,
         out=options.out,
     )
-    if options.figures is None:
-        explored(settings)
+    say = Progress(_to_stderr) if options.json else Progress()
+    if options.figures is not None:
+        drawn = write_figures(settings, options.figures, say)
+        if options.json:
+            print_json({"files": list(map(str, drawn))})
+        return 0
+    exploration = Exploration(settings, say)
+    page, files = write_report(exploration)
+    if options.json:
+        print_json(_data(exploration, page, files))
     else:
-        write_figures(settings, options.figures)
+        print(f"\n{page_text(page)}", flush=True)
     return 0
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _data(exploration: Exploration, page: Page, files: Sequence[Path]) -> dict[str, Any]:
+    """Return the report as plain data: prices of each strategy, then the sections."""
+    plans = exploration.priced.items()
+    return {
+        "title": page.title,
+        "lead": page.lead,
+        "strategies": [{"strategy": name, **_price(plan)} for name, plan in plans],
+        "sections": [
+            {
+                "title": section.title,
+                "text": [part for part in section.parts if isinstance(part, str)],
+                "tables": [records(part) for part in section.parts if isinstance(part, Table)],
+                "pictures": [part.name for part in section.parts if isinstance(part, Picture)],
+                "conclusion": section.conclusion,
+            }
+            for section in page.sections
+        ],
+        "files": list(map(str, files)),
+    }
+
+
+def _price(plan: Plan) -> dict[str, Any]:
+    """Return the price of a plan on the chip of the plan's options."""
+    cost = plan.overview().priced
+    return {**machine_data(cost, plan.mesh), **dict(cost.hints.named())}

@@ -14,12 +14,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.notation.command_line import mesh_of
-from shardalg.commands.messages import ProgramError
+from shardalg.commands.messages import ProgramError, plain
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import machine
 from shardalg.errors import CommandError
 
 if TYPE_CHECKING:
+    from shardalg.algebra.mesh import Mesh
+    from shardalg.costs.cost import Cost
     from shardalg.plan.plan import Plan
 
 SPECS = ("in_shardings", "out_shardings", "strategy", "roles", "donate_argnums", "kwargs")
@@ -97,6 +99,19 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     if options.hardware:
         check_products(plan.graph, machine(options.hardware).chip)
     return plan
+
+
+def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:
+    """Return the chip with its origin, its capacity, and whether the plan fits, as plain data."""
+    return {
+        "hardware": cost.hardware.name,
+        "machine": cost.machine_text,
+        "devices": mesh.size,
+        "mesh": dict(mesh.shape),
+        "fits": bool(cost.at_hints.fits),
+        "capacity_bytes": plain(cost.hardware.hbm_bytes),
+        "peak_memory_bytes": plain(cost.at_hints.peak_memory_bytes),
+    }
 
 
 def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:

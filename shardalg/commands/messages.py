@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardalg.errors import CommandError
@@ -91,9 +91,39 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def records(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a DataFrame as plain data."""
-    rows = table.to_dict("records")
-    return [{name: plain(value) for name, value in row.items()} for row in rows]
+    """Return the rows of a table as plain data.
+
+    A column that holds text beside other values holds text alone, so that a key has one type.
+
+    >>> from shardalg.io.table import Table
+    >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
+    [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
+    """
+    rows = table.to_dict("records") if hasattr(table, "to_dict") else list(table)
+    found = [{name: plain(value) for name, value in row.items()} for row in rows]
+    for name in found[0] if found else ():
+        values = [row[name] for row in found if row[name] is not None]
+        if any(isinstance(value, str) for value in values):
+            for row in found:
+                row[name] = None if row[name] is None else str(row[name])
+        elif all(isinstance(v, int) or (isinstance(v, float) and v.is_integer()) for v in values):
+            # pandas has a column of whole numbers with a gap as floats.
+            if name.endswith("_bytes"):
+                for row in found:
+                    row[name] = None if row[name] is None else int(row[name])
+    return found
+
+
+def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows whose named values are of the quantity in the row, with its unit in each key.
+
+    >>> by_quantity([{"quantity": "step_time_s", "planned": 1.5, "mesh_axes": ""}], ["planned"])
+    [{'quantity': 'step_time_s', 'planned_step_time_s': 1.5, 'mesh_axes': ''}]
+    """
+    return [
+        {(f"{n}_{row['quantity']}" if n in names else n): plain(v) for n, v in row.items()}
+        for row in rows
+    ]
 
 
 def plain(value: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
+from shardalg.commands.messages import add_json, print_json
 from shardalg.io.files import check_place, write_whole
 
 HELP = "the paper's 39 measured columns beside what is predicted of them, with errors and goals"
@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--table", type=int, metavar="N", help="one table of the paper, 2 to 8 (default: all)")
     option("--column", metavar="ID", help="one column, such as dense-bench.c1")
-    option("--json", action="store_true", help="every value as plain data")
+    add_json(parser)
     option(
         "--figure",
         type=Path,
@@ -38,7 +38,10 @@ def run(options: argparse.Namespace) -> int:
     from shardalg.paper.evaluation.comparison import compare, records, text
 
     values = compare(columns)
-    print(json.dumps(records(values), indent=1) if options.json else text(values))
+    if options.json:
+        print_json(records(values))
+    else:
+        print(text(values))
     if options.figure is not None:
         from shardalg.paper.evaluation.predicted_figure import figure_of
 

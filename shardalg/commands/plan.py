@@ -7,7 +7,7 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import add_function, machine_data, planned
 from shardalg.commands.messages import add_json, plain, print_json, records
 from shardalg.io.files import write_whole
 from shardalg.io.table import Table
@@ -66,14 +66,9 @@ def _data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, 
     return {
         "plan": repr(plan),
         "layouts": plan.options.followed,
-        "mesh": dict(plan.program.mesh.shape),
-        "hardware": seen.priced.hardware.name,
-        "machine": seen.machine,
-        "devices": plan.mesh.size,
-        "fits": seen.fits,
-        "capacity_bytes": plain(seen.priced.hardware.hbm_bytes),
+        **machine_data(seen.priced, plan.mesh),
         "cost": named,
-        "axes": [{**row, "mesh_axes": list(row["mesh_axes"])} for row in seen.table],
+        "axes": records(seen.numbers),
         "beside_jit": records(plan.beside_jit()),
         "collectives": records(plan.collectives()),
         "warnings": records(plan.warnings()),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardalg.commands.messages import add_json, print_json
 from shardalg.io.files import check_place, write_whole
+
+if TYPE_CHECKING:
+    from shardalg.models.ranking.ranked import Ranking
 
 HELP = "mesh shapes, strategies, microbatches and remat for a model, ranked by seconds per sample"
 INTERRUPTED = 130
@@ -47,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--html", type=Path, metavar="FILE", help="write the ranking as a page to FILE")
     option("--top", type=_positive(int), default=20, metavar="N", help="rows (default %(default)s)")
     option("--refused", action="store_true", help="print what does not fit or divide, and why")
-    option("--json", action="store_true", help="everything as plain data")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         write_whole(options.html, ranking.page(max(options.top, 100)).to_html())
     if options.json:
-        proved = {"verified": list(ranking.verified(options.verify))} if options.verify else {}
-        print(json.dumps({**ranking.to_json(), **proved}, indent=1))
+        print_json(_data(ranking, options))
     else:
         print(ranking.table(options.top))
         for what, why in ranking.refused if options.refused else ():
@@ -83,6 +85,26 @@ def run(options: argparse.Namespace) -> int:
         if options.verify:
             print(ranking.verified(options.verify))
     return INTERRUPTED if ranking.left else 0
+
+
+def _data(ranking: Ranking, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the ranking as plain data, with the chip and what a device holds at most."""
+    from shardalg.costs.topology import machine
+
+    chip = machine(options.hardware).chip
+    found = ranking.to_json()
+    ranked = [{**row, "fits": True} for row in found["ranked"]]
+    proved = {"verified": list(ranking.verified(options.verify))} if options.verify else {}
+    return {
+        "hardware": chip.name,
+        "machine": f"{options.devices} x {chip.name} (as asked for)",
+        "devices": options.devices,
+        "fits": bool(ranked),
+        "capacity_bytes": int(options.memory or chip.hbm_bytes),
+        **found,
+        "ranked": ranked,
+        **proved,
+    }
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.notation.command_line import mesh_of
 from shardalg.commands.function import add_function, arguments, loaded, plan_of
+from shardalg.commands.messages import add_json, print_json
 from shardalg.errors import CommandError, DeviceError
 from shardalg.io.files import write_whole
 from shardalg.io.units import seconds_text
 
 if TYPE_CHECKING:
+    from shardalg.lower.running.members import Job
+    from shardalg.lower.shard_map import Lowered
     from shardalg.plan.plan import Plan
 
 HELP = "run a function on this machine's devices, in local processes, or as part of a cluster's job"
@@ -43,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE.npz",
         help="write the results by their paths, scalars of every step (bfloat16 as float32)",
     )  # fmt: skip
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,14 +92,24 @@ def _local(options: argparse.Namespace) -> None:
             f"as many. Write one of {fit}."
         )
     processes = LocalProcesses(count, size // count, options.port, options.time_limit)
-    processes.run(["-m", "shardalg", "run", *_passed(options)], lambda x: print(x, flush=True))
+    command = ["-m", "shardalg", "run", *_passed(options)]
+    if not options.json:
+        processes.run(command, lambda line: print(line, flush=True))
+        return
+    lines: list[str] = []
+    processes.run(command, lines.append)
+    # A log has both streams: the document is from a line "{" to the last line "}".
+    first, last = lines.index("{"), len(lines) - lines[::-1].index("}")
+    print("\n".join((*lines[:first], *lines[last:])), file=sys.stderr)
+    print("\n".join(lines[first:last]))
 
 
 def _passed(options: argparse.Namespace) -> list[str]:
     """The options of each process: all but those that start them."""
-    own = ("command", "function", "processes", "port", "time_limit")
+    own = ("command", "function", "processes", "port", "time_limit", "json")
     named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
-    return [options.function, *(f"--{name}={value}" for name, value in named.items())]
+    json = ["--json"] if options.json else []
+    return [options.function, *(f"--{name}={value}" for name, value in named.items()), *json]
 
 
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
@@ -146,19 +161,54 @@ def _run(
 
     lowered, job = plan.lower(), Job.this()
     first = job.index == 0
+    steps: list[dict[str, Any]] = []
 
     def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
-        if first:
+        steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
+        if first and not options.json:
             shown = "".join(f"  {path} {value:.8g}" for path, value in scalars.items())
             print(f"step {step}: {seconds_text(seconds)}{shown}", flush=True)
 
-    if first:
+    if first and not options.json:
         print(f"{lowered!r}, {job.processes} processes", flush=True)
     ran = stepped(lowered, values, options.steps, carry, tell)
     if options.out is not None:
         held = ran.on_host(lowered)  # every process takes part
         if first:
             _write(options.out, held)
+            if not options.json:
+                print(f"{len(held)} results in {options.out}", flush=True)
+    if first and options.json:
+        print_json(
+            {
+                **_machine(lowered, plan, job),
+                "steps": steps,
+                "out": options.out and str(options.out),
+            }
+        )
+
+
+def _machine(lowered: Lowered, plan: Plan, job: Job) -> dict[str, Any]:
+    """Return the devices that the plan runs on, their memory, and whether the plan fits.
+
+    CPU devices share the memory of the machine, so that all of them together have to fit.
+    """
+    from shardalg.lower.measure import memory_bytes
+
+    device = lowered.run.mesh.devices.flat[0]
+    capacity = memory_bytes(device)
+    peak = plan.overview().priced.at_hints.peak_memory_bytes
+    held = peak * (plan.mesh.size if device.platform == "cpu" else 1)
+    return {
+        "plan": repr(plan),
+        "machine": f"{plan.mesh.size} x {device.device_kind} (devices of this job)",
+        "devices": plan.mesh.size,
+        "processes": job.processes,
+        "mesh": dict(plan.mesh.shape),
+        "fits": bool(held <= capacity),
+        "capacity_bytes": int(capacity),
+        "peak_memory_bytes": peak,
+    }
 
 
 def _write(path: Path, held: Mapping[str, Any]) -> None:
@@ -167,4 +217,3 @@ def _write(path: Path, held: Mapping[str, Any]) -> None:
     content = io.BytesIO()
     np.savez(content, **held)
     write_whole(path, content.getvalue())
-    print(f"{len(held)} results in {path}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardalg.commands.function import add_function, planned
+from shardalg.commands.function import add_function, machine_data, planned
 from shardalg.commands.messages import add_json, print_json, records
 from shardalg.io.files import check_place, write_whole
 
@@ -28,10 +28,12 @@ def run(options: argparse.Namespace) -> int:
 
     for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
         check_place(path)
-    timeline = planned(options).timeline(options.hardware)
+    plan = planned(options)
+    timeline = plan.timeline(options.hardware)
     if options.json:
         shares = {"step_s": timeline.step_s, "bubble_share": timeline.bubbles}
-        about = {"of": timeline.of, "mesh": timeline.mesh, "stages": timeline.stages}
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        about = {"of": timeline.of, "stages": timeline.stages, **on}
         print_json({**about, **shares, "events": records(timeline.table().df)})
     else:
         print(timeline)

@@ -145,6 +145,7 @@ class Cost:
       overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: the step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
+      machine: the chip, the number of devices, and where both come from, in words.
     """
 
     hardware: Hardware
@@ -156,6 +157,7 @@ class Cost:
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
     elsewhere: Elsewhere | None = field(default=None, compare=False)
     counted_once: tuple[str, ...] = field(default=(), compare=False)
+    machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
@@ -394,14 +396,25 @@ class Cost:
         rows = ((name, self._shown(value), number(at)) for (name, value), (_, at) in pairs)
         return Table(("quantity", "formula", "at_hints"), tuple(rows))
 
+    @property
+    def machine_text(self) -> str:
+        """The chip, the number of devices, and where both come from."""
+        return self.machine or f"{self.hints.devices} x {self.hardware.name} (as asked for)"
+
+    @property
+    def at_hints(self) -> Cost:
+        """The same cost in numbers, at the hints."""
+        return replace(self, totals=self.hints, sizes=None)
+
     def __repr__(self) -> str:
-        at = replace(self, totals=self.hints, sizes=None)
-        full = "" if at.fits else f" (does not fit: {bytes_text(self.hardware.hbm_bytes)})"
+        at = self.at_hints
+        room = "fits in" if at.fits else "does not fit:"
+        full = f" ({room} {bytes_text(self.hardware.hbm_bytes)})"
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         lines = ", ".join(self.counted_once)
         once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
         return (
-            f"Cost{names} on {at.devices} x {self.hardware.name}: step "
+            f"Cost{names} on {self.machine_text}: step "
             f"{seconds_text(at.step_time_s)} = compute {seconds_text(at.compute_s)} + "
             f"communication {seconds_text(at.communication_s)}, peak memory "
             f"{bytes_text(at.peak_memory_bytes)}{full}, "

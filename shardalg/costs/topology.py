@@ -17,6 +17,7 @@ from shardalg.costs.network.span import CHIP, HOSTS, SLICES, SWITCH, TORUS, Leve
 from shardalg.costs.network.wiring import Wiring
 from shardalg.errors import HardwareError
 from shardalg.io.table import Table
+from shardalg.propagate.options import DefaultChip
 
 
 @dataclass(frozen=True)
@@ -407,3 +408,33 @@ def machine(given: str | Machine) -> Machine:
     if isinstance(given, str) and ":" in given and not given.endswith(".json"):
         return Topology.parse(given)
     return load(given)
+
+
+OF_OPTIONS = "the chip of the plan's options"
+"""Who named a chip that the plan's options name."""
+
+
+def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
+    """Return the chip, the number of devices, and where both come from.
+
+    Args:
+      asked: the chip or topology, as the user named it; a `DefaultChip` is named as such.
+      source: who named it.
+    """
+    source = "the default chip" if isinstance(asked, DefaultChip) else source
+    return f"{devices} x {machine(asked).chip.name} ({source}; devices of the mesh)"
+
+
+def machine_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
+    """Return the text of `chip_text`, and how the devices are joined.
+
+    >>> machine_text("v3", 8)
+    '8 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of its own'
+    >>> machine_text("v3:2x2", 8)
+    '8 x tpu_v3 (as asked for; devices of the mesh), joined as tpu_v3:2x2'
+    """
+    given = machine(asked)
+    joined = "each mesh axis on links of its own"
+    if isinstance(given, Topology):
+        joined = f"joined as {given.text}"
+    return f"{chip_text(asked, devices, source)}, {joined}"

@@ -135,7 +135,7 @@ class CollectiveExplanation(Answer):
         # where it is added up in the loop itself, it is sent at its place as before
         if number(then.sent.get(place, 0)) >= number(now.sent[place]):
             return ""
-        effect = _effect(now, then, trials.options.hardware)
+        effect = _effect(now, then, trials.machine)
         return (
             "It is reduced in every iteration of a loop that only adds it up: "
             f"Switches(defer_in_loops=True) reduces it once, behind the loop. {effect}"
@@ -149,12 +149,12 @@ class CollectiveExplanation(Answer):
         other = trials.other_layers if self.moved.value in known else None
         if other is None:
             return ""
-        effect = _effect(trials.now, other, trials.options.hardware)
+        effect = _effect(trials.now, other, trials.machine)
         return f"{LAYERS[stages.streams]} {effect}"
 
     def _advice(self) -> str:
         removing, now = self._removing, self._trials.now
-        chip = self._trials.options.hardware
+        chip = self._trials.machine
         if removing:
             best = removing[0]
             size = len(best.change.steps)

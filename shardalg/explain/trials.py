@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardalg.algebra.digits import Digits
+from shardalg.costs.topology import OF_OPTIONS, chip_text
 from shardalg.io.units import bytes_text
 from shardalg.planning.layer_stacks import by_layer
 from shardalg.planning.stages import Stages, planned
@@ -81,6 +82,11 @@ class Trials:
     stages: Stages
     options: Options
     _outcomes: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+
+    @property
+    def machine(self) -> str:
+        """The chip of all outcomes, the number of devices, and where both come from."""
+        return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
 
     def under(self, annotations: Annotations) -> Stages:
         """The plan under these annotations."""

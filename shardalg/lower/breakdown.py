@@ -25,6 +25,7 @@ import jax
 
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.step_time import Timed, timed
+from shardalg.costs.topology import chip_text
 from shardalg.errors import LoweringError
 from shardalg.io.table import Table
 from shardalg.io.units import seconds_text
@@ -134,7 +135,8 @@ def breakdown(
     measured = per_instruction(found, module, repeats)
     prices = timed(lowered.program, lowered.graph, hardware)
     device = lowered.run.mesh.devices.flat[0].device_kind
-    return Breakdown(tuple(rows(prices, measured)), timing, hardware.chip.name, device)
+    on = chip_text(hardware, lowered.program.mesh.size)
+    return Breakdown(tuple(rows(prices, measured)), timing, on, device)
 
 
 def recorded(run: Callable[[], Any], module: HloModule) -> list[Event]:

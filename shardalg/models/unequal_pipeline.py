@@ -41,7 +41,7 @@ from shardalg.costs.pipelines.joined import (
 )
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.costs.step_time import timed
-from shardalg.costs.topology import Topology, machine
+from shardalg.costs.topology import Topology, machine, machine_text
 from shardalg.costs.walk import local_bytes
 from shardalg.errors import LoweringError, PipelineError
 from shardalg.io.table import Table
@@ -156,7 +156,8 @@ class UnequalPipeline:
             for number, stage in enumerate(self.stages)
         ]
         meshes = " | ".join(str(stage.mesh) for stage in self.stages)
-        return Timeline(joined(times, self._orders), meshes, f"predicted on {chip.chip.name}")
+        on = machine_text(hardware, sum(stage.mesh.size for stage in self.stages))
+        return Timeline(joined(times, self._orders), meshes, f"predicted on {on}")
 
     def table(self, hardware: str | Hardware | Topology) -> Table:
         """A row per stage: its mesh, the seconds it works and waits, microbatches kept, memory.

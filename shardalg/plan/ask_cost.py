@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from shardalg.costs.cost import Elsewhere
 from shardalg.costs.matrix_unit import check_products
-from shardalg.costs.topology import machine
+from shardalg.costs.topology import OF_OPTIONS, machine, machine_text
 from shardalg.errors import ShardalgError
 from shardalg.plan.planned import Planned
 from shardalg.planning.stages import planned_at, priced
-from shardalg.propagate.options import DefaultChip
 
 if TYPE_CHECKING:
     from shardalg.costs.cost import Cost
@@ -42,17 +41,24 @@ class CostAnswers(Planned):
         """
         chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
         check_products(self.graph, chip.chip)
-        return self._cost(chip, overlap=overlap)
+        return self._cost(chip, overlap=overlap, text=self._machine_text(hardware))
 
-    def _cost(self, chip: Hardware | Topology, *, overlap: str = "none") -> Cost:
-        """The same, where products of a type without a peak take the chip's slowest one."""
+    def _cost(
+        self, chip: Hardware | Topology, *, overlap: str = "none", text: str | None = None
+    ) -> Cost:
+        """The same, where products of a type without a peak take the chip's slowest one.
+
+        Args:
+          text: names the machine and its origin; None: the machine of the plan's options.
+        """
         from shardalg.report.modules.module_costs import costs_by_module
 
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
         elsewhere = Elsewhere(lambda point: self._fits(chip, point))
         by_module = partial(costs_by_module, self._stages, chip)
-        return replace(made, by_module=by_module, elsewhere=elsewhere)
+        text = self._machine_text(None) if text is None else text
+        return replace(made, by_module=by_module, elsewhere=elsewhere, machine=text)
 
     def _fits(self, chip: Hardware | Topology, point: Mapping[str, int]) -> bool:
         """Whether a device holds the plan at other sizes; False where there is none."""
@@ -84,15 +90,9 @@ class CostAnswers(Planned):
 
     def _machine_text(self, hardware: object) -> str:
         """Return the chip, the number of devices, and where both come from."""
-        asked = self.options.hardware if hardware is None else hardware
-        chip, devices = machine(asked).chip.name, self.mesh.size  # type: ignore[arg-type]
         if hardware is not None:
-            source = "as asked for"
-        elif isinstance(asked, DefaultChip):
-            source = "the default chip"
-        else:
-            source = "the chip of the plan's options"
-        return f"{devices} x {chip} ({source}; devices of the mesh)"
+            return machine_text(hardware, self.mesh.size)  # type: ignore[arg-type]
+        return machine_text(self.options.hardware, self.mesh.size, OF_OPTIONS)
 
     @property
     def memory(self) -> Liveness:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.topology import machine
@@ -87,7 +86,7 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> figure = plan.draw(letters={"B": 8})
         >>> figure.axes[0].texts[0].get_text()
-        'Mesh(X=2): 64 B sent per device and step, ... on tpu_v3'
+        'Mesh(X=2): 64 B sent per device and step, ... on 2 x tpu_v3 (the default...'
         """
         from shardalg.report.draw_plans import draw_plans
 
@@ -99,10 +98,10 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         from shardalg.report.draw_plans import DrawnPlan
 
         cost = self._cost(machine(self.options.hardware))
-        numbers = replace(cost, totals=cost.hints, sizes=None)
+        numbers = cost.at_hints
         note = (
             f"{self.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "
-            f"{seconds_text(numbers.step_time_s)} on {cost.hardware.name}"
+            f"{seconds_text(numbers.step_time_s)} on {cost.machine_text}"
         )
         return DrawnPlan(self.program, self.graph, note)
 

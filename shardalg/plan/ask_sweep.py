@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.topology import machine
+from shardalg.costs.topology import machine, machine_text
 from shardalg.plan.ask_cost import CostAnswers
 from shardalg.plan.ask_sizes import SizeAnswers
 
@@ -62,7 +62,11 @@ class SweepAnswers(CostAnswers, SizeAnswers):
             while len(self._sweepers) >= _KEPT:
                 self._sweepers.pop(next(iter(self._sweepers)))
             self._sweepers[key] = self._sweeper(chip, overlap, known)
-        return Sweep(chip.chip, swept, *self._sweepers[key].at(swept))
+        axes = [name for name in self.mesh.axis_names if name in swept]
+        devices = "*".join(self.mesh.axis_names) if axes else self.mesh.size
+        on = machine_text(hardware, devices)
+        seconds, peak, holds, doubtful = self._sweepers[key].at(swept)
+        return Sweep(chip.chip, swept, seconds, peak, holds, doubtful, on)
 
     @cached_property
     def _sweepers(self) -> dict[Any, Sweeper]:

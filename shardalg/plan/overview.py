@@ -59,6 +59,16 @@ class Overview(Answer):
         return devices, number(count), number(sent), bytes_text(sent), seconds_text(time_s)
 
     @property
+    def numbers(self) -> Table:
+        """Per axes that collectives run along: executions, and bytes and seconds of a step."""
+        names = ("mesh_axes", "devices", "executions", "wire_bytes_per_step", "communication_s")
+        rows = (
+            (",".join(axes), *self._along(axes, *sums)[:3], number(sums[2]))
+            for axes, sums in self._sums.items()
+        )
+        return Table(names, tuple(rows))
+
+    @property
     def fits(self) -> bool:
         """Whether the peak is within the memory of a device, at the hints."""
         return bool(Cost(self.priced.hardware, self.priced.hints, self.priced.hints).fits)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.topology import machine
+from shardalg.costs.topology import OF_OPTIONS, chip_text, machine
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
 from shardalg.explain import decisions
 from shardalg.graph.user_frames import passed_on
@@ -108,7 +108,7 @@ class Plan(OverviewAnswers):
         >>> mesh = sa.Mesh({"X": 4}, symbolic=True)
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
         >>> plan.at(B=32, X=2)
-        Plan on Mesh(X=2) for tpu_v3, layouts the paper's: 1 node, 1 collective, ...
+        Plan on Mesh(X=2) for 2 x tpu_v3 (the default chip; devices of the mesh), ...
         """
         from shardalg.symbolic.symbols import point_of
 
@@ -236,8 +236,9 @@ class Plan(OverviewAnswers):
         sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
         counts = ", ".join(counted(n, what) for n, what in sizes)
         whose = self.options.followed
+        chip = chip_text(self.options.hardware, self.mesh.size, OF_OPTIONS)
         return (
-            f"Plan on {self.mesh!r} for {self.options.hardware}, layouts {whose}: {counts}, "
+            f"Plan on {self.mesh!r} for {chip}, layouts {whose}: {counts}, "
             f"{bytes_text(moved)} sent per device and step, "
             f"{', '.join([self._verified(), *notes])}"
         )

@@ -13,7 +13,7 @@ from shardalg.algebra.restate import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.topology import Topology, machine
+from shardalg.costs.topology import Topology, machine, machine_text
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
 from shardalg.io.answers import Answer, Parts
@@ -128,7 +128,10 @@ class Reshard(Answer):
             f"{bytes_text(self.least_wire_bytes)}, largest buffer {bytes_text(self.peak_bytes)} of "
             f"{bytes_text(held)}"
         )
-        timed = "" if self.seconds is None else f", {seconds_text(self.seconds)}"
+        timed = ""
+        if self.hardware is not None and self.seconds is not None:
+            on = machine_text(self.hardware, self.source.mesh.size)
+            timed = f", {seconds_text(self.seconds)} on {on}"
         return f"{words}{timed}.", self.table
 
     def verify(self) -> Report:

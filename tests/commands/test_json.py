@@ -1,10 +1,15 @@
 """Commands with --json: one JSON document, one type per key, units in the keys of numbers."""
 
 import json
+import re
 
 import pytest
 
-from shardalg.cli import main
+from shardalg.cli import COMMANDS, main
+from shardalg.examples.explore.explore import Exploration
+from shardalg.plan.plan import Plan
+from shardalg.xla.aot_answer import BesideCompiler, Figures
+from shardalg.xla.aot_cache import Compiled
 
 SOURCE = """import jax
 from jax.sharding import PartitionSpec as P
@@ -15,34 +20,112 @@ def f(w, x):
 def args():
     return jax.ShapeDtypeStruct((8, 16), "float32"), jax.ShapeDtypeStruct((64, 8), "float32")
 
+def arrays():
+    return jax.numpy.ones((8, 16)), jax.numpy.ones((64, 8))
+
 in_shardings = (P("m"), P("d"))
 """
 MESH = ["--mesh", "d=2,m=2"]
-COMMANDS = {
-    "plan": ["plan", "here.py:f", *MESH, "--json", "--verify"],
-    "explain": ["explain", "here.py:f", "0", *MESH, "--json"],
-    "explain a value": ["explain", "here.py:f", "x", *MESH, "--json"],
-    "timeline": ["timeline", "here.py:f", *MESH, "--json"],
-    "compare-xla": ["compare-xla", "here.py:f", *MESH, "--json"],
-    "prove": ["prove", "[X, None]", "[None, Y]", "--shape", "8,8", "--mesh", "X=2,Y=2", "--json"],
-    "lemmas": ["lemmas", "--json"],
+SMALL = ["--sizes", "layers=2", "--strategy", "finalized", "--batch", "16"]
+CASES = {
+    "plan": ["here.py:f", *MESH, "--verify"],
+    "explain": ["here.py:f", "0", *MESH],
+    "explain a value": ["here.py:f", "x", *MESH],
+    "timeline": ["here.py:f", *MESH],
+    "compare-xla": ["here.py:f", *MESH],
+    "aot": ["here.py:f", *MESH, "--hardware", "v3:2x1"],
+    "run": ["here.py:f", *MESH, "--steps", "2", "--out", "out.npz"],
+    "run on a chip's plan": ["here.py:f", *MESH, "--hardware", "h100"],
+    "calibrate": ["--quick", "--devices", "2"],
+    "explore": ["--model", "tiny", "--quick", "--strategy", "finalized", "--devices", "0"],
+    "strategies": ["--devices", "8", "--hardware", "v3", *SMALL],
+    "paper": ["--column", "narrow-bench.c4"],
+    "prove": ["[X, None]", "[None, Y]", "--shape", "8,8", "--mesh", "X=2,Y=2"],
+    "lemmas": [],
 }
+OF_A_PLAN = ("plan", "explain", "timeline", "compare-xla", "aot", "run", "explore", "strategies")
+COUNTS = re.compile(
+    "devices|processes|stages?|executions|collectives|group_size|changed_dims|step|trip|left|"
+    "batch|microbatches|rounds|table|num_values|d|m|X|Y|cores|depth|level|claims|proved|trusted|"
+    "merges|merges_proved|statements|num_statements|.*_count"
+)
+UNITS = re.compile(
+    r"(.*_)?(bytes|s|ms|gb|GB|flops|pct|points|share|error|seconds|seconds_per_sample)(_per_step)?|"
+    r"peak_flops_per_s\..*|.*_per_s"
+)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def answered(self, topology):
+    """Return what a compiler would answer; none is installed here."""
+    planned = Figures(10, 5, 2.0, 1.5, {("all_gather", "m"): (1, 4)})
+    return BesideCompiler("here", planned, Compiled(1.0, None, 12, flops=3.0), Compiled(1.0))
+
+
+def numbers(data, name=""):
+    """Yield each number with its key."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from numbers(value, key)
+    elif isinstance(data, list):
+        for value in data:
+            yield from numbers(value, name)
+    elif isinstance(data, int | float) and not isinstance(data, bool):
+        yield name, data
+
+
+def tables(data):
+    """Yield each list of rows."""
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        yield data
+    for value in values:
+        yield from tables(value)
+
+
+def test_every_command_is_here():
+    assert {name.split(" ")[0] for name in CASES} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_the_output_is_one_document(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "here.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    assert main(COMMANDS[name]) == 0
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(Plan, "aot", answered)
+    monkeypatch.setattr(Exploration, "derived", lambda self: ())
+    command = name.split(" ")[0]
+    assert main([command, *CASES[name], "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    for rows in (value for value in data.values() if isinstance(value, list) and value):
-        if isinstance(rows[0], dict):
-            for key in rows[0]:
-                kinds = {type(row[key]) for row in rows} - {type(None)}
-                assert len({float if kind is int else kind for kind in kinds}) <= 1, key
+    for rows in tables(data):
+        for key in {key for row in rows for key in row}:
+            kinds = {type(row[key]) for row in rows if key in row} - {type(None)}
+            assert len({float if kind is int else kind for kind in kinds}) <= 1, key
+    bare = {key for key, _ in numbers(data) if not UNITS.fullmatch(key)}
+    assert {key for key in bare if not COUNTS.fullmatch(key)} == set()
+    if command in OF_A_PLAN:
+        check_machine(data["strategies"][0] if command == "explore" else data)
     if name == "plan":
-        assert data["fits"] is True
         assert data["capacity_bytes"] > data["cost"]["peak_memory_bytes"] > 0
         assert (data["devices"], data["machine"]) == (
-            4, "4 x tpu_v3 (the default chip; devices of the mesh)"
-        )  # fmt: skip
+            4,
+            "4 x tpu_v3 (the default chip; devices of the mesh), each mesh axis on links of its "
+            "own",
+        )
+
+
+def check_machine(data):
+    """Assert that the chip, the devices and the capacity have one type in every command."""
+    assert data["fits"] is True
+    assert type(data["capacity_bytes"]) is int
+    assert data["capacity_bytes"] > 0
+    assert data["machine"].startswith(f"{data['devices']} x ")
+    assert re.search(r"\((the default chip|as asked for|devices of this job)", data["machine"])
+
+
+@pytest.mark.slow
+def test_local_processes_print_one_document(tmp_path, monkeypatch, capfd):
+    (tmp_path / "here.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "here.py:f", *MESH, "--processes", "2", "--json"]) == 0
+    data = json.loads(capfd.readouterr().out)
+    assert (data["processes"], len(data["steps"])) == (2, 1)

@@ -120,7 +120,8 @@ def test_overlap_and_what_fits():
     assert found.step_time_s[1] == pytest.approx(cost.step_time_s)
     assert found.fits.tolist() == [True, False]
     assert repr(found).startswith(
-        "Sweep of B on tpu_v3: 2 points, the plan holds at 2 (0 in doubt)"
+        "Sweep of B on 4 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of "
+        "its own: 2 points, the plan holds at 2 (0 in doubt)"
     )
     assert "fastest B=64: " in repr(found)
 

@@ -22,7 +22,7 @@ class Sweep:
     """What a step takes at each point, arrays of the shape that the sizes broadcast to.
 
     Attributes:
-      hardware: of which the seconds are.
+      hardware: of which the seconds are. machine: its number of devices and origin, in words.
       sizes: the sizes that were given. step_time_s, peak_memory_bytes: in double precision.
       holds: whether all that planning asked of the sizes has the hints' answer, so that the
         formulas are the plan's.
@@ -36,6 +36,7 @@ class Sweep:
     peak_memory_bytes: np.ndarray
     holds: np.ndarray
     doubtful: np.ndarray
+    machine: str = ""
 
     @property
     def fits(self) -> np.ndarray:
@@ -44,8 +45,9 @@ class Sweep:
 
     def __repr__(self) -> str:
         names, good = ", ".join(self.sizes), self.holds & self.fits
+        on = self.machine or f"{self.hardware.name} (as asked for)"
         text = (
-            f"Sweep of {names} on {self.hardware.name}: {self.holds.size:,} points, the plan holds "
+            f"Sweep of {names} on {on}: {self.holds.size:,} points, the plan holds "
             f"at {self.holds.sum():,} ({self.doubtful.sum():,} in doubt), fits at {good.sum():,}"
         )
         if not good.any():

@@ -26,7 +26,6 @@ from shardalg.examples.explore import (
 )
 from shardalg.examples.explore.paper_column import NAME
 from shardalg.examples.explore.progress import Progress
-from shardalg.examples.explore.screen import page_text
 from shardalg.examples.explore.settings import PAPER, Settings
 from shardalg.io.files import write_whole
 from shardalg.lower.host import host_devices
@@ -145,17 +144,16 @@ class Exploration:
         return foreign.section(self.settings, foreign.trained(self.settings))
 
 
-def run(settings: Settings) -> None:
-    """Explore, show the report on screen and write its files.
+def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
+    """Explore and write the files of the report; returns the page, and the paths.
 
     Raises:
       DeviceError: jax has started with fewer devices than the mesh needs.
     """
-    say = Progress()
+    settings, say = exploration.settings, exploration.say
     settings.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the work
     if settings.can_run:
         host_devices(settings.mesh.size)
-    exploration = Exploration(settings, say)
     page = exploration.page()
     files = page.write(settings.out)
     plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
@@ -163,22 +161,24 @@ def run(settings: Settings) -> None:
     write_whole(tables_file, tables_tex(page))
     names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
     say(f"wrote {names} and {len(files) - 2} pictures")
-    print(f"\n{page_text(page)}", flush=True)
+    return page, (*files, tables_file, plan_file)
 
 
-def write_figures(settings: Settings, folder: Path) -> None:
-    """The pictures that need no run, as files in `folder`.
+def write_figures(settings: Settings, folder: Path, say: Say | None = None) -> tuple[Path, ...]:
+    """Write the pictures that need no run into `folder`; returns their paths.
 
     They are the same on every machine, so documentation can hold them.
     """
-    say = Progress()
+    say = say or Progress()
     exploration = Exploration(settings, say)
     totals, *_ = strategies.sections(exploration.layers)
     forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
     drawn = drawings.section(settings, forward)
     curves = table1.curves(layer_costs())
     folder.mkdir(parents=True, exist_ok=True)
+    written = []
     for picture in Page("", "", (totals, drawn, curves)).pictures():
-        path = folder / f"{picture.name}.png"
-        write_whole(path, picture.png)
-        say(f"wrote {path}")
+        written.append(folder / f"{picture.name}.png")
+        write_whole(written[-1], picture.png)
+        say(f"wrote {written[-1]}")
+    return tuple(written)

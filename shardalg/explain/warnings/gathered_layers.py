@@ -61,14 +61,16 @@ def _row(
         )
         remedy = "Options(stream_layers=True) fetches one layer per iteration"
     trips = stages.graph.trip_count(node)
-    said = f"{remedy}: {_change(trials.now, other)}"
+    said = f"{remedy}: {_change(trials, other)}"
     return (node.primitive, node.source, trips, sent, text, said, 0)
 
 
-def _change(now: Outcome, then: Outcome) -> str:
+def _change(trials: Trials, then: Outcome) -> str:
+    now = trials.now
     fits = "" if then.fits else ", which does not fit"
     return (
-        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
+        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
+        f"{trials.machine}, sent "
         f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}{fits}"
     )

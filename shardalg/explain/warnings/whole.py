@@ -107,7 +107,8 @@ def _remedy(trials: Trials, found: list[MovedValue]) -> str:
     _, value, layout, then = best
     return (
         f"annotate {stages.graph.values[value].name} as {layout.text()}: a step "
-        f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
+        f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
+        f"{trials.machine}, sent "
         f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardalg.io.table import Table
 from shardalg.paper.evaluation.goals import Undetermined
-from shardalg.paper.evaluation.prediction import Compared, compared, summary
+from shardalg.paper.evaluation.prediction import Compared, compared, summary, summary_records
 from shardalg.paper.evaluation.predictors import PREDICTORS
 from shardalg.paper.evaluation.published import Column
 
@@ -97,6 +97,6 @@ def records(values: Sequence[Compared]) -> dict[str, Any]:
     """Plain data: every value, and the summary."""
     return {
         "source": "GSPMD (arXiv:2105.04663), section 5",
-        "summary": list(summary(values)),
+        "summary": summary_records(values),
         "values": [value.record() for value in values],
     }

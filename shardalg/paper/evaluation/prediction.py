@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardalg.io.table import Table
-from shardalg.paper.evaluation.goals import PERCENT, UNITS, Goal, Undetermined, goal
+from shardalg.paper.evaluation.goals import PERCENT, POINTS, UNITS, Goal, Undetermined, goal
 from shardalg.paper.evaluation.published import Column
 
+KEYS = {PERCENT: "pct", POINTS: "points"}
+"""Units of errors as keys of plain data have them."""
 NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
 
 
@@ -71,17 +73,16 @@ class Compared:
         return not fitted and isinstance(self.goal, Goal)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, of numbers and texts."""
-        found = self.prediction
+        """Plain data, of numbers and texts; the keys of numbers have their units."""
+        found, quantity = self.prediction, self.quantity
         return {
             "table": self.column.table,
             "column": self.column.id,
             "mesh": self.column.mesh_text,
-            "quantity": self.quantity,
-            "predicted": None if found is None else found.value,
-            "measured": self.measured,
-            "error": self.error,
-            "unit": self.unit,
+            "quantity": quantity,
+            f"predicted_{quantity}": None if found is None else found.value,
+            f"measured_{quantity}": self.measured,
+            f"error_{KEYS[self.unit]}": self.error,
             "constants": None if found is None else found.how,
             "goal": str(self.goal),
         }
@@ -103,22 +104,41 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
 
 def summary(values: Iterable[Compared]) -> Table:
     """Per goal: how many values count, the median and the largest of their errors, whether met."""
+    names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
+    return Table(names, tuple(map(_row, summary_records(values))))
+
+
+def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a row of the summary as a table shows it."""
+    quantity, tables, count, median, most, asked, met = found.values()
+    if met is None:
+        return quantity, tables, 0, "", "", asked, "not modelled yet"
+    shown = (f"{size:.1f} {UNITS[quantity]}" for size in (median, most))
+    return quantity, tables, count, *shown, asked, "yes" if met else "NO"
+
+
+def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
+    """Return the summary as plain data: per goal, in numbers, with units in the keys."""
     groups: dict[tuple[str, str], list[Compared]] = {}
     for value in values:
         if isinstance(value.goal, Goal):
             groups.setdefault((value.quantity, str(value.goal)), []).append(value)
-    names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
-    return Table(names, tuple(_judged(quantity, group) for (quantity, _), group in groups.items()))
+    return [_judged(quantity, group) for (quantity, _), group in groups.items()]
 
 
-def _judged(quantity: str, group: list[Compared]) -> tuple[Any, ...]:
+def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
     asked = group[0].goal
     assert isinstance(asked, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
     errors = [abs(value.error) for value in group if value.counts and value.error is not None]
-    if not errors:
-        return quantity, tables, 0, "", "", str(asked), "not modelled yet"
-    median, most = statistics.median(errors), max(errors)
-    shown = (f"{size:.1f} {asked.unit}" for size in (median, most))
-    met = "yes" if asked.met(median, most) else "NO"
-    return quantity, tables, len(errors), *shown, str(asked), met
+    median, most = (statistics.median(errors), max(errors)) if errors else (None, None)
+    unit = KEYS[asked.unit]
+    return {
+        "quantity": quantity,
+        "tables": tables,
+        "num_values": len(errors),
+        f"median_error_{unit}": median,
+        f"largest_error_{unit}": most,
+        "goal": str(asked),
+        "met": None if median is None or most is None else asked.met(median, most),
+    }

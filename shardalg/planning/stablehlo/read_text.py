@@ -43,7 +43,7 @@ def read_stablehlo(text: str | Path) -> Any:
     >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
     >>> text = jax.jit(lambda x: x.sum(0)).lower(x).as_text()
     >>> sa.plan(sa.read_stablehlo(text), mesh=sa.Mesh({"x": 4}), in_shardings=("[x, None]",))
-    Plan on Mesh(x=4) for tpu_v3, layouts the paper's: 1 node, 1 collective, ...
+    Plan on Mesh(x=4) for 4 x tpu_v3 (the default chip; devices of the mesh), ...
 
     Source: the StableHLO specification; Shardy's dialect.
     """
