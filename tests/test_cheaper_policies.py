@@ -61,6 +61,7 @@ def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
     assert layout == "[E, None, None, None]"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
 def test_the_operand_wins_whose_layout_is_read_beside_the_product(chip):
     """The gradient of the gates has the layout of the tokens, not that of the experts."""

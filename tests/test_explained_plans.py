@@ -82,6 +82,7 @@ def assert_removed(plan, number):
     assert ("MORE: it moves elsewhere" in repr(found)) == more
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "number", "changed"), REMOVED)
 def test_the_proposed_change_removes_the_collective(name, number, changed):
     plan = {**MODELS, **ORACLE}[name]()

@@ -213,6 +213,7 @@ STEP = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2)
 FORMS = {"unrolled": {}, "scanned": {"scan": True}, "remat": {"scan": True, "remat": True}}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_train_steps_hold_at_their_hints(form):
     """On these axes the gradient of the embedding is a permute over both of them."""

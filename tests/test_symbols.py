@@ -254,6 +254,7 @@ def numbers(plan, point):
 KINDS = ("divides", "choice", "sharding", "collectives")
 
 
+@pytest.mark.sampled(1)
 def test_at_names_what_changes_and_formulas_hold_where_nothing_does(model, show):
     """At random sizes: a failed condition is a change, its own or one that it rests on.
 

@@ -79,6 +79,7 @@ def test_formatting(said):
     assert finite(v for v in row.values() if not isinstance(v, str))
 
 
+@pytest.mark.slow
 def test_halos(said):
     meshes = (2, 1, 2, 1, 1), (2, 4, 4, 4, 4)
     done = halos.run(said.append, meshes)
@@ -99,6 +100,7 @@ def test_hardware(said, monkeypatch):
     assert [len(list(m.meshes(8))) for m in hardware.MODELS.values()] == [3] * 5
 
 
+@pytest.mark.slow
 def test_planning(said):
     sizes = tuple(zip("BSMHNDV", (4, 4, 16, 32, 4, 4, 16), strict=True))
     done = planning.run(said.append, (Step(1, True, sizes),), limit_s=120)
@@ -177,6 +179,7 @@ def test_every_benchmark_has_a_run():
         assert callable(__import__(module, fromlist=["run"]).run)
 
 
+@pytest.mark.slow
 def test_symbols_times_every_stage_and_every_sweep(said):
     config = Config(B=8, S=4, M=16, H=32, N=8, D=4, V=16, L=2, dtype="float32", scan=True)
     done = symbols.run(said.append, ((2, 4), (4, 2)), config=config, points=1000)

@@ -22,6 +22,7 @@ def plan(name):
     return sa.plan(fn, *args, mesh=MESH, in_shardings=specs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", transformers.STEPS)
 def test_collectives_have_a_module_and_a_line_of_the_users(name):
     found = plan(name).collectives()

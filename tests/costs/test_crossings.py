@@ -45,6 +45,7 @@ BOTH = (P("X", "Y"), P("Y", "X"), P("X", "Y"))
 UNEVEN = ((P(("X", "Y")), P("X", "Y"), P("X")), (P(("X", "Y")), P(None, ("X", "Y")), P(None, "X")))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("specs", "hints"),
     [(FSDP, (64, 32, 128)), (TENSOR, (64, 32, 128)), (BOTH, (64, 32, 128)), (BOTH, (61, 33, 127)),
@@ -68,7 +69,7 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
         point |= {"X": rng.choice([2, 3, 4]), "Y": rng.choice([2, 4, 5])}
         if hints[0] % 2 == 0:
             point |= {n: -(-point[n] // 60) * 60 for n in "BMH"}
-        if seen == 48 or not plan.holds(**point):
+        if seen == 16 or not plan.holds(**point):
             continue
         stages, _ = planned_at(plan.stages, point, plan.options)
         for overlap, formula in formulas.items():
@@ -80,7 +81,7 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
         sides.add(exact.get("matrix", 0) > 0)
         seen += 1
     show(f"{seen} points; bound by arithmetic and by memory: {sides}")
-    assert seen == 48
+    assert seen == 16
 
 
 @pytest.mark.parametrize("text", ["v3:4x8", "h100:64"])
@@ -153,6 +154,7 @@ def test_turns_by_brute_force():
         assert [t for t in turns(difference, "X", hints) if t < 3000] == exact
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("quantity", "name"),
     [("step_time_s", "B"), ("communication_s", "B"), ("wire_bytes", "B"),

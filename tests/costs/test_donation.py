@@ -97,6 +97,7 @@ def planned(name, *, donates=True):
     return sa.plan(function, *args, mesh=mesh, in_shardings=ins, out_shardings=outs, **more)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", STEPS)
 def test_reused_bytes_are_those_of_the_lowered_program(name):
     plan = planned(name)

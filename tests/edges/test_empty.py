@@ -103,6 +103,7 @@ def plans_of(name):
         ), fn, arguments  # fmt: skip
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_partitioned_as_something(name):
     for plan, fn, arguments in plans_of(name):

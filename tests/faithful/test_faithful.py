@@ -78,6 +78,7 @@ RULES = [("gspmd", name, row) for name, row in GSPMD.items()]
 RULES += [("shardy", name, row) for name, row in SHARDY.items()]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("policy", "name", "row"), RULES)
 def test_each_rule_decides_some_program(policy, name, row):
     with mock.patch.object(*row):

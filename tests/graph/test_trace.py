@@ -221,6 +221,7 @@ def copied(tree):
     return jax.tree.map(jnp.array, tree)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_graph_computes_its_function(name):
     graph, leaves, expected = traced(name)
@@ -228,6 +229,7 @@ def test_graph_computes_its_function(name):
     assert_equal(jax.jit(partial(evaluate, graph))(*leaves), expected)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - UNSAVED))
 def test_saved_graph_computes_its_function(name):
     graph, leaves, expected = traced(name)

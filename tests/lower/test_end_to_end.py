@@ -62,6 +62,7 @@ def assert_close(results, expected):
         assert np.max(np.abs(a - b)) <= 1e-5 * max(1e-30, np.max(np.abs(b)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_simulated_lowered_and_xla_equal_one_device(name, sizes):

@@ -82,6 +82,7 @@ OUTSIDE = {"alone": (with_loop, (X,)), "product": (product, (X, W)), "a grid": (
 SET = [False, True]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("is_set", SET, ids=["no mesh set", "mesh set"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_kernel_in_a_shard_map_runs_and_has_no_warning(name, is_set):

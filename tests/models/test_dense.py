@@ -41,7 +41,7 @@ def close(got, want, bound=2e-5):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("strategy", "mesh", "changed"), RUNS)
 def test_eight_devices_are_one(strategy, mesh, changed):
     model = replace(SMALL, **changed)

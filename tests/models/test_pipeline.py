@@ -79,13 +79,13 @@ def check_on_devices(case, remat="none"):
     assert plan.verify().ok
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_is_the_layers_one_after_the_other(case):
     check_as_jax_runs_it(case)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "remat"), list(zip(SOME, ["none", "layer", "stage", "layer"], strict=True)), ids=str
 )
@@ -175,7 +175,7 @@ def test_one_permute_per_shift_and_direction(case, batch):
     assert in_the_loop(forward, "L") == [shifts, shifts]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["at the ends", "on all stages"])
 @pytest.mark.parametrize(
     ("case", "batch"),
@@ -217,7 +217,7 @@ def once_a_step(case, remat="none"):
     return plain, plan
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "remat"), list(zip(SOME[1:], ["none", "stage", "layer"], strict=True)), ids=str
 )
@@ -438,6 +438,7 @@ def test_layers_of_different_numbers_and_a_batch_without_an_array():
         pipe(jnp.ones((2, 2, 8)), {})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{"rounds": 1}, {"rounds": 2}, {"stream_io": True}], ids=str)
 def test_random_keys_pass_through_the_stages(more):
     def dropped(w, x):

@@ -20,6 +20,7 @@ NARROW = Config(B=256, S=1024, M=4096, H=16384, N=64, D=128, V=32000, L=64)
 MESH = sa.Mesh({"L": 2, "X": 2, "Y": 2})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_is_the_model_without_a_pipeline(rounds):
     made = Pipelined(SMALL, Schedule(2, 4, rounds))

@@ -123,6 +123,7 @@ def test_meshes_are_all_of_so_many_devices():
     assert dict(sliced.shape) == {"slice": 2, "fsdp": 8}
 
 
+@pytest.mark.slow
 def test_a_memory_prunes_with_the_reason():
     """With the smaller of two peaks, one is ranked and the other refused."""
     asked = {"strategy": ["fsdp"], "microbatches": [2, 4]}
@@ -226,7 +227,8 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("chip", ["v3", pytest.param("h100", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["v3", "h100"])
 def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
     """Time, memory and limit of drawn candidates, by plans of their own, one by one."""
     found = sa.strategies(SMALL, 8, chip, choices=DRAWN[chip])
@@ -237,6 +239,7 @@ def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
         assert price(one.cost) == one.price, one.candidate
 
 
+@pytest.mark.slow
 def test_sizes_at_which_two_scalars_are_one_are_planned_together():
     """4 sequences of 16 tokens are as many as the model has features: traced with those 4."""
     mesh, pricing = Mesh({"X": 4}), Pricing()
@@ -250,6 +253,7 @@ def test_sizes_at_which_two_scalars_are_one_are_planned_together():
     assert {held for _, held in pricing.templates} == {(), (("b", 4),)}
 
 
+@pytest.mark.slow
 def test_pipelines_that_part_late_are_priced_as_alone():
     """Points leave the step of the others after numbers were met that differ at those alone."""
     mesh, pricing = Mesh({"L": 2, "X": 2}), Pricing()
@@ -286,6 +290,7 @@ def test_a_page_says_what_it_leaves_out():
     assert "The first " not in found.page().to_html()
 
 
+@pytest.mark.slow
 def test_the_best_of_each_batch_and_of_each_order():
     asked = {"strategy": ["finalized"], "batch": [16, 32, 64], "order": ["all"]}
     found = sa.strategies(SMALL, 8, "v3", choices=asked)

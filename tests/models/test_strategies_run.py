@@ -58,6 +58,7 @@ def check_plan(strategy, config, part, *, simulated=True):
         check(simulate(plan.program, plan.graph, *flat(arguments)), want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attempt 1"])
 def test_a_layer_forward_and_gradient(strategy, config):
@@ -68,10 +69,12 @@ def test_a_layer_forward_and_gradient(strategy, config):
     check_plan(strategy, config, "layer_gradient")
 
 
+@pytest.mark.slow
 def test_the_train_step_unrolled():
     check_plan("finalized", EVEN, "train_step")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_train_step_scanned(strategy):
     """Simulated under the strategy with most collectives: each simulation costs seconds."""
@@ -91,6 +94,7 @@ def test_other_device_orders_change_nothing_but_the_devices(part):
     assert tuple(devices) == PERMUTED.device_ids
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_scanned_step_sends_what_the_unrolled_one_sends(strategy):
     """Look-ahead follows a gradient into the stack that a loop hands out; and nothing is gathered

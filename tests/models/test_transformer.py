@@ -36,6 +36,7 @@ def losses(config, steps=5):
     return seen, params, state
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", transformer.DTYPES)
 def test_the_loss_falls(dtype):
     seen, _, state = losses(Config(dtype=dtype))
@@ -44,6 +45,7 @@ def test_the_loss_falls(dtype):
     assert int(state["step"]) == 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}, {"jit": True}]
 )
@@ -93,6 +95,7 @@ def test_parts_equal_plain_loops(name):
     close(part.function(F32)(weights, x), PLAIN[name](weights, np.asarray(x, np.float64)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PLAIN)
 def test_gradients_equal_finite_differences(name):
     """Along one random direction; the differences are taken of the float64 loops above."""

@@ -45,6 +45,7 @@ def test_two_processes_rank_as_one_does(started, alone):
     assert len(told) == 4
 
 
+@pytest.mark.slow
 def test_a_worker_answers_what_this_process_would():
     model = replace(SMALL, batch=24, remat="full")
     task = workers.Task(

@@ -53,6 +53,7 @@ def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
     assert {(kind, field.name) for kind in of_all for field in fields(kind) if field.init} == found
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_no_emitted_program_is_refused(name):
     """Under any policy and switch; that they compute the function, `make mutate` asks, too."""
@@ -61,6 +62,7 @@ def test_no_emitted_program_is_refused(name):
     assert report.ok, report.refuted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["reshaped", "padded", "ordered", "by hand"])
 def test_what_verify_accepts_computes_the_function(name):
     """A sample of `make mutate`; the seed is none of those that it was run with before."""
@@ -71,6 +73,7 @@ def test_what_verify_accepts_computes_the_function(name):
         assert verdict.status in (REFUTED, SAME), (number, made.kinds, verdict)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", drawn_names(98)[::5])
 def test_what_verify_accepts_of_a_random_operator_computes_it(name):
     """`make mutate` draws one of every group of rows, with its seed."""

@@ -44,6 +44,7 @@ def model_dims(name, form, hints):
     return [tuple(known[n] for n in shape) for shape in shapes]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("equal", [False, True], ids=["hints", "equal hints"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_names_of_a_train_step_travel_along_loops(form, equal):

@@ -19,6 +19,7 @@ def test_no_more_bytes_and_no_more_flops_than_xla(show):
     assert [r["program"] for r in table if beside_xla.is_above(r)] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PROVED)
 def test_right_against_one_device_and_proved(name):
     program, told = PROGRAMS[name]

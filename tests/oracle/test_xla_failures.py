@@ -78,6 +78,7 @@ def error(found, exact):
     return max(np.max(np.abs(a - b) / (1 + np.abs(b)), initial=0) for a, b in pairs)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_ours_is_right_and_proved(number):
     program = PROGRAMS[number]

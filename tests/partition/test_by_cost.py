@@ -88,6 +88,7 @@ def planned(name, options=COST):
     return sa.plan(fn, *arguments, mesh=MESH, in_shardings=specs, options=options)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in ("gradients", "loop")])
 def test_descent_finds_what_highs_finds(name):
     problem = CostProblem(planned(name, sa.Options()).sharded, CHIP)
@@ -116,6 +117,7 @@ SAMPLED = {
 MORE = drawn.programs(96, 301, drawn.TEMPLATES | farther.TEMPLATES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("topic", SAMPLED)
 def test_random_programs_are_never_slower_than_a_faithful_policy(topic):
     never_slower(drawn.Sibling(topic.split()[0], SAMPLED[topic]))
@@ -155,6 +157,7 @@ def test_a_single_descent_may_stay_far_off():
     assert one > 2 * best
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_never_slower_and_proved(name):
     faithful = (planned(name, sa.Options(policy=policy)) for policy in ("gspmd", "shardy"))

@@ -92,6 +92,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_ring_is_equal_proved_and_sends_as_much(name):
     fn, arguments, specs, results, mesh, count = CASES[name]
@@ -357,6 +358,7 @@ def of_a_layer(name, options, *, gradient=False, rows=64):
     return plan, fn, arguments
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("name", ["feed-forward", "attention"])
 def test_layers_run_as_rings(name, gradient):

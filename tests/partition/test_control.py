@@ -78,6 +78,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_bodies_are_partitioned_and_proved(name):
     fn, arguments, specs = CASES[name]

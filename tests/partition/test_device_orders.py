@@ -44,6 +44,7 @@ def check_blocks(found, want):
         np.testing.assert_array_equal(found[device], block)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("here", "axes", "there", "entries"), [
     (RING, {"x": 8}, ("x",), ("x",)),

@@ -29,6 +29,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("grad", [False, True], ids=["value", "gradient"])
 def test_element_0_of_a_dimension_is_read_by_its_holder(name, grad):

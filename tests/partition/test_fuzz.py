@@ -13,7 +13,7 @@ SEED = 20
 LAYOUTS = 10
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("group", fuzz.GROUPS, ids=lambda group: group.__name__)
 def test_random_layouts_are_right(group, show):
     *_, drawn = fuzz.functions(group, SEED)
@@ -25,6 +25,7 @@ def test_random_layouts_are_right(group, show):
 EDGY = (cases.reductions, random_cases.joins, random_cases.normalised)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", EDGY, ids=lambda group: group.__name__)
 def test_nan_infinities_and_zeros(group, show):
     found = list(fuzz.functions(group, SEED + 1, edges="edges"))
@@ -83,6 +84,7 @@ def test_a_fault_is_excused_by_what_xla_makes_of_the_function_itself():
 ENDS = (cases.reductions, random_cases.waiting)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", ENDS, ids=lambda group: group.__name__)
 def test_largest_and_smallest_numbers_of_every_type(group, show):
     for seed in (SEED, SEED + 1):

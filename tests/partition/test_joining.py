@@ -98,6 +98,7 @@ def test_what_is_next_to_a_place_is_chosen_bit_for_bit():
     assert "Choose" in kinds(plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_pieces_of_uneven_sizes(seed):
     rng = np.random.default_rng(seed)

@@ -87,6 +87,7 @@ def along(plan, axis):
     return sum(r["executions"] for r in rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CASES)
 def test_sums_are_reduced_once_behind_the_loop(name):
     fn, w, layout, before, after = CASES[name]
@@ -145,6 +146,7 @@ SCALED = {  # what a step adds to the carry
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SCALED)
 def test_a_scaled_gradient_is_reduced_once_behind_the_loop(name):
     """The factor is reduced in every iteration; the gradient, which is larger, is not."""

@@ -23,6 +23,7 @@ def wanted(mode, indices):
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 @pytest.mark.parametrize("axes", [{"X": 2}, {"X": 8}])

@@ -154,7 +154,7 @@ ALONG = {
 BLOCKS = {(8, 16): P("a", "b"), (8, 8): P("b"), (4, 32): P(None, ("b", "a"))}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", BLOCKS)
 @pytest.mark.parametrize("name", ALONG)
 def test_what_is_sent_along_one_of_two_axes(name, shape):

@@ -144,7 +144,7 @@ def plan_of(case):
     return plan, fn, arguments
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_windows_are_right_proved_and_fetched(name):
     plan, fn, arguments = plan_of(CASES[name])

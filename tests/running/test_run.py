@@ -82,6 +82,7 @@ def test_a_train_step_in_two_processes(here, capsys):
     assert re.search(r"step 20: [\d.]+ m?s  result\[2\] \d", shown)
 
 
+@pytest.mark.slow
 def test_batch_norm_and_orders_of_the_devices_in_two_processes(here):
     """What changes the order of all devices is sent between the processes."""
     given = module(modules.RESIDUAL)

@@ -13,6 +13,7 @@ from shardalg.spmd.host.simulate import simulate
 TYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz", "float8_e5m2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_running_extremes_of_a_type_without_infinities(dtype):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)) * 3).astype(dtype)

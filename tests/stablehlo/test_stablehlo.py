@@ -69,6 +69,7 @@ def border(plan):
     return [s.text() for s in (*sharded.shardings[:count], *sharded.results)]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("policy", ["paper", *OTHERS])
 @pytest.mark.parametrize("name", corpus.names())
 def test_a_recorded_program_read_back_is_planned_as_the_function(name, policy):
@@ -184,6 +185,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_read_back_gives_what_it_gave(name):
     function = PROGRAMS[name]
@@ -209,6 +211,7 @@ OF_LAPACK = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", OF_LAPACK)
 def test_text_for_cpus_calls_lapack(name):
     jitted = jax.jit(OF_LAPACK[name])

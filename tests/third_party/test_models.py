@@ -39,6 +39,7 @@ def planned(name):
     return step, plan
 
 
+@pytest.mark.sampled(1)
 @each_model
 def test_every_claim_is_proved(name):
     _, plan = planned(name)
