@@ -85,8 +85,9 @@ class OverviewAnswers(WhyAnswers, SweepAnswers, RunAnswers):
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> figure = plan.draw(letters={"B": 8})
-        >>> figure.axes[0].texts[0].get_text()
-        'Mesh(X=2): 64 B sent per device and step, ... on 2 x tpu_v3 (the default...'
+        >>> print(figure.axes[0].texts[0].get_text())
+        Mesh(X=2): 64 B sent per device and step, 1 µs on 2 x
+        tpu_v3 (the default chip; ...
         """
         from shardalg.report.draw_plans import draw_plans
 
