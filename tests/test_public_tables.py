@@ -132,6 +132,28 @@ def test_pandas_works_on_a_table_as_on_any_frame(plan):
     assert table.to_dict("records") == plain.to_dict("records")
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_the_same_type_and_methods(name, plan, named):
+    """A table of plain rows and one that is a DataFrame answer the same questions."""
+    table = TABLES[name](plan, named)
+    assert isinstance(table, sa.Table)
+    columns = list(table.columns)
+    assert len(table.rows) == len(table)
+    assert table.df.shape == table.shape == (len(table), len(columns))
+    assert list(table.select(*columns[:2]).columns) == columns[:2]
+    assert table.to_html().count("<tr") == len(table) + 1
+    assert isinstance(table.df, pd.DataFrame)
+    assert isinstance(table.df, sa.Table)
+    if len(table):
+        name, value = columns[0], table.rows[0][0]
+        assert 1 <= len(table.where(**{name: value})) <= len(table)
+        assert len(table.sort_values(name, key=lambda s: s.astype(str))) == len(table)
+        assert table.groupby(name).size().sum() == len(table)
+        assert len(table.iloc[:1]) == 1
+    with pytest.raises(AttributeError):
+        table.no_such_attribute  # noqa: B018
+
+
 def test_claims_are_a_table_with_and_without_a_call(plan):
     report = plan.verify()
     assert type(report.table) is type(report.table()) is type(plan.collectives())

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sent = {"wire_bytes": found.wire_bytes, "xla_wire_bytes": found.xla_wire_bytes}
         on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
-        rows = {"rows": records(found.df)}
+        rows = {"rows": records(found.table)}
         print_json({"partitioner": found.partitioner, **sent, **on, **rows})
     else:
         print(found)

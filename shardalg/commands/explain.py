@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     found = plan.explain(int(what) if what.isdecimal() else what)
     if options.json:
         on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
-        print_json({"what": what, "text": str(found), **on, "rows": records(found.df)})
+        print_json({"what": what, "text": str(found), **on, "rows": records(found.table)})
     else:
         print(found)
     return 0

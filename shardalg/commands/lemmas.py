@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     judged = list(judge(LEMMAS, seeds=options.seeds, mutants=options.mutants))
     if options.json:
-        print_json({"summary": summary(judged), "lemmas": records(table(judged).df)})
+        print_json({"summary": summary(judged), "lemmas": records(table(judged))})
     else:
         print(f"{table(judged)}\n\n{summary(judged)}")
     if folder is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardalg.errors import CommandError
 from shardalg.graph.user_frames import user_lines
+from shardalg.io.table import Table
 
 WIDTH, MOST_FRAMES = 300, 8
 _PHRASES = (
@@ -90,7 +91,7 @@ def print_json(data: Mapping[str, Any]) -> None:
     print(json.dumps({name: plain(value) for name, value in data.items()}, indent=1))
 
 
-def records(table: Any) -> list[dict[str, Any]]:
+def records(table: Table) -> list[dict[str, Any]]:
     """Return the rows of a table as plain data.
 
     A column that holds text beside other values holds text alone, so that a key has one type.
@@ -99,8 +100,8 @@ def records(table: Any) -> list[dict[str, Any]]:
     >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
     [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
     """
-    rows = table.to_dict("records") if hasattr(table, "to_dict") else list(table)
-    found = [{name: plain(value) for name, value in row.items()} for row in rows]
+    names = tuple(table.columns)
+    found = [dict(zip(names, map(plain, row), strict=True)) for row in table.rows]
     for name in found[0] if found else ():
         values = [row[name] for row in found if row[name] is not None]
         if any(isinstance(value, str) for value in values):

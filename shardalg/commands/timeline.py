@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         shares = {"step_s": timeline.step_s, "bubble_share": timeline.bubbles}
         on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
         about = {"of": timeline.of, "stages": timeline.stages, **on}
-        print_json({**about, **shares, "events": records(timeline.table().df)})
+        print_json({**about, **shares, "events": records(timeline.table())})
     else:
         print(timeline)
         if options.table:

@@ -1,4 +1,4 @@
-"""The type of every public table: a pandas DataFrame that knows the old names of its columns."""
+"""A `Table` that is a pandas DataFrame, and knows the old names of its columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from shardalg.errors import TableError
 from shardalg.io.renamed_columns import new_name
+from shardalg.io.table import Table
 
 _BY_COLUMN = (
     "drop", "eval", "explode", "groupby", "melt", "nlargest", "nsmallest", "pivot", "pivot_table",
@@ -47,8 +48,8 @@ class _Grouped(DataFrameGroupBy):
         return super().__getitem__(key)
 
 
-class Frame(pd.DataFrame):
-    """A pandas DataFrame; an old name of a column raises an error that gives the new one.
+class Frame(pd.DataFrame, Table):  # type: ignore[misc]  # iteration is that of pandas
+    """A table as a pandas DataFrame; an old name of a column raises an error with the new one.
 
     No column has the name of an attribute of a DataFrame, so `table.mesh_axes` and
     `table["mesh_axes"]` are the same column. Text in cells is never cut when the table is printed.
@@ -76,6 +77,44 @@ class Frame(pd.DataFrame):
             refuse_old_names((key,) if isinstance(key, str) else key, self.columns)
         return super().__getitem__(key)
 
+    @property
+    def rows(self) -> tuple[tuple[Any, ...], ...]:
+        """The rows as tuples, as those of any `sa.Table`."""
+        return tuple(self.itertuples(index=False, name=None))
+
+    @property
+    def df(self) -> Frame:
+        """The table itself, as `sa.Table.df`."""
+        return self
+
+    @property
+    def whole_df(self) -> Frame:
+        """The same rows as a table that prints all of them, as `sa.Table.whole_df`."""
+        made = self.copy()
+        made.has_all_rows = True
+        return made
+
+    def select(self, *columns: str) -> Frame:
+        """Return the same rows with only these columns, as `sa.Table.select`."""
+        return self[list(columns)]
+
+    def where(self, *args: Any, **values: Any) -> Any:
+        """Return the rows whose named columns equal these values, as `sa.Table.where`.
+
+        With a condition, as `pandas.DataFrame.where`.
+
+        >>> Frame({"kind": ["a", "b"], "n": [1, 2]}).where(kind="b").rows
+        (('b', 2),)
+        """
+        if args or not values or "cond" in values:
+            return super().where(*args, **values)
+        refuse_old_names(values, self.columns)
+        missing = [name for name in values if name not in self.columns]
+        if missing:
+            raise TableError(f"Table: no column {missing[0]!r}; there are {list(self.columns)}.")
+        chosen = [all(row[n] == v for n, v in values.items()) for row in self.to_dict("records")]
+        return self[chosen]
+
     def groupby(self, *args: Any, **options: Any) -> Any:
         """Group the rows, as `pandas.DataFrame.groupby`; old names of columns are refused."""
         found = super().groupby(*args, **options)
@@ -86,11 +125,11 @@ class Frame(pd.DataFrame):
         with _uncut(self.has_all_rows):
             return super().__repr__()
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         # A name such as "$x$" is no formula of MathJax.
         no_formulas = pd.option_context("display.html.use_mathjax", False)
         with _uncut(self.has_all_rows), no_formulas:
-            return super()._repr_html_()  # type: ignore[misc]
+            return super()._repr_html_() or ""
 
 
 def _uncut(has_all_rows: bool) -> Any:

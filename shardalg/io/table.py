@@ -1,7 +1,9 @@
-"""Columns and rows: what every public method that "returns a DataFrame" hands out.
+"""`sa.Table`, the type of every public table: named columns and rows of plain values.
 
 A `Table` prints aligned in a terminal, renders as HTML (formulas as MathML) in a notebook, and
-exports Markdown and LaTeX without any third party; pandas is loaded when `.df` is asked for.
+exports Markdown and LaTeX without any third party. It has the attributes of a pandas DataFrame;
+pandas is loaded when one of them, or `.df`, is used. A method that returns a DataFrame returns a
+`Frame` (`shardalg.io.frame`), which is a `Table` and a DataFrame.
 """
 
 from __future__ import annotations
@@ -125,6 +127,19 @@ class Table:
         masks = [[cell == value for cell in self[name]] for name, value in values.items()]
         kept = (r for i, r in enumerate(self.rows) if all(mask[i] for mask in masks))
         return Table(self.columns, tuple(kept))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the table as a DataFrame, such as `groupby` or `loc`.
+
+        >>> Table(("kind", "n"), (("a", 1), ("b", 2))).sort_values("n").iloc[-1]["kind"]
+        'b'
+        """
+        if not name.startswith("_"):
+            from shardalg.io.frame import Frame
+
+            if hasattr(Frame, name):
+                return getattr(self.df, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def df(self) -> Frame:
