@@ -7,11 +7,13 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import CommandError
 from shardalg.graph.user_frames import user_lines
-from shardalg.io.table import Table
+
+if TYPE_CHECKING:
+    from shardalg.io.table import DataFrame, Table
 
 WIDTH, MOST_FRAMES = 300, 8
 _PHRASES = (
@@ -91,13 +93,12 @@ def print_json(data: Mapping[str, Any]) -> None:
     print(json.dumps({name: plain(value) for name, value in data.items()}, indent=1))
 
 
-def records(table: Table) -> list[dict[str, Any]]:
+def records(table: Table | DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table as plain data.
 
     A column that holds text beside other values holds text alone, so that a key has one type.
 
-    >>> from shardalg.io.table import Table
-    >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
+    >>>     >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
     [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
     """
     names = tuple(table.columns)

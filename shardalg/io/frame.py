@@ -10,7 +10,6 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from shardalg.errors import TableError
 from shardalg.io.renamed_columns import new_name
-from shardalg.io.table import Table
 
 _BY_COLUMN = (
     "drop", "eval", "explode", "groupby", "melt", "nlargest", "nsmallest", "pivot", "pivot_table",
@@ -48,7 +47,7 @@ class _Grouped(DataFrameGroupBy):
         return super().__getitem__(key)
 
 
-class Frame(pd.DataFrame, Table):  # type: ignore[misc]  # iteration is that of pandas
+class Frame(pd.DataFrame):
     """A table as a pandas DataFrame; an old name of a column raises an error with the new one.
 
     No column has the name of an attribute of a DataFrame, so `table.mesh_axes` and
@@ -63,6 +62,7 @@ class Frame(pd.DataFrame, Table):  # type: ignore[misc]  # iteration is that of 
 
     _metadata = ["has_all_rows"]  # noqa: RUF012  # pandas copies these attributes to results
     has_all_rows = False
+    is_table = True  # an instance of `sa.Table`, which cannot be a base class: it makes this one
 
     @property
     def _constructor(self) -> type[Frame]:
@@ -129,7 +129,7 @@ class Frame(pd.DataFrame, Table):  # type: ignore[misc]  # iteration is that of 
         # A name such as "$x$" is no formula of MathJax.
         no_formulas = pd.option_context("display.html.use_mathjax", False)
         with _uncut(self.has_all_rows), no_formulas:
-            return super()._repr_html_() or ""
+            return super()._repr_html_() or ""  # type: ignore[misc]
 
 
 def _uncut(has_all_rows: bool) -> Any:

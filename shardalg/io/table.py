@@ -41,8 +41,16 @@ _LATEX_ESCAPES = str.maketrans(
 )
 
 
+class TableType(type):
+    """The type of `Table`, of which a `Frame` is an instance, too."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        """Return whether a value is a table: of plain rows, or a DataFrame of ours."""
+        return super().__instancecheck__(value) or getattr(type(value), "is_table", False)
+
+
 @dataclass(frozen=True, repr=False)
-class Table:
+class Table(metaclass=TableType):
     """Named columns and rows of plain values; equal by content.
 
     Args:
