@@ -40,6 +40,7 @@ def moved(name, *words, sharding, before='[{"a"}, {}]'):
 NEGATE = f"  %0 = stablehlo.negate %x ATTRIBUTES : {T}\n  return %0 : {T}\n"
 AT_A, AT_B = '<@m, [{"a"}, {}]>', '<@m, [{}, {"b"}]>'
 A = '[{"a"}, {}]'
+PARTIAL = '<@m, [{"a"}, {}], unreduced={"b"}>'
 READ = {
     "a sharding on an operator": (
         main(NEGATE.replace("ATTRIBUTES", per_value(AT_B)), A), "result", "[None, b]",
@@ -108,6 +109,23 @@ READ = {
         main(f"  %0 = stablehlo.dot %x, %y {per_value(AT_A)} : ({T}, {T}) -> {T}\n"
              f'  %1 = sdy.all_reduce {{"b"}} %0 out_sharding=<@m, [{{"a"}}, {{}}]> : {T}\n'
              f"  return %1 : {T}\n", '[{"a"}, {"b"}]', '[{"b"}, {}]'), "result", "[a, None]"),
+    "a sum that an operator leaves unreduced": (
+        main(f"  %0 = stablehlo.dot %x, %y {per_value(PARTIAL)} : ({T}, {T}) -> {T}\n"
+             f"  %1 = stablehlo.add %0, %0 {per_value(PARTIAL)} : {T}\n"
+             f'  %2 = sdy.all_reduce {{"b"}} %1 out_sharding=<@m, [{{"a"}}, {{}}]> : {T}\n'
+             f"  return %2 : {T}\n", '[{"a"}, {"b"}]', '[{"b"}, {}]'), "result", "[a, None]"),
+    "a constraint that leaves a sum unreduced": (
+        main(f"  %0 = stablehlo.dot %x, %y : ({T}, {T}) -> {T}\n"
+             f"  %1 = sdy.sharding_constraint %0 {PARTIAL} : {T}\n  return %1 : {T}\n",
+             '[{"a"}, {"b"}]', '[{"b"}, {}]'), "result", "[a, None]"),
+    "a mesh that the sharding states": (
+        main(NEGATE.replace("ATTRIBUTES", ""), A).replace("<@m, ", '<mesh<["a"=2, "b"=4]>, '),
+        "argument", "[a, None]"),
+    "shardings of a function that is called": (
+        main(f"  %0 = call @g(%x) : ({T}) -> {T}\n  return %0 : {T}\n", A)
+        + f"\nfunc.func private @g(%x: {T} {{sdy.sharding = #sdy.sharding{AT_B}}}) -> {T} {{\n"
+        + f"  %0 = stablehlo.negate %x : {T}\n  return %0 : {T}\n}}",
+        "result", "[None, b]"),
     "a sum that a reduce_scatter makes": (
         main(f"  %0 = stablehlo.dot %x, %y {per_value(AT_A)} : ({T}, {T}) -> {T}\n"
              f'  %1 = sdy.reduce_scatter [{{}}, {{"b"}}] %0 '
@@ -142,6 +160,62 @@ def test_the_order_of_the_devices_is_the_texts():
     assert sa.plan(sa.read_stablehlo(inside), options=SHARDY).collectives().empty
 
 
+def test_blocks_that_are_unreduced_along_manual_axes_are_summed():
+    """Each of the four devices along b adds its block to the result."""
+    text = main(
+        f"  %0 = sdy.manual_computation(%x) in_shardings=[{AT_A}] out_shardings=[{PARTIAL}] "
+        f'manual_axes={{"a", "b"}} (%z: tensor<4x8xf32>) {{\n'
+        "    %1 = stablehlo.negate %z : tensor<4x8xf32>\n    sdy.return %1 : tensor<4x8xf32>\n"
+        f"  }} : ({T}) -> {T}\n  return %0 : {T}\n", A,
+    )  # fmt: skip
+    plan = sa.plan(sa.read_stablehlo(text), options=SHARDY)
+    given = np.arange(64, dtype="float32").reshape(8, 8)
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, given)[0], -4 * given)
+    assert plan.verify().ok
+
+
+def test_an_unreduced_sum_is_scattered_in_one_step():
+    text = main(
+        f"  %0 = stablehlo.dot %x, %y {per_value(PARTIAL)} : ({T}, {T}) -> {T}\n"
+        '  %1 = sdy.reduce_scatter [{}, {"b"}] %0 '
+        f'out_sharding=<@m, [{{"a"}}, {{"b"}}]> : {T}\n  return %1 : {T}\n',
+        '[{"a"}, {"b"}]', '[{"b"}, {}]',
+    )  # fmt: skip
+    found = sa.plan(sa.read_stablehlo(text), options=SHARDY).collectives()
+    assert found[["kind", "mesh_axes"]].values.tolist() == [["reduce_scatter", "b"]]
+
+
+def selected(direction, operands):
+    """Return a text that scatters a source to the elements which a comparison selects."""
+    kind = "(tensor<f32>, tensor<f32>) -> tensor<i1>"
+    lines = (
+        "  %c = stablehlo.constant dense<0.0> : tensor<f32>",
+        "  %s = stablehlo.constant dense<2.0> : tensor<4x4xf32>",
+        '  %0 = "stablehlo.select_and_scatter"(%x, %s, %c) <{window_dimensions = array<i64: 2, 2>,',
+        "    window_strides = array<i64: 2, 2>}> ({",
+        "  ^bb0(%a: tensor<f32>, %b: tensor<f32>):",
+        f"    %1 = stablehlo.compare {direction}, {operands} : {kind}",
+        "    stablehlo.return %1 : tensor<i1>",
+        "  }, {",
+        "  ^bb0(%a: tensor<f32>, %b: tensor<f32>):",
+        "    %1 = stablehlo.add %a, %b : tensor<f32>",
+        "    stablehlo.return %1 : tensor<f32>",
+        f"  }}) : ({T}, tensor<4x4xf32>, tensor<f32>) -> {T}",
+        f"  return %0 : {T}",
+    )
+    return main("\n".join(lines) + "\n", A)
+
+
+@pytest.mark.parametrize("direction", ["GE", "LE"])
+def test_a_selection_by_the_largest_or_the_smallest_is_read(direction):
+    plan = sa.plan(sa.read_stablehlo(selected(direction, "%a, %b")), options=SHARDY)
+    given = np.random.default_rng(0).permutation(64).astype("float32").reshape(8, 8)
+    blocks = given.reshape(4, 2, 4, 2)
+    best = blocks.max((1, 3)) if direction == "GE" else blocks.min((1, 3))
+    want = np.where(blocks == best[:, None, :, None], 2.0, 0.0).reshape(8, 8)
+    np.testing.assert_array_equal(simulate(plan.program, plan.graph, given)[0], want)
+
+
 ONE = "<@one, []>"
 REFUSED = {
     "an operator on one device": (
@@ -160,6 +234,28 @@ REFUSED = {
         main(f'  %0 = sdy.all_reduce {{"a"}} %x out_sharding=<@m, [{{}}, {{}}]> : {T}\n'
              f"  return %0 : {T}\n", "[{}, {}]"),
         r"text.mlir:4: sdy.all_reduce of a value that is no partial sum"),
+    "an argument of partial sums": (
+        main(NEGATE.replace("ATTRIBUTES", ""), A + ', unreduced={"b"}'),
+        r'text.mlir:3: argument 0 of shape \(8, 8\): .*unreduced={"b"}> has partial sums .*'
+        "Leave out unreduced="),
+    "a result of partial sums": (
+        main(NEGATE.replace("ATTRIBUTES", ""), A, result=A + ', unreduced={"b"}'),
+        r"text.mlir:5: result 0 of shape \(8, 8\): .* has partial sums .*Leave out unreduced="),
+    "a computation on summands": (
+        main(f"  %0 = sdy.manual_computation(%x) in_shardings=[{PARTIAL}] out_shardings=[{AT_A}] "
+             f'manual_axes={{"a", "b"}} (%z: tensor<4x8xf32>) {{\n'
+             "    sdy.return %z : tensor<4x8xf32>\n"
+             f"  }} : ({T}) -> {T}\n  return %0 : {T}\n", A),
+        "text.mlir:4: sdy.manual_computation with an operand unreduced along b"),
+    **{
+        f"a selection by {direction} of {operands}": (
+            selected(direction, operands),
+            "text.mlir:6: stablehlo.select_and_scatter of computations other than ge or le")
+        for direction, operands in (
+            ("GT", "%a, %b"), ("LT", "%a, %b"), ("EQ", "%a, %b"), ("NE", "%a, %b"),
+            ("GE", "%b, %a"), ("LE", "%b, %a"),
+        )
+    },
     "a priority inside": (
         main(NEGATE.replace("ATTRIBUTES", per_value('<@m, [{"a"}p1, {}]>')), "[{?}, {?}]"),
         r"text.mlir:4: stablehlo.negate: .*priorities"),

@@ -40,8 +40,21 @@ def _manual(step: Step, *operands: Any) -> Any:
     if not axes:  # for JAX, no names are all axes
         inside = map(constrained, operands, said[0])
         return tuple(map(constrained, step.region(0)(*inside), said[1]))
+    pending = [[_pending(layout, axes) for layout in side] for side in said]
+    if any(pending[0]):
+        names = ", ".join(sorted({name for each in pending[0] for name in each}))
+        raise step.refused(
+            f" with an operand unreduced along {names}, whose summands are not stated,"
+        )
+
+    def body(*blocks: Any) -> tuple[Any, ...]:
+        # A result that is unreduced along manual axes is the sum of the blocks along them.
+        results = step.region(0)(*blocks)
+        summed = zip(results, pending[1], strict=True)
+        return tuple(lax.psum(x, names) if names else x for x, names in summed)
+
     run = jax.shard_map(
-        step.region(0),
+        body,
         mesh=named(layouts[0]).mesh,
         in_specs=specs[0],
         out_specs=specs[1],
@@ -49,6 +62,14 @@ def _manual(step: Step, *operands: Any) -> Any:
         check_vma=False,
     )
     return tuple(run(*operands))
+
+
+def _pending(layout: Any, axes: set[str]) -> tuple[str, ...]:
+    """Return the manual axes along which a value has partial sums."""
+    if layout is None:
+        return ()
+    names = (layout.mesh.axis_ref(digit).name for digit in layout.unreduced)
+    return tuple(name for name in names if name in axes)
 
 
 def _on(spec: Any, axes: set[str]) -> PartitionSpec:

@@ -13,13 +13,20 @@ import jax.numpy as jnp
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError, ShardingError, StrategyError, TraceError
 from shardalg.planning.stablehlo.called import OPERATORS
-from shardalg.planning.stablehlo.text_layouts import SHARDY, constrained, per_value, read_layout
+from shardalg.planning.stablehlo.text_layouts import (
+    INLINED,
+    SHARDY,
+    constrained,
+    per_value,
+    read_layout,
+)
 from shardalg.planning.stablehlo.text_places import called_from, frames, scoped, shown
 from shardalg.planning.stablehlo.text_step import COMPOSITE, Step
 
 Env = MutableMapping[Any, Any]
 _CALLS = {"func.call": "callee", COMPOSITE: "decomposition"}
-_MESH = re.compile(r"<@(\w+)")
+_MESH = re.compile(rf"<(?:@(\w+)|({INLINED}))")
+_MAIN = "main"
 _RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 
 
@@ -45,7 +52,7 @@ class Program:
         Raises:
           NotationError, ShardingError: it does not fit.
         """
-        names = _MESH.findall(str(said))
+        names = [name or inlined for name, inlined in _MESH.findall(str(said))]
         own = self.meshes.get(names[0]) if names else self.mesh
         if own is not None and not own.axes:
             if own.device_ids is None:
@@ -64,7 +71,21 @@ class Program:
         Raises:
           TraceError: an operator that no table has.
         """
-        return self._block(self.functions[name].regions[0].blocks[0], {}, args)
+        function = self.functions[name]
+        if name != _MAIN:  # a plan takes the shardings of its border itself
+            args = self._stated(function, "arg_attrs", args)
+        results = self._block(function.regions[0].blocks[0], {}, args)
+        return results if name == _MAIN else self._stated(function, "res_attrs", results)
+
+    def _stated(self, function: Any, name: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return arrays with the shardings that a function states of its arguments or results."""
+        if name not in function.attributes:
+            return tuple(arrays)
+        pairs = zip(arrays, function.attributes[name], strict=True)
+        return tuple(
+            constrained(x, self.layout(said[SHARDY], jnp.shape(x))) if SHARDY in said else x
+            for x, said in pairs
+        )
 
     def _block(self, block: Any, env: Env, args: Sequence[Any]) -> tuple[Any, ...]:
         env = ChainMap({}, env)

@@ -13,10 +13,18 @@ from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.errors import TraceError
+from shardalg.errors import NotationError, ShardingError, StrategyError, TraceError
 from shardalg.planning.calls.jitted import STATED, Stated
 from shardalg.planning.stablehlo.interpret import Program
-from shardalg.planning.stablehlo.text_layouts import HLO, SHARDY, hlo_mesh, shardy_mesh, split_axes
+from shardalg.planning.stablehlo.text_layouts import (
+    HLO,
+    INLINED,
+    SHARDY,
+    hlo_mesh,
+    shardy_mesh,
+    split_axes,
+)
+from shardalg.planning.stablehlo.text_places import shown
 from shardalg.planning.stablehlo.text_step import border_type
 
 _NO_PATH = "text.mlir"
@@ -97,14 +105,18 @@ def _traced(module: Any, path: str) -> Any:
 
     run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")
-    out = _layouts(program, _attributes(main, "res_attrs", len(ends)), [shape for shape, _ in ends])
+    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
+    *_, last = block.operations
+    starts = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
+    into = _layouts(program, said, [kind.shape for kind in types], starts)
+    stops = [(f"result {i}", str(last.operation.location)) for i in range(len(ends))]
+    given = _attributes(main, "res_attrs", len(ends))
+    out = _layouts(program, given, [shape for shape, _ in ends], stops)
     traced = jax.jit(
         run,
         donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
         keep_unused=True,
     ).trace(*types)
-    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
-    into = _layouts(program, said, [kind.shape for kind in types])
     setattr(traced, STATED, Stated(program.mesh, into, out))
     return traced
 
@@ -114,12 +126,35 @@ def _attributes(main: Any, name: str, count: int) -> list[Any]:
     return [*main.attributes[name]] if name in main.attributes else [{}] * count
 
 
-def _layouts(program: Program, said: Sequence[Any], shapes: Sequence[Any]) -> Any:
-    """Per argument or result its layout, None where the text says none."""
+def _layouts(
+    program: Program,
+    said: Sequence[Any],
+    shapes: Sequence[Any],
+    places: Sequence[tuple[str, str]],
+) -> Any:
+    """Per argument or result its layout, None where the text says none.
+
+    Args:
+      places: per argument or result its name and its location.
+
+    Raises:
+      NotationError, ShardingError: a sharding that does not fit, or that has partial sums.
+    """
     found = []
-    for each, shape in zip(said, shapes, strict=True):
+    for each, shape, (what, location) in zip(said, shapes, places, strict=True):
         layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
-        found.append(None if layout is None else program.layout(layout, shape))
+        place = f"{shown(location, program.path)}: {what} of shape {tuple(shape)}"
+        try:
+            read = None if layout is None else program.layout(layout, shape)
+        except (NotationError, ShardingError, StrategyError) as error:
+            raise type(error)(f"{place}: {error}") from None
+        if read is not None and read.unreduced:
+            raise NotationError(
+                f"{place}: {layout} has partial sums at the border of the program, which a plan "
+                "neither takes nor gives. Leave out unreduced=; an argument is then the sum, and a "
+                "result is reduced before it is returned."
+            )
+        found.append(read)
     return tuple(found)
 
 
@@ -138,7 +173,11 @@ def _meshes(
     text = str(module)
     stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
     read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}
-    used = {name for name in read if re.search(rf"<@{re.escape(name)}\b", text)}
+    inlined = {
+        found: ir.Attribute.parse(f"#sdy.{found}") for found in re.findall(f"<({INLINED})", text)
+    }
+    used = {name for name in read if re.search(rf"<@{re.escape(name)}\b", text)} | inlined.keys()
+    read |= {found: shardy_mesh(attribute) for found, attribute in inlined.items()}
     shardy = [mesh for name, mesh in read.items() if mesh.axes and (name in used or not used)]
     if len({mesh.size for mesh in shardy}) > 1:
         raise TraceError(

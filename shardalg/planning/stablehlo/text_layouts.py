@@ -19,6 +19,8 @@ from shardalg.propagate.other_mesh import placed
 
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
 """Attributes that say the sharding of an argument or a result."""
+INLINED = r"mesh<\[[^\]]*\](?:, device_ids=\[[^\]]*\])?>"
+"""A mesh that a sharding states itself, instead of the name of one."""
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 
 
@@ -118,15 +120,17 @@ def read_layout(said: Any, shape: Sequence[int], own: Mesh, mesh: Mesh) -> Shard
 
 
 def named(layout: Sharding) -> NamedSharding:
-    """Return a layout as JAX has it.
+    """Return a layout of a value inside a program as JAX has it.
+
+    Axes along which the value is unreduced are left out: the value of the whole program is the
+    sum, and the planner decides where to reduce it.
 
     Raises:
       ShardingError: a layout that no PartitionSpec says.
     """
     spec = layout.to_spec()
     # Axes that are said to be replicated are so where every dimension is closed.
-    kept = PartitionSpec(*spec.partitions, unreduced=spec.unreduced)
-    return NamedSharding(_abstract(layout.mesh), kept)
+    return NamedSharding(_abstract(layout.mesh), PartitionSpec(*spec.partitions))
 
 
 def constrained(x: Any, layout: Sharding | None) -> Any:
