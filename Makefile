@@ -39,7 +39,7 @@ REQUIRE_PYTHON = @test -n "$(INTERPRETER)" || { \
 	exit 1; }
 
 .PHONY: setup explore test test-slow proofs lint docs notebooks bench hardware oracle fuzz-algebra fuzz-operators fuzz-formulas fuzz-proofs fuzz-contractions fuzz-as-planned \
-	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes reshards golden lock clean
+	aot mutate browser xla-merges xla-halos xla-completion xla-faithful xla-siblings xla-bytes xla-least reshards golden lock clean
 
 setup: $(STAMP)
 
@@ -180,8 +180,8 @@ xla-halos: $(STAMP)
 # A difference per line as it is found, and at the end (or when interrupted) all of them by cause.
 COMPLETION ?= 500 1
 SIBLINGS ?= 3 0
-xla-completion xla-faithful xla-siblings xla-bytes: export JAX_PLATFORMS = cpu
-xla-completion xla-faithful xla-siblings xla-bytes: export XLA_FLAGS = --xla_force_host_platform_device_count=8
+xla-completion xla-faithful xla-siblings xla-bytes xla-least: export JAX_PLATFORMS = cpu
+xla-completion xla-faithful xla-siblings xla-bytes xla-least: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 xla-completion: $(STAMP)
 	$(BIN)/python -m tests.propagate.harder $(COMPLETION)
 
@@ -200,6 +200,13 @@ xla-siblings: $(STAMP)
 BYTES ?= 60 1000
 xla-bytes: $(STAMP)
 	$(BIN)/python -m tests.oracle.beside_xla $(BYTES)
+
+# The lower bound of `plan.beside_jit()` against XLA's own bytes: on the recorded programs, then on
+# programs that a seed draws (their number and the first seed). It fails where XLA sends less.
+LEAST ?= 200 0
+xla-least: $(STAMP)
+	$(BIN)/python -m tests.xla.least recorded
+	$(BIN)/python -m tests.xla.least $(LEAST)
 
 .tools/bin/uv: requirements/tools.txt
 	$(REQUIRE_PYTHON)

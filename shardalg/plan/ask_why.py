@@ -115,9 +115,9 @@ class WhyAnswers(CollectiveAnswers):
         """This plan beside what the same annotations give under the user's own `jax.jit`.
 
         Columns: program, layouts (whose), wire_bytes and peak_memory_bytes per device and step. The
-        second row is our plan in the layouts of the partitioner that the installed jax uses, which
-        estimates from below what XLA then sends; a third one has XLA's own bytes once `compare_xla`
-        has asked for them.
+        second row has a lower bound of the bytes that XLA sends in the layouts of the partitioner
+        that the installed jax uses; its peak memory is that of our plan in these layouts. A third
+        row has XLA's own bytes after `compare_xla`.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P

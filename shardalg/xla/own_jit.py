@@ -14,6 +14,7 @@ from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
+from shardalg.xla.least.least_sent import least_sent
 
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
@@ -37,9 +38,9 @@ class Amounts(NamedTuple):
 class OwnJit:
     """What a plan sends and holds, beside a plan in the layouts that the installed jax chooses.
 
-    XLA's collectives between its layouts are its own. Between the same layouts they send no less
-    than ours in nearly all programs of `make xla-bytes`, so that the second row estimates what
-    `jax.jit` of the function sends from below. What it does send is known once XLA was asked
+    XLA's collectives between its layouts are its own. `least` is a lower bound of the bytes that
+    they send (`shardalg.xla.least` has the argument), and `theirs` is an estimate: what our
+    collectives send between the same layouts. XLA's own figure is known once XLA was asked
     (`Plan.compare_xla`).
 
     Attributes:
@@ -61,12 +62,22 @@ class OwnJit:
         return Amounts.of(self.stages)
 
     @cached_property
-    def theirs(self) -> Amounts:
-        """The figures of a plan in the partitioner's layouts."""
+    def _followed(self) -> Stages:
+        """The plan in the partitioner's layouts."""
         if self.options.policy in ("jit", self.partitioner):
-            return self.ours
+            return self.stages
         followed = replace(self.options, policy="jit")
-        return Amounts.of(planned(self.stages.traced, self.stages.annotations, followed))
+        return planned(self.stages.traced, self.stages.annotations, followed)
+
+    @cached_property
+    def theirs(self) -> Amounts:
+        """The figures of a plan in the partitioner's layouts, which estimate those of XLA."""
+        return self.ours if self._followed is self.stages else Amounts.of(self._followed)
+
+    @cached_property
+    def least(self) -> int | float:
+        """Bytes that XLA's program sends at least per device and step."""
+        return min(least_sent(self._followed), self.theirs.wire_bytes)
 
     @property
     def table(self) -> Table:
@@ -76,7 +87,7 @@ class OwnJit:
     def _rows(self) -> Iterator[tuple[Any, ...]]:
         named = NAMES[self.partitioner]
         yield _row("this plan", self.options.followed, self.ours)
-        yield _row("your jax.jit, at least", named, self.theirs)
+        yield _row("your jax.jit, at least", named, self.theirs._replace(wire_bytes=self.least))
         if self.asked is not None:
             yield ("your jax.jit, as XLA compiles it", named, self.asked, None)
 
@@ -90,10 +101,13 @@ class OwnJit:
         return any(abs(a - b) > _DIFFERS * max(a, b) for a, b in pairs)
 
     def __str__(self) -> str:
-        sent = self.asked or self.theirs.wire_bytes
-        least = "" if self.asked else "at least "
+        about = bytes_text(self.theirs.wire_bytes)
+        least = "" if self.least == self.theirs.wire_bytes else f", an estimated {about},"
+        sent = f"at least {bytes_text(self.least)} sent{least}"
+        if self.asked is not None:
+            sent = f"{bytes_text(self.asked)} sent"
         return (
-            f"your jax.jit ({NAMES[self.partitioner]}'s layouts): {least}{bytes_text(sent)} sent "
+            f"your jax.jit ({NAMES[self.partitioner]}'s layouts): {sent} "
             f"and {bytes_text(self.theirs.peak_memory_bytes)} held; this plan "
             f"{bytes_text(self.ours.wire_bytes)} and {bytes_text(self.ours.peak_memory_bytes)}"
         )
@@ -102,7 +116,7 @@ class OwnJit:
         """The row of `Plan.warnings` that says so, if they differ."""
         if not self.differs:
             return Table(WARNING_COLUMNS, ())
-        more = max((self.asked or self.theirs.wire_bytes) - self.ours.wire_bytes, 0)
+        more = max((self.least if self.asked is None else self.asked) - self.ours.wire_bytes, 0)
         remedy = (
             "run this plan by plan.lower(), or plan as your jax.jit does: Options(policy='jit')"
         )

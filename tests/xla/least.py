@@ -1,4 +1,4 @@
-"""`plan.beside_jit()` beside XLA's own bytes: its second row is a lower bound.
+"""Compare the lower bound of `plan.beside_jit()` with the bytes that XLA sends.
 
     python -m tests.xla.least 200 0     # random programs and their first seed, XLA asked live
     python -m tests.xla.least recorded  # the programs of tests/oracle, from their recorded answers
@@ -16,11 +16,10 @@ from shardalg.graph.tracing.installed import installed_partitioner
 from tests.oracle import beside_xla, corpus, farther, siblings
 
 
-def recorded():
-    """(name, the bound, what XLA sends) of the recorded programs."""
-    partitioner = installed_partitioner()
-    compiler = f"cpu_{partitioner}"
-    for name in (*corpus.names(), *corpus.gradients()):
+def recorded(names=None):
+    """Yield (name, bound, bytes that XLA sends) of recorded programs, by default of all."""
+    compiler = f"cpu_{installed_partitioner()}"
+    for name in names or (*corpus.names(), *corpus.gradients()):
         module = corpus.program(name)
         function, arguments, results = module.make(**module.SMALL)
         types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in arguments.values()]
@@ -29,10 +28,12 @@ def recorded():
         yield name, least(plan), float(corpus.wire_bytes(name, compiler))
 
 
-def drawn(count, seed):
-    """The same of random programs; XLA's partitioner is asked."""
-    for program in siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES):
+def drawn(count, seed, templates=siblings.TEMPLATES | farther.TEMPLATES):
+    """Yield the same of random programs; XLA's partitioner is asked."""
+    for number, program in enumerate(siblings.programs(count, seed, templates)):
         told = beside_xla.ask(program, installed_partitioner())
+        if number % beside_xla.KEPT == beside_xla.KEPT - 1:
+            jax.clear_caches()  # a system maps so many pieces of memory, and no more
         if told is not None:
             plan = planned(program.mesh, program.function, program.types, program.specs, None)
             yield program.name, least(plan), float(told.wire_bytes)

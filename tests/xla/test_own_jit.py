@@ -12,6 +12,8 @@ import shardalg as sa
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.planning import plan_file
 from shardalg.renamed import RenamedWarning
+from tests.oracle import corpus, farther, siblings
+from tests.xla import least
 
 F32 = "float32"
 X, W = jax.ShapeDtypeStruct((64, 16), F32), jax.ShapeDtypeStruct((16, 512), F32)
@@ -119,3 +121,59 @@ def test_xlas_own_collectives_are_priced_as_the_plans_are():
             assert rows["time_s"].iloc[-1] == pytest.approx(float(ours.communication_s))
         assert rows["time_s"].iloc[-1] == pytest.approx(rows["time_s"][:-1].sum())
     assert kinds == theirs
+
+
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("name", [*corpus.names(), *corpus.gradients()])
+def test_xla_sends_no_less_than_the_bound(name):
+    assert not least.violations(least.recorded([name]))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("template", ["ffn", "factor", "gated", "attention", "shift", "recurrent"])
+@pytest.mark.parametrize("seed", [0, 6, 7, 103])
+def test_xla_sends_no_less_than_the_bound_for_random_programs(template, seed):
+    found = (siblings.TEMPLATES | farther.TEMPLATES)[template]
+    assert not least.violations(least.drawn(1, seed, {template: found}))
+
+
+@pytest.mark.parametrize(
+    ("out", "share"), [(P(), 2 * 3 / 4), (P("X"), 3 / 4), (P(None, "X"), 3 / 4)]
+)
+def test_the_bound_of_a_sum_is_an_all_reduce_or_a_reduce_scatter(out, share):
+    x, w = jax.ShapeDtypeStruct((16, 64), F32), jax.ShapeDtypeStruct((64, 32), F32)
+    specs = (P(None, "X"), P("X"))
+    made = {"mesh": sa.Mesh({"X": 4}), "in_shardings": specs, "out_shardings": out}
+    plan = sa.plan(jnp.matmul, x, w, **made)
+    assert plan.beside_jit()["wire_bytes"].iloc[1] == share * 16 * 32 * 4
+
+
+def test_a_copy_that_two_operators_read_is_bounded_once():
+    x, w = jax.ShapeDtypeStruct((8, 64), F32), jax.ShapeDtypeStruct((64, 32), F32)
+    made = {"mesh": sa.Mesh({"X": 4}), "in_shardings": (P("X"), P(None, "X"))}
+    plan = sa.plan(lambda x, w: jnp.sin(x @ w) + x @ (2 * w), x, w, **made)
+    assert plan.beside_jit()["wire_bytes"].iloc[1] <= 3 / 4 * 64 * 32 * 4
+
+
+def test_the_border_of_a_shard_map_counts_nothing_along_the_axes_that_it_leaves():
+    x, w = jax.ShapeDtypeStruct((2, 16, 32), F32), jax.ShapeDtypeStruct((2, 32, 64), F32)
+    mesh = sa.Mesh({"p": 2, "y": 4})
+
+    def f(x, w):
+        def body(x, w):
+            return jax.lax.ppermute(jnp.einsum("lbd,ldf->lbf", x, w), "p", [(0, 1)])
+
+        specs = {"in_specs": (P("p"), P("p")), "out_specs": P("p"), "axis_names": {"p"}}
+        return jax.shard_map(body, **specs)(x, w)
+
+    with jax.set_mesh(mesh.to_jax(jax.devices()[:8])):
+        plan = sa.plan(f, x, w, mesh=mesh, in_shardings=(P("p"), P("p", None, "y")))
+    assert plan.beside_jit()["wire_bytes"].iloc[1] <= 16 * 64 * 4 / 4
+
+
+def test_an_estimate_is_not_called_a_bound():
+    x = jax.ShapeDtypeStruct((16, 8), F32)
+    made = {"mesh": sa.Mesh({"X": 4}), "in_shardings": (P("X"),)}
+    own = sa.plan(lambda x: jnp.cumsum(jnp.sort(x, axis=0), axis=0), x, **made)._own_jit
+    assert own.least < own.theirs.wire_bytes
+    assert re.search(r"at least .* sent, an estimated .*, and .* held", str(own))

@@ -1,0 +1,154 @@
+"""The divisions of one operator: digits for its loops, and for the loops that it sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digit, Digits, overlap
+from shardalg.graph.ir import Signature
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import AND, MAX, MIN, OR, PRODUCT, SUM, XOR, Rule
+from shardalg.xla.least.lengths import Affine, Dims, Goal
+
+COMBINED = (SUM, PRODUCT, MAX, MIN, AND, OR, XOR)
+MOST_DIVISIONS = 512
+"""An operator with more divisions than this counts as 0."""
+
+
+@lru_cache(maxsize=1 << 12)
+def plain_rule(signature: Signature) -> Rule | None:
+    """Return the row of an operator that only reads at fixed places and combines, or None."""
+    found = rules(signature)
+    if not found or len(found) > 1 or len(signature.results) > 1:
+        return None
+    rule = found[0]
+    special = rule.guards or rule.symbols or rule.whole or rule.prefix
+    simple = all(index.loop or not index.variables for index in rule.results[0])
+    exists = all(extent for _, extent in rule.loops)
+    return rule if simple and exists and rule.combine in COMBINED and not special else None
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The divisions of one operator's loops.
+
+    Attributes:
+      layouts: of the operands, then of the result.
+      is_settled: whether devices hold no more of an operand than its layout says.
+    """
+
+    rule: Rule
+    layouts: tuple[Dims, ...]
+    is_settled: bool
+
+    @cached_property
+    def ways(self) -> list[tuple[dict[str, Digits], dict[str, Digits]]]:
+        """(digits of each loop of the result, digits of each loop that is summed)."""
+        places = [(name, self._choices(name)) for name in self._of_result]
+        sums = [(name, self._subsets(name)) for name in self._summed]
+        count = math.prod(len(choices) for _, choices in (*places, *sums))
+        if count > MOST_DIVISIONS:
+            return []
+        found = []
+        for added in product(*(choices for _, choices in sums)):
+            taken = [d for digits in added for d in digits]
+            if not _apart(taken):
+                continue
+            for chosen in product(*(choices for _, choices in places)):
+                rest = [tuple(d for d in digits if d not in taken) for digits in chosen]
+                if _apart([*taken, *(d for digits in rest for d in digits)]):
+                    place = dict(zip((name for name, _ in places), rest, strict=True))
+                    found.append((place, dict(zip((n for n, _ in sums), added, strict=True))))
+        return found
+
+    @cached_property
+    def _of_result(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(i.loop for i in self.rule.results[0] if i.loop))
+
+    @cached_property
+    def _summed(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.rule.loops if name not in self._of_result)
+
+    @cached_property
+    def _window(self) -> frozenset[str]:
+        """The loops that make an index together with others, such as taps of a window."""
+        dims = [i for dims in self.rule.operands.values() for i in dims]
+        return frozenset(v for i in dims if i.loop is None for v in i.variables)
+
+    def _choices(self, name: str) -> tuple[Digits, ...]:
+        """Return the digits that a tensor has along a loop, and none."""
+        return tuple(dict.fromkeys((*self._held(name), ())))
+
+    def _held(self, name: str) -> Iterator[Digits]:
+        tensors = [(self.layouts[-1], self.rule.results[0])]
+        tensors += [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
+        for layout, dims in tensors:
+            yield from (layout[d] for d, index in enumerate(dims) if name in index.variables)
+
+    def _subsets(self, name: str) -> tuple[Digits, ...]:
+        """Return the sets of digits along which a loop can be summed in parts.
+
+        Where all operands have the same digits, parts are added: premise 3.
+        """
+        if name in self._window:
+            return ((),)
+        every = set(self._held(name))
+        if len(every) == 1 and self.is_settled:
+            return tuple(every)
+        digits = tuple(dict.fromkeys(d for held in self._held(name) for d in held))
+        chosen = product(*((False, True) for _ in digits))
+        return tuple(
+            tuple(d for d, is_in in zip(digits, way, strict=True) if is_in) for way in chosen
+        )
+
+
+def _apart(digits: list[Digit]) -> bool:
+    """Return whether digits vary independently of each other."""
+    return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How an operand is read if the loops of an operator are divided.
+
+    Attributes:
+      dims: an index per dimension.
+    """
+
+    rule: Rule
+    dims: tuple[Index, ...]
+    place: Mapping[str, Digits]
+    sums: Mapping[str, Digits]
+
+    def along(self, index: Index) -> Goal:
+        """Return the elements of a dimension that a device reads."""
+        if index.loop:
+            return self.place[index.loop]
+        loops = tuple(
+            (name, factor, self.rule.extents[name], self.place.get(name, self.sums.get(name, ())))
+            for name, factor in index.terms
+        )
+        return Affine(index, loops)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One division of an operator.
+
+    Attributes:
+      place: digits per loop of the result. sums: digits per loop that is summed.
+    """
+
+    loops: Loops
+    place: Mapping[str, Digits]
+    sums: Mapping[str, Digits]
+
+    def reads(self, operand: int) -> Reads:
+        """Return how an operand is read."""
+        rule = self.loops.rule
+        return Reads(rule, rule.operands[operand], self.place, self.sums)

@@ -1,0 +1,224 @@
+"""The lower bound of a plan: the cheapest division of every operator, added up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from shardalg.algebra.digits import Digit, overlap, parts
+from shardalg.costs.traffic import Traffic
+from shardalg.graph.ir import Graph, Node
+from shardalg.planning.stages import Stages
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.xla.least.divisions import Loops, Reads, Way, plain_rule
+from shardalg.xla.least.lengths import Dims, lacking, lengths, missing
+from shardalg.xla.least.value_facts import Values, dims_of, is_branch
+
+MOST_DEVICES = 1 << 14
+"""On a larger mesh operands count as 0, because blocks are enumerated on every device."""
+
+
+class Division(NamedTuple):
+    """What a device receives if an operator is divided in one way.
+
+    Attributes:
+      copies: bytes per value that is read.
+      results: bytes of the result and of its parts.
+    """
+
+    copies: Mapping[int, float]
+    results: float
+
+
+def least_sent(stages: Stages) -> int:
+    """Return a number of bytes that XLA's program sends per device and step, or fewer."""
+    graph = stages.graph
+    explicit = sum(_explicit(graph, stages.traffic, stages.mesh.size))
+    if graph.block_axes or any(r.kind == "shard_map" for r in graph.regions):
+        return math.floor(explicit)
+    return math.floor(_Least(graph, stages.sharded).bytes)
+
+
+def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
+    """Yield the bytes of the collectives that a `shard_map` asks for, each one counted once."""
+    seen = set()
+    for moved in traffic.collectives:
+        number = moved.step.instruction.node
+        if number is None or graph.block_axes:
+            continue
+        node = graph.nodes[number]
+        manual = _manual_axes(graph, node.region)
+        key = (node.signature, node.operands)
+        if manual and key not in seen and not is_branch(graph, node.region):
+            seen.add(key)
+            yield float(moved.step.count * moved.wire_bytes) * manual / devices
+
+
+def _manual_axes(graph: Graph, region: int | None) -> int:
+    """Return the number of devices along the manual axes of a region, 0 where it has none."""
+    found = 0
+    while region is not None:
+        place = graph.regions[region]
+        if place.kind == "shard_map" and place.node is not None:
+            axes = graph.nodes[place.node].signature.param("axes", ())
+            found = max(found, 1) * math.prod(int(size) for _, size in axes)
+        region = place.parent
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Least:
+    """The bound of one completed graph."""
+
+    graph: Graph
+    sharded: ShardedGraph
+    _known: dict[object, tuple[_Sent, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Values:
+        """What is known of the graph's values."""
+        return Values(self.graph, self.sharded)
+
+    @cached_property
+    def bytes(self) -> float:
+        """The sum over operators of the cheapest division."""
+        # an operator that may receive nothing is charged nothing, and shares no copy
+        found = [ways for ways in self._divisions() if ways and all(map(_receives, ways))]
+        sure: dict[int, float] = {}
+        for ways in found:
+            for value in ways[0].copies:
+                least = min(way.copies.get(value, 0.0) for way in ways)
+                sure[value] = max(sure.get(value, 0.0), least)
+
+        def beyond(way: Division) -> dict[int, float]:
+            sent = {v: amount - sure.get(v, 0.0) for v, amount in way.copies.items()}
+            return {v: amount for v, amount in sent.items() if amount > 0}
+
+        more = [[beyond(way) for way in ways] for ways in found]
+        sharing = Counter(v for rows in more for v in {v for row in rows for v in row})
+        total = sum(sure.values())
+        for ways, rows in zip(found, more, strict=True):
+            shares = [sum(sent / sharing[v] for v, sent in row.items()) for row in rows]
+            total += min(w.results + share for w, share in zip(ways, shares, strict=True))
+        return total
+
+    def _divisions(self) -> Iterator[tuple[Division, ...]]:
+        """Yield the divisions of each operator and result; equal operators are one."""
+        values, seen = self.values, set()
+        for node in self.graph.nodes:
+            key = tuple(values.numbers[v] for v in node.results)
+            if key not in seen and not node.bodies:
+                seen.add(key)
+                yield self._of_node(node)
+        for value, layout in zip(self.graph.results, self.sharded.results, strict=True):
+            sent = self._missing(self._fact(value), dims_of(layout))
+            yield (Division({values.roots[values.numbers[value]]: sent}, 0.0),)
+
+    def _fact(self, value: int) -> _Fact:
+        values, devices = self.values, int(self.sharded.mesh.size)
+        shape = tuple(int(n) for n in self.graph.values[value].type.shape)
+        size = values.item_sizes[value] * values.runs[value]
+        counted = 0 if values.is_known[value] or devices > MOST_DEVICES else size
+        return _Fact(shape, values.layouts[value], size, counted)
+
+    def _of_node(self, node: Node) -> tuple[Division, ...]:
+        """Return the divisions of an operator; none where it counts as 0."""
+        rule = plain_rule(node.signature)
+        if rule is None:
+            return ()
+        values, result = self.values, node.results[0]
+        facts = tuple(map(self._fact, (*node.operands, result)))
+        key = (node.signature, facts, values.splits[result])
+        if key not in self._known:
+            settled = all(facts[k].counted for k in rule.operands)
+            loops = Loops(rule, tuple(fact.layout for fact in facts), settled)
+            ways = (
+                self._sent(Way(loops, *way), facts, values.splits[result]) for way in loops.ways
+            )
+            self._known[key] = tuple(ways)
+        roots = [values.roots[values.numbers[v]] for v in node.operands]
+        made = []
+        for copies, results in self._known[key]:
+            least: dict[int, float] = {}
+            for operand, sent in copies:
+                least[roots[operand]] = max(least.get(roots[operand], 0.0), sent)
+            made.append(Division(least, results))
+        return tuple(made)
+
+    def _sent(self, way: Way, facts: tuple[_Fact, ...], split: frozenset[Digit]) -> _Sent:
+        """Return what a device receives if an operator is divided in one way.
+
+        Args:
+          split: digits along which all readers take a part of the result.
+        """
+        rule, result = way.loops.rule, facts[-1]
+        copies = tuple((k, self._copied(facts[k], way.reads(k))) for k in rule.operands)
+        made = tuple(way.place.get(index.loop or "", ()) for index in rule.results[0])
+        added = tuple(digit for digits in way.sums.values() for digit in digits)
+        if not added:
+            return copies, self._missing(result._replace(layout=made), result.layout)
+        kept, own = ({d for digits in dims for d in digits} for dims in (made, result.layout))
+        elements = math.prod(map(float, result.shape)) / parts(tuple(kept))
+        # readers that slice along other digits narrow what is sent
+        sliced = [d for d in split if d not in kept and not any(overlap(d, a) for a in added)]
+        elements /= parts(tuple(sliced))
+        needed = [d for d in added if d not in own and not any(overlap(d, s) for s in split)]
+        # in another layout than the result's, no more than the addition itself is certain
+        m = parts(tuple(needed)) if kept == own - set(added) else 1
+        n = parts(added)
+        return copies, elements * result.size * (n + m - 2) / n
+
+    def _missing(self, fact: _Fact, wanted: Dims) -> float:
+        """Return the bytes that the neediest device lacks of its block."""
+        if not fact.counted or fact.layout == wanted:
+            return 0.0
+        devices = int(self.sharded.mesh.size)
+        return missing(fact.shape, fact.layout, wanted, devices) * fact.counted
+
+    def _copied(self, fact: _Fact, reads: Reads) -> float:
+        """Return the bytes that the neediest device lacks of an operand.
+
+        Along a loop that is summed only numbers of elements count, because any part will do.
+        """
+        if not fact.counted:
+            return 0.0
+        devices, need, both = int(self.sharded.mesh.size), 1.0, 1.0
+        found = []
+        for size, own, index in zip(fact.shape, fact.layout, reads.dims, strict=True):
+            divided = reads.sums.get(index.loop or "")
+            if divided is None:
+                counted = lengths(size, own, reads.along(index), devices)
+            else:
+                need /= parts(divided)
+                both /= parts(tuple({*divided, *own}))
+                counted = lengths(size, (), (), devices)
+            if counted is None:
+                return 0.0
+            found.append(counted)
+        return lacking(found, devices, need=need, both=both) * fact.counted
+
+
+def _receives(way: Division) -> bool:
+    return way.results > 0 or any(sent > 0 for sent in way.copies.values())
+
+
+class _Fact(NamedTuple):
+    """What the bytes of a value depend on.
+
+    Attributes:
+      size: bytes of an element, times the executions in a step.
+      counted: the same where copies of the value count, else 0.
+    """
+
+    shape: tuple[int, ...]
+    layout: Dims
+    size: int
+    counted: int
+
+
+_Sent = tuple[tuple[tuple[int, float], ...], float]
+"""Bytes of each operand, and of the result."""

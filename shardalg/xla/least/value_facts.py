@@ -1,0 +1,202 @@
+"""Facts of the values of a completed graph: equal ones, copies, loop-invariant ones, readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from shardalg.algebra.digits import Digit
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.ops.rule import Rule
+from shardalg.propagate.sharded import ShardedGraph
+from shardalg.xla.least.divisions import plain_rule
+from shardalg.xla.least.lengths import Dims
+
+_FORMATTING = "annotate convert_element_type copy copy_p reduce_precision reshape rev squeeze"
+FORMATTING = frozenset((*_FORMATTING.split(), "transpose"))
+"""Operators that XLA may move across a collective, or share between readers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values of a completed graph."""
+
+    graph: Graph
+    sharded: ShardedGraph
+
+    @cached_property
+    def layouts(self) -> tuple[Dims, ...]:
+        """Per value the digits of its dimensions."""
+        return tuple(map(dims_of, self.sharded.shardings))
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Per value the first equal one: the same operator of equal operands, in any region."""
+        number = list(range(len(self.graph.values)))
+        known: dict[object, tuple[int, ...]] = {}
+        for tie in self.graph.region_arguments:
+            if tie.kind == "const":
+                number[tie.target] = number[tie.source]
+
+        def first(value: int) -> int:
+            while number[value] != value:
+                value = number[value]
+            return value
+
+        for node in self.graph.walk():
+            if not node.bodies:
+                key = (node.signature, tuple(map(first, node.operands)))
+                for value, same in zip(
+                    node.results, known.setdefault(key, node.results), strict=True
+                ):
+                    number[value] = same
+        return tuple(map(first, range(len(number))))
+
+    @cached_property
+    def roots(self) -> tuple[int, ...]:
+        """Per value the one that it is a formatted copy of, by numbers."""
+        root = list(range(len(self.graph.values)))
+        for node in self.graph.walk():
+            if node.primitive in FORMATTING and len(node.operands) == len(node.results) == 1:
+                for value in node.results:
+                    root[value] = root[self.numbers[node.operands[0]]]
+        return tuple(root)
+
+    @cached_property
+    def item_sizes(self) -> tuple[int, ...]:
+        """Per value the narrowest type in which it exists, before or after."""
+        types = [value.type for value in self.graph.values]
+        sizes = [t.itemsize for t in types]
+        nodes = [n for n in self.graph.walk() if n.primitive in FORMATTING and len(n.operands) == 1]
+        for node in nodes:
+            sizes[node.results[0]] = min(sizes[node.results[0]], sizes[node.operands[0]])
+        for node in reversed(nodes):
+            sizes[node.operands[0]] = min(sizes[node.results[0]], sizes[node.operands[0]])
+        return tuple(sizes)
+
+    @cached_property
+    def is_known(self) -> bytearray:
+        """Per value, 1 if a device may have the whole of it without a copy.
+
+        So are constants and broadcasts, which XLA makes anew on each device, and results of
+        operators that XLA may compute whole (a triangular solve), because it cannot divide them.
+        """
+        graph = self.graph
+        known = bytearray(len(graph.values))
+        for one in graph.values:
+            known[one.index] = one.kind == "constant"
+        for node in graph.walk():
+            inputs = all(known[v] for v in node.operands) and not node.bodies
+            spread = node.primitive == "broadcast_in_dim"
+            if node.primitive in FORMATTING:
+                whole = all(known[v] for v in node.operands)
+            else:
+                whole = not node.bodies and plain_rule(node.signature) is None
+            for value in node.results:
+                known[value] = inputs or spread or whole
+        return known
+
+    @cached_property
+    def runs(self) -> tuple[int, ...]:
+        """Per value, how often it is computed in a step if loop-invariant values are hoisted.
+
+        Inside of a branch the number is 0.
+        """
+        graph, depth = self.graph, self._depths
+        level = [0] * len(graph.values)
+        ties: dict[int, list[tuple[str, int]]] = {}
+        for tie in graph.region_arguments:
+            ties.setdefault(tie.target, []).append((tie.kind, tie.source))
+        for region in graph.regions:
+            for value in region.arguments:
+                level[value] = region.index
+        for region in graph.regions:
+            for value in region.arguments:
+                outer = [s for kind, s in ties.get(value, ()) if kind in ("const", "init")]
+                carried = [s for kind, s in ties.get(value, ()) if kind not in ("const", "init")]
+                if outer and all(source == value for source in carried):
+                    level[value] = level[outer[0]]
+        for node in graph.walk():
+            inner = max((level[v] for v in node.operands), key=depth.__getitem__, default=0)
+            for value in node.results:
+                level[value] = node.region if node.bodies else inner
+        return tuple(
+            0 if is_branch(graph, region) else int(graph.regions[region].trip_count)
+            for region in level
+        )
+
+    @cached_property
+    def _depths(self) -> tuple[int, ...]:
+        depths: list[int] = []
+        for region in self.graph.regions:
+            depths.append(0 if region.parent is None else depths[region.parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def splits(self) -> tuple[frozenset[Digit], ...]:
+        """Per value, the digits along which each of its readers takes only a part of it."""
+        graph = self.graph
+        every = frozenset(d for s in self.sharded.shardings for dim in s.dims for d in dim)
+        split = [every] * len(graph.values)
+
+        def read(value: int, digits: frozenset[Digit]) -> None:
+            split[value] &= digits
+
+        for value, layout in zip(graph.results, self.sharded.results, strict=True):
+            read(value, _all(dims_of(layout)))
+        for tie in graph.region_arguments:
+            read(tie.source, _all(self.layouts[tie.target]))
+        for node in reversed(list(graph.walk())):
+            if node.bodies:
+                continue
+            made = frozenset[Digit]().union(*(_all(self.layouts[v]) for v in node.results))
+            rule = plain_rule(node.signature)
+            layouts = tuple(self.layouts[v] for v in (*node.operands, *node.results))
+            for operand, value in enumerate(node.operands):
+                if node.primitive in FORMATTING:
+                    read(value, made | split[node.results[0]])
+                elif rule is None or operand not in rule.operands:
+                    read(value, made.union(*(_all(self.layouts[v]) for v in node.operands)))
+                else:
+                    read(value, _parts_read(rule, operand, layouts))
+        return tuple(split)
+
+
+def is_branch(graph: Graph, region: int | None) -> bool:
+    """Return whether a region is inside of a branch of a condition."""
+    while region is not None:
+        if graph.regions[region].kind == "cond":
+            return True
+        region = graph.regions[region].parent
+    return False
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozenset[Digit]:
+    """Return the digits along which an operator reads only a part of an operand.
+
+    Args:
+      layouts: of the operands, then of the result.
+    """
+    found: set[Digit] = set()
+    results = {index.variables for index in rule.results[0]}
+    tensors = [(layouts[-1], rule.results[0], True)]
+    tensors += [(layouts[k], dims, False) for k, dims in rule.operands.items()]
+    for index in rule.operands[operand]:
+        for layout, dims, is_result in tensors:
+            for digits, other in zip(layout, dims, strict=True):
+                shared = set(index.variables) & set(other.variables)
+                if shared and (is_result or index.variables not in results):
+                    found.update(digits)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _all(dims: Dims) -> frozenset[Digit]:
+    return frozenset(digit for digits in dims for digit in digits)
+
+
+def dims_of(layout: Sharding) -> Dims:
+    """Return the digits of each dimension, without those of size 1."""
+    return tuple(tuple(d for d in digits if d.size > 1) for digits in layout.dims)
