@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -283,6 +284,11 @@ def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
 def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
     """Return the count of `inside` where some sizes are formulas or recorded sizes."""
     named = [name for name, _ in index.terms if type(extents[name]) is not int]
+    by = index.div if index.exact else 1
+    if len(named) == len(index.terms) == 2 and by == 1:
+        found = _inside_pair(index, extents, size * index.div)
+        if found is not None:
+            return found
     if len(named) > 1 and any(type(extents[name]) is Formula for name in named):
         sizes = " and ".join(str(extents[name]) for name in named)
         raise FormulaError(
@@ -290,12 +296,46 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
             "an element has no formula. Give the size of the window or of the image as a number."
         )
     *rest, (counted, slope) = sorted(index.terms, key=lambda term: term[0] in named[:1])
-    by = index.div if index.exact else 1
-    found: Any = 0
+    found = 0
     for point in product(*(range(extents[name]) for name, _ in rest)):
         begin = index.constant + sum(c * i for (_, c), i in zip(rest, point, strict=True))
         found = found + _hits((slope, extents[counted]), begin, by, size * index.div)
     return found
+
+
+def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
+    """Return the count of `inside` for two loops of which one has slope 1 or -1, else None.
+
+    With both loops upwards, the index is `s*o + r + c`. The points with `s*o + r < n` are those of
+    all `o` of `min(K, max(0, n - s*o))`, for K steps of `r`. That is `max(0, n - s*o)` without
+    `max(0, n - K - s*o)`, and each of both is the sum of an arithmetic progression.
+
+    >>> from shardalg.sizes.formula import symbol
+    >>> index, H, K = Index.of("o") * 2 + "r" - 1, symbol("H"), symbol("K")
+    >>> count = inside(index, {"o": H, "r": K}, 2 * H)
+    >>> [count.at({"H": n, "K": k}) == inside(index, {"o": n, "r": k}, 2 * n)
+    ...     for n, k in ((4, 3), (3, 9), (1, 1))]
+    [True, True, True]
+    """
+    (wide, slope), (narrow, unit) = sorted(index.terms, key=lambda term: -abs(term[1]))
+    if abs(unit) != 1:
+        return None
+    start = index.constant
+    for name, each in index.terms:
+        start = start + (each * (extents[name] - 1) if each < 0 else 0)
+    outer, inner, step = extents[wide], extents[narrow], abs(slope)
+
+    def below(bound: Any) -> Any:
+        """Sum of `max(0, bound - step*o)` over the outer loop."""
+        count = larger(0, smaller(outer, -_floor(-bound, step)))
+        pairs = count * (count - 1)  # an even number
+        half = pairs * Fraction(1, 2) if type(pairs) is Formula else pairs // 2
+        return count * bound - step * half
+
+    def points(bound: Any) -> Any:
+        return below(bound) - below(bound - inner)
+
+    return points(end - start) - points(-start)
 
 
 def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
