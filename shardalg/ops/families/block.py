@@ -42,14 +42,27 @@ def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
     )
 
 
+def levels(size: int) -> int:
+    """Return `ceil(log2(size))`, at least 1.
+
+    A named size is only compared with powers of two, so that a plan holds between two of them.
+
+    >>> [levels(size) for size in (1, 2, 3, 8, 9)]
+    [1, 1, 2, 3, 4]
+    """
+    found = 1
+    while size > 1 << found:
+        found += 1
+    return found
+
+
 def sort(signature: Signature) -> tuple[Rule, ...]:
     """`[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
     shape = signature.operands[0].shape
     axis = signature.param("dimension")
     loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
-    levels = math.ceil(math.log2(max(shape[axis], 2)))
     every = [loops] * len(signature.operands)
-    return (blocks(signature, every, every, levels),)
+    return (blocks(signature, every, every, levels(shape[axis])),)
 
 
 def top_k(signature: Signature) -> tuple[Rule, ...]:
@@ -77,9 +90,8 @@ def fft(signature: Signature) -> tuple[Rule, ...]:
     shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
     kept = names("d", len(shape) - len(sizes))
     around = range(len(kept), len(shape))
-    levels = math.ceil(math.log2(max(math.prod(sizes), 2)))
     read, write = ([*kept, *(f"{letter}{d}" for d in around)] for letter in "FH")
-    return (blocks(signature, [read], [write], 5 * levels),)
+    return (blocks(signature, [read], [write], 5 * levels(math.prod(sizes))),)
 
 
 def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
