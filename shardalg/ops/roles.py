@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
 from shardalg.errors import RoleError
 from shardalg.graph.ir import Graph, Signature
+from shardalg.graph.modules.dependencies import dependencies, reachable
 from shardalg.ops.loops import dim_loops
 from shardalg.ops.rows import rules
 
@@ -42,10 +43,10 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
         return (UNKNOWN,) * len(graph.values)
     _check(graph, argument_roles)
     given = dict(zip(graph.arguments, argument_roles, strict=True))
-    edges = _dependencies(graph)
-    tainted = _reachable(edges, [v for v, role in given.items() if role == DATA])
-    unsure = _reachable(edges, [v for v, role in given.items() if role is None])
-    known = _reachable(edges, graph.arguments)
+    edges = dependencies(graph)
+    tainted = reachable(edges, [v for v, role in given.items() if role == DATA])
+    unsure = reachable(edges, [v for v, role in given.items() if role is None])
+    known = reachable(edges, graph.arguments)
     spread = _data_dimensions(graph, given)
     found = [
         _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
@@ -69,12 +70,12 @@ def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     """
     # An iteration's loss depends on the gradients of the iteration before it, by the carried
     # parameters. Edges between iterations therefore do not count.
-    edges = _dependencies(graph, carried=False)
+    edges = dependencies(graph, carried=False)
     computed = [n for n in graph.nodes if not n.bodies]
     backward = [v for n in computed if n.phase == "backward" for v in n.results]
     forward = [v for n in computed if n.phase == "forward" for v in n.results]
-    of_gradients = _reachable(edges, backward)
-    is_needed = _reachable(_reversed(edges), [v for v in forward if found[v] == ACTIVATION])
+    of_gradients = reachable(edges, backward)
+    is_needed = reachable(_reversed(edges), [v for v in forward if found[v] == ACTIVATION])
     scalars = {
         value.index: ACTIVATION if is_needed[value.index] else LOSS
         for value in graph.values
@@ -117,39 +118,6 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
     if bad:
         known = ", ".join(map(repr, ARGUMENT_ROLES))
         raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
-
-
-def _dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
-    """Per value, the values that are computed from it; through bodies by region arguments.
-
-    Args:
-      carried: whether an iteration's results reach the arguments of the next iteration.
-    """
-    edges: list[list[int]] = [[] for _ in graph.values]
-    for node in graph.nodes:
-        if node.primitive == "optimization_barrier":  # each result is its own operand
-            for value, result in zip(node.operands, node.results, strict=True):
-                edges[value].append(result)
-            continue
-        for value in node.operands if not node.bodies else ():
-            edges[value].extend(node.results)
-    for tie in graph.region_arguments:
-        if carried or tie.kind != "carry":
-            edges[tie.source].append(tie.target)
-    return edges
-
-
-def _reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
-    seen = bytearray(len(edges))
-    stack = list(start)
-    for value in stack:
-        seen[value] = 1
-    while stack:
-        for target in edges[stack.pop()]:
-            if not seen[target]:
-                seen[target] = 1
-                stack.append(target)
-    return seen
 
 
 class _Classes:

@@ -88,7 +88,12 @@ class BesideXla(Answer):
 
     @cached_property
     def modules(self) -> Table:
-        """Collectives of each module of the function, ours and XLA's; alike modules are one."""
+        """Collectives of each module of the function, ours and XLA's; alike modules are one.
+
+        `verdict` is as in `lines`. A row "(unknown line)" has the collectives that name no line;
+        they may belong to any module, so that other rows have a verdict only if all of these
+        together would not change it.
+        """
         stages = self._trials.stages
         mine, asked = stages.graph, self.told.graph or stages.graph
         own, theirs = modules(mine), modules(asked)
@@ -98,12 +103,19 @@ class BesideXla(Answer):
             *((theirs, node_of(c.op_name, asked), (0, c.count, 0, c.count * c.wire_bytes))
               for c in self.told.collectives),
         ]  # fmt: skip
-        rows = (("" if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
+        rows = ((UNPLACED if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
         columns = (
             "module", "executions", "xla_executions", "wire_bytes_per_step",
             "xla_wire_bytes_per_step",
         )  # fmt: skip
-        return by_module.table(columns, by_module.summed(rows))
+        found = by_module.table(columns, by_module.summed(rows))
+        sent = {row[0]: (row[3], row[4]) for row in found.rows}
+        unplaced = sent.get(UNPLACED, (0, 0))
+        judged = (
+            (*row, "" if row[0] == UNPLACED else _line_verdict(row[0], sent[row[0]], unplaced))
+            for row in found.rows
+        )
+        return Table((*columns, "verdict"), tuple(judged))
 
     @cached_property
     def kinds(self) -> Table:
@@ -262,6 +274,8 @@ def _verdict(ours: Any, theirs: Any) -> str:
 Line = tuple[str, str]
 """Source line and phase."""
 NO_LINE: Line = ("", "")
+UNPLACED = "(unknown line)"
+"""Instead of a module: collectives that name no line."""
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
@@ -285,8 +299,8 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
         yield (*line, *names, "agree" if alike else verdict, sent, xla_sent, rows)
 
 
-def _line_verdict(line: Line, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
-    """Return who sends less for a line; "" if bytes without a line could turn the answer.
+def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
+    """Return who sends less for a line or a module; "" if bytes without a line could turn it.
 
     Inside a `shard_map` XLA's collectives do not say which operator they are for. They may belong
     to any line, so that a line has a verdict only if all of them together would not change it.

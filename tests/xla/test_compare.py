@@ -254,3 +254,18 @@ def test_lines_of_a_region_have_no_verdict_where_both_send_the_same(body, out):
     beside = sa.plan(region, x, mesh=sa.Mesh({"x": 8}), in_shardings=P("x")).compare_xla()
     assert beside.wire_bytes == beside.xla_wire_bytes > 0
     assert not any("better" in str(row["verdict"]) for row in beside.lines)
+    assert not any("better" in str(row["verdict"]) for row in beside.modules)
+    assert sum(row["xla_executions"] for row in beside.modules) > 0
+
+
+def test_modules_have_a_verdict_where_every_collective_names_its_line():
+    def step(w, x):
+        with jax.named_scope("up"):
+            return x @ w
+
+    mesh = sa.Mesh({"x": 8})
+    given = jax.ShapeDtypeStruct((16, 16), "float32"), jax.ShapeDtypeStruct((16, 16), "float32")
+    specs = (P("x"), P(None, "x"))
+    beside = sa.plan(step, *given, mesh=mesh, in_shardings=specs, out_shardings=P()).compare_xla()
+    assert set(beside.modules["module"]) == {"up"}
+    assert all(verdict for verdict in beside.modules["verdict"])

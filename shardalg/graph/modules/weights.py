@@ -8,10 +8,11 @@ backward pass the largest tree of numbers is the weights.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph, ValueType
+from shardalg.graph.modules.dependencies import dependencies, reachable
 from shardalg.graph.modules.module_paths import by_ending, endings, numbered, unwrapped, words
 from shardalg.graph.once import once_per_graph
 
@@ -67,9 +68,9 @@ def argument_modules(graph: Graph) -> ArgumentModules:
         for value, path in zip(graph.arguments, graph.argument_paths, strict=True)
         for root, below in (words(path),)
     ]
-    edges = _edges(graph)
+    edges = dependencies(graph)
     backward = [v for node in graph.nodes if node.phase == "backward" for v in node.results]
-    late = _reached(edges, backward)
+    late = reachable(edges, backward)
     read = [leaf for leaf in leaves if _is_read_early(graph, edges, leaf.value)]
     matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
     trained = set(matched.values()) | _updated(graph, read, late)
@@ -90,38 +91,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
         others,
         {result: scoped[arg] for result, arg in matched.items() if arg in scoped},
         late,
-        _reached(edges, others),
+        reachable(edges, others),
     )
-
-
-def _edges(graph: Graph) -> list[list[int]]:
-    """Return, per value, the values that are computed from it."""
-    edges: list[list[int]] = [[] for _ in graph.values]
-    for node in graph.nodes:
-        if node.bodies:
-            continue
-        if node.primitive == "optimization_barrier":  # each result is its own operand
-            for value, result in zip(node.operands, node.results, strict=True):
-                edges[value].append(result)
-            continue
-        for value in node.operands:
-            edges[value].extend(node.results)
-    for tie in graph.region_arguments:
-        edges[tie.source].append(tie.target)
-    return edges
-
-
-def _reached(edges: list[list[int]], start: Iterable[int]) -> bytearray:
-    seen = bytearray(len(edges))
-    stack = list(start)
-    for value in stack:
-        seen[value] = 1
-    while stack:
-        for target in edges[stack.pop()]:
-            if not seen[target]:
-                seen[target] = 1
-                stack.append(target)
-    return seen
 
 
 def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
