@@ -376,9 +376,22 @@ def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
     return CollectivePermute(_axes(mesh), _served(*by_block))
 
 
+@lru_cache(maxsize=1 << 12)
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
-    """(source, target) positions: the r-th holder of a block serves its r-th taker."""
-    return _served(*(_by_block(sum(_numbers(dims), ()), positions) for dims in (source, target)))
+    """Return the (source, target) positions: the r-th holder of a block serves its r-th taker.
+
+    Digits that neither layout has are the major ones of r, so that no block is sent along them.
+
+    >>> _permutation(((Digit(4, 2),),), ((Digit(1, 2),),), 8)[:4]  # from X to Z of (X, Y, Z)
+    ((0, 0), (4, 1), (2, 2), (6, 3))
+    """
+    ends = [sum(_numbers(dims), ()) for dims in (source, target)]
+    cuts = {cut for d in (*ends[0], *ends[1]) for cut in (d.stride, d.stride * d.size)}
+    order = sorted(cuts, reverse=True)
+    free = [complement(canonical(digits), positions) or () for digits in ends]
+    pieces = [[piece for digit in digits for piece in _pieces(digit, order)] for digits in free]
+    shared = tuple([piece for piece in pieces[0] if piece in pieces[1]])
+    return _served(*(_by_block(digits, positions, shared) for digits in ends))
 
 
 def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -387,8 +400,11 @@ def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, i
 
 
 @lru_cache(maxsize=1 << 12)
-def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
-    """All positions by the number of their block, those of one block in their order."""
+def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, ...]:
+    """Return all positions by the number of their block, those of one block by their free digits.
+
+    `first` are the major ones of the free digits.
+    """
     import numpy as np
 
     digits = canonical(digits)
@@ -396,9 +412,13 @@ def _by_block(digits: Digits, positions: int) -> tuple[int, ...]:
     if free is None:  # digits of several meshes
         ids = partition_ids(digits, np.arange(positions))
         return tuple(np.argsort(ids, kind="stable").tolist())
-    every = sorted((*digits, *free), reverse=True)
+    cuts = sorted({cut for d in first for cut in (d.stride, d.stride * d.size)}, reverse=True)
+    rest = [piece for digit in free for piece in _pieces(digit, cuts) if piece not in first]
+    every = sorted((*digits, *first, *rest), reverse=True)
     grid = np.arange(positions).reshape([size for _, size in every])
-    return tuple(grid.transpose([every.index(d) for d in (*digits, *free)]).ravel().tolist())
+    return tuple(
+        grid.transpose([every.index(d) for d in (*digits, *first, *rest)]).ravel().tolist()
+    )
 
 
 def _fused(moves: Iterable[Hop], links: Links | None) -> list[Hop]:

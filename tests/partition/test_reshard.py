@@ -111,6 +111,25 @@ def test_pending_sums_arrive(chain):
         check_moved(source, Sharding(target.mesh, target.shape, target.dims))
 
 
+def place_beside(digits, position):
+    """Return a position without what the digits say of it."""
+    return position - sum((position // d.stride % d.size) * d.stride for d in digits)
+
+
+X_TO_Z = [Sharding.from_axes(axes, MESHES[0], (24, 24)) for axes in (["x", None], [None, "z"])]
+
+
+@given(chains(length=2))
+@example(X_TO_Z)
+def test_a_permute_sends_along_the_axes_that_it_names(chain):
+    """No pair of devices differs along another one, so that the price is of the right links."""
+    for step in reshard_path(*chain).steps:
+        if isinstance(step.attributes, p.CollectivePermute):
+            for pair in step.attributes.pairs:
+                source, target = (place_beside(step.attributes.digits, at) for at in pair)
+                assert source == target, (step.attributes.digits, pair)
+
+
 @given(chains(length=1, pending=True))
 def test_staying_costs_nothing(chain):
     path = reshard_path(chain[0], chain[0])
