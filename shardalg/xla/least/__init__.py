@@ -28,8 +28,9 @@ what goes beyond it each of `k` operators is charged a `k`-th. These shares add 
 the largest need, and so to no more than what is received. The sum over operators is the bound.
 
 **What counts as 0**, because no such argument holds: operators with selected elements, prefixes,
-whole loops or several results, reshapes that merge dimensions, calls and loop borders, branches of
-a condition, broadcasts and constants. So do all other values of programs with a `shard_map`,
+whole loops or several results, windows whose taps are divided, reshapes that merge dimensions,
+calls and loop borders, branches of a condition, broadcasts, constants, and copies of arguments
+without an annotation. So do all other values of programs with a `shard_map`,
 because its border is open along the axes that it leaves. The collectives that a `shard_map` itself
 asks for are sent as they are, divided by the axes that it leaves.
 

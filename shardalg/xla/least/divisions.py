@@ -51,6 +51,8 @@ class Loops:
         """(digits of each loop of the result, digits of each loop that is summed)."""
         places = [(name, self._choices(name)) for name in self._of_result]
         sums = [(name, self._subsets(name)) for name in self._summed]
+        if self._has_divided_taps:
+            return []
         count = math.prod(len(choices) for _, choices in (*places, *sums))
         if count > MOST_DIVISIONS:
             return []
@@ -73,6 +75,14 @@ class Loops:
     @cached_property
     def _summed(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.rule.loops if name not in self._of_result)
+
+    @cached_property
+    def _has_divided_taps(self) -> bool:
+        """Whether a loop of a window is summed, and a tensor is sharded along it."""
+        taps = self._window.intersection(self._summed)
+        tensors = [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
+        pairs = [pair for tensor in tensors for pair in zip(*tensor, strict=True)]
+        return any(digits and index.loop in taps for digits, index in pairs)
 
     @cached_property
     def _window(self) -> frozenset[str]:

@@ -79,13 +79,16 @@ class Values:
     def is_known(self) -> bytearray:
         """Per value, 1 if a device may have the whole of it without a copy.
 
-        So are constants and broadcasts, which XLA makes anew on each device, and results of
-        operators that XLA may compute whole (a triangular solve), because it cannot divide them.
+        So are constants and broadcasts, which XLA makes anew on each device, results of operators
+        that XLA may compute whole (a triangular solve), because it cannot divide them, and
+        arguments without an annotation, whose layout XLA chooses.
         """
         graph = self.graph
         known = bytearray(len(graph.values))
         for one in graph.values:
             known[one.index] = one.kind == "constant"
+        for value, asked in zip(graph.arguments, self.sharded.annotations.arguments, strict=True):
+            known[value] = asked is None
         for node in graph.walk():
             inputs = all(known[v] for v in node.operands) and not node.bodies
             spread = node.primitive == "broadcast_in_dim"
