@@ -62,6 +62,8 @@ def _row(
         remedy = "Options(stream_layers=True) fetches one layer per iteration"
     trips = stages.graph.trip_count(node)
     said = f"{remedy}: {_change(trials, other)}"
+    if other.price >= trials.now.price:
+        said = f"none of those tried is cheaper; {said}"
     return (node.primitive, node.source, trips, sent, text, said, 0)
 
 

@@ -83,7 +83,7 @@ def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
     )
     text += f", {devices - filled} devices hold padding alone" if filled < devices else ""
     text += f"; {len(values)} values, {bytes_text(padding)} of padding on a device"
-    remedy = ", or ".join((f"make it a multiple of {devices}", *even))
+    remedy = ", or ".join((f"make it a multiple of {devices} (not tried)", *even))
     return ("uneven", _source(stages, first), len(values), 0, text, remedy, 0)
 
 
@@ -204,14 +204,18 @@ def _donated(trials: Trials) -> Iterator[Row]:
         # XLA reuses the memory for a result of the same global shape if the sharding is the same.
         kind = graph.values[value].type
         alike = [place for place in free if graph.values[graph.results[place]].type == kind]
-        remedy = "do not donate it: no other result has its shape and type"
+        remedy = "do not donate it (not tried): no other result has its shape and type"
         if alike:
             free.remove(alike[0])
             result = f"result {graph.result_paths[alike[0]]} as {layout.text()}"
             text += f"; {result} would allow reuse"
             asked = filled(stages.annotations, (("results", alike[0]),), layout)
             found = _effect(trials, asked)
-            remedy = "do not donate it" if found == NOTHING else f"annotate {result}: {found}"
+            remedy = (
+                "do not donate it (not tried)"
+                if found == NOTHING
+                else f"annotate {result}: {found}"
+            )
         yield ("donation", path, 1, 0, text, remedy, 0)
 
 

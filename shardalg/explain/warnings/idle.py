@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from shardalg.algebra.digits import Digits, parts
@@ -13,21 +13,23 @@ from shardalg.costs.cost import number
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node
-from shardalg.io.units import bytes_text, flops_text
+from shardalg.io.units import bytes_text, counted, flops_text
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
 from shardalg.planning.stages import Stages
 
 MOST_TRIED = 4
 """Of so many source lines, those with the most redundant flops, annotations are tried."""
+MOST_LAYOUTS = 6
+"""The number of layouts that are planned per line, and again if these are not cheaper."""
 
 
 def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
     """A row of `plan.warnings()` per source line and idle axes, the costliest first.
 
     For the first `MOST_TRIED` the remedy is an annotation of the product's result or of an operand
-    that has been planned: the one after which the plan repeats the fewest flops, then sends the
-    fewest bytes.
+    that has been planned and makes a step cheaper: the one after which the plan repeats the fewest
+    flops, then sends the fewest bytes.
     """
     stages = trials.stages
     graph = stages.graph
@@ -51,26 +53,39 @@ def _row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object,
 
 
 def _remedy(trials: Trials, one: Idle) -> str:
-    """The annotation that uses the axes, in words, with what it does to the plan."""
-    stages = trials.stages
+    """Return the annotation that repeats less and makes a step cheaper, with what it changes.
+
+    Layouts that split a dimension evenly are planned first, the others if none of these is cheaper.
+    """
+    stages, now = trials.stages, trials.now
     before = redundant_flops(idle(stages.program, stages.graph))
     best: tuple[tuple[Any, Any], str] | None = None
-    for value, layout in _layouts(stages, one):
-        other = trials.under(annotated_as(stages, value, layout))
-        outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
-        name = stages.graph.values[value].name
-        sent = f"{bytes_text(trials.now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
-        words = (
-            f"annotate {name} as {layout.text()}: {flops_text(before)} to "
-            f"{flops_text(left)} repeated, {sent}"
-        )
-        if left < before and (best is None or (left, outcome.wire_bytes) < best[0]):
-            best = (left, outcome.wire_bytes), words
-    return best[1] if best else "no annotation of its operands or result uses the axis"
+    tried = 0
+    for even in (True, False):
+        for value, layout in islice(_layouts(stages, one, even=even), MOST_LAYOUTS):
+            tried += 1
+            other = trials.under(annotated_as(stages, value, layout))
+            outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
+            rank = left, outcome.wire_bytes
+            sent = f"{bytes_text(now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
+            cheaper = left < before and outcome.price < now.price
+            if cheaper and (best is None or rank < best[0]):
+                words = f"annotate {stages.graph.values[value].name} as {layout.text()}"
+                best = rank, f"{words}: {flops_text(before)} to {flops_text(left)} repeated, {sent}"
+        if best is not None:
+            return best[1]
+    if not tried:
+        return "no annotation was tried: no dimension of its result or of its sums is free"
+    layouts = counted(tried, "layout")
+    return f"of {layouts} of its result and operands that were planned, none makes a step cheaper"
 
 
-def _layouts(stages: Stages, one: Idle) -> Iterator[tuple[int, Sharding]]:
-    """Layouts of the result, then of operands, in which the idle axes split a dimension evenly."""
+def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sharding]]:
+    """Yield layouts of the result, then of operands, in which the idle axes split a dimension.
+
+    Args:
+      even: whether the axes divide the dimension, or leave some devices with less.
+    """
     node = stages.graph.nodes[one.node]
     (rule, *_) = rules(node.signature) or ()
     for value, dim in _places(node, rule):
@@ -78,7 +93,9 @@ def _layouts(stages: Stages, one: Idle) -> Iterator[tuple[int, Sharding]]:
         for digits in _choices(one.digits):
             longer = (*layout.dims[dim], *digits)
             used = {d for dims in layout.dims for d in dims}
-            if used.isdisjoint(digits) and layout.shape[dim] % parts(longer) == 0:
+            size = layout.shape[dim]
+            fits = size % parts(longer) == 0 if even else size % parts(longer) and size > 1
+            if used.isdisjoint(digits) and size and fits:
                 yield value, layout.with_dims((*layout.dims[:dim], longer, *layout.dims[dim + 1 :]))
 
 

@@ -149,12 +149,15 @@ def _warning(
             return None  # in a shard_map each device runs it on its own blocks
         what = "its operands are gathered whole" if sends else "every device runs all of it"
         text = f"{what}: {reason}"
-        remedy = "leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
+        remedy = "not tried: leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
     else:
         caused = [step for step in steps if _along(program, node, rows[0], step)]
         loops = sorted(_split_later(rows[0]))
         text = f"loop {', '.join(loops)} is gathered: no emission splits it yet"
-        remedy = "leave that dimension unpartitioned, or extend shardalg/ops/local_parameters.py"
+        remedy = (
+            "not tried: leave that dimension unpartitioned, or extend "
+            "shardalg/ops/local_parameters.py"
+        )
     moved = sum(step.count * _sent(program, step) for step in caused)
     if rows is not None and not moved:
         return None

@@ -25,8 +25,8 @@ from shardalg.spmd.instructions import AllGather
 SHARE = 0.1
 """Of the plan's bytes, or of its flops, from which it is worth a word."""
 STACK = (
-    "no layout that was tried makes a step cheaper; stack operands that are alike and call it once "
-    "under jax.vmap, so that devices share them"
+    "no layout that was tried makes a step cheaper; not tried: stack operands that are alike and "
+    "call it once under jax.vmap, so that devices share them"
 )
 
 
