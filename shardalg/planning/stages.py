@@ -18,6 +18,7 @@ from shardalg.partition.partition import partition
 from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
 from shardalg.planning.layer_stacks import by_layer
+from shardalg.planning.padded_samples import padding_of_samples
 from shardalg.planning.restated import annotations_at, restated
 from shardalg.planning.traced import Traced
 from shardalg.planning.trips import while_loops
@@ -116,8 +117,8 @@ def is_named(traced: Traced, annotations: Annotations) -> bool:
 def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
     """Complete, partition and check.
 
-    Fourier transforms run in stages where the program then sends less. Annotations of single
-    values are of one graph, which stays as it is.
+    Fourier transforms run in stages, and samples are padded while they are merged, where the
+    program then sends less. Annotations of single values are of one graph, which stays as it is.
     """
     options = options.where(named=is_named(traced, annotations))
     if annotations.values:
@@ -129,6 +130,11 @@ def planned(traced: Traced, annotations: Annotations, options: Options) -> Stage
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
         made = _planned(made.traced.staged(orders), annotations, options)
         best = min(best, made, key=_sent)
+    if options.switches.pad_blocks and options.way == "paper":
+        padding = padding_of_samples(best.sharded)
+        if padding is not None:
+            made = _planned(best.traced.staged(padding), annotations, options)
+            best = min(best, made, key=_sent)
     return _streamed(best, options)
 
 

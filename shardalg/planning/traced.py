@@ -14,7 +14,13 @@ from shardalg.graph.ir import Graph
 from shardalg.graph.serial import from_json, graph_hash, to_json
 from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.io.records import read, values
-from shardalg.ops.canonicalize.normalise import in_stages, normalise, unread
+from shardalg.ops.canonicalize.normalise import (
+    Padding,
+    in_stages,
+    normalise,
+    unread,
+    with_padding,
+)
 from shardalg.ops.canonicalize.transforms import Order
 from shardalg.ops.judged import check_rows
 from shardalg.ops.roles import roles
@@ -48,7 +54,8 @@ class Traced:
       symbols: the formulas of its sizes; None where all are numbers.
       first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
-      orders: of Fourier transforms that `graph` has in stages, per rewrite (node, stages).
+      orders: of Fourier transforms that `graph` has in stages, per rewrite (node, stages); of
+        samples that it pads, the padding.
       whole: the graph before these rewrites; None where there was none.
       again: traces the function on axes of other sizes; None where none of their sizes is in the
         graph, and in a loaded plan.
@@ -62,7 +69,7 @@ class Traced:
     symbols: Symbols | None = None
     first_mesh: Mesh | None = None
     narrow: Graph | None = None
-    orders: tuple[tuple[tuple[int, Order], ...], ...] = ()
+    orders: tuple[tuple[tuple[int, Order], ...] | Padding, ...] = ()
     whole: Graph | None = None
     again: Callable[[Axes], Traced] | None = None
 
@@ -95,14 +102,17 @@ class Traced:
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
     def unstaged(self) -> Traced:
-        """Return the same function with every Fourier transform as it was traced."""
+        """Return the same function with every transform and all samples as they were traced."""
         if self.whole is None:
             return self
         return replace(self, graph=self.whole, whole=None, orders=())
 
-    def staged(self, orders: tuple[tuple[int, Order], ...]) -> Traced:
-        """Return the same function with some Fourier transforms in stages."""
-        graph = in_stages(self.graph, dict(orders))
+    def staged(self, orders: tuple[tuple[int, Order], ...] | Padding) -> Traced:
+        """Return the same function with some Fourier transforms in stages, or samples padded."""
+        if isinstance(orders, Padding):
+            graph = with_padding(self.graph, orders)
+        else:
+            graph = in_stages(self.graph, dict(orders))
         whole = self.graph if self.whole is None else self.whole
         return replace(self, graph=graph, whole=whole, orders=(*self.orders, orders))
 

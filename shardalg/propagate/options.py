@@ -106,8 +106,9 @@ class Switches:
         as XLA sends them. Not of products by groups (`ragged_dot`). In numbers only.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         one.
-      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts; else
-        such dimensions are gathered whole. Named sizes go without: their bytes are formulas.
+      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts, and
+        samples that do not divide while they are merged with another dimension; else such
+        dimensions are gathered whole. Named sizes go without: their bytes are formulas.
       collective_matmul: a product and the all-gather of an operand, or the reduce-scatter of its
         result, go as a ring of permutes beside products of one block each, where that is faster by
         the rates of `hardware`: as many bytes, and nobody holds what is gathered or still to be

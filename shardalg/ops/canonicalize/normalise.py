@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,32 @@ def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
     return _Rewrite(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
 
 
+class Change(NamedTuple):
+    """What stands in place of a node of one result.
+
+    Attributes:
+      operands: (position, operators that its operand goes through). A pad gets a zero.
+      signature: of the node. cut: the operator that makes the result from it; None if it does.
+    """
+
+    operands: tuple[tuple[int, tuple[Signature, ...]], ...]
+    signature: Signature
+    cut: Signature | None
+
+
+class Padding(NamedTuple):
+    """Nodes and types of values that change where samples are padded."""
+
+    changes: tuple[tuple[int, Change], ...]
+    types: tuple[tuple[int, ValueType], ...]
+
+
+def with_padding(graph: Graph, padding: Padding) -> Graph:
+    """Return the graph with samples padded (`planning/padded_samples.py`)."""
+    live = bytearray(b"\1" * len(graph.nodes))
+    return _Rewrite(graph, {}, live, padding=padding).graph()
+
+
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
     """Per node, 1 if a result of the program needs it; values in `known` need no node."""
     needed = bytearray(len(graph.values))
@@ -147,10 +173,13 @@ class _Rewrite:
         *,
         wide_sums: bool = False,
         orders: Mapping[int, Order] = MappingProxyType({}),
+        padding: Padding | None = None,
     ) -> None:
         self.old = graph
         self.wide_sums = wide_sums
         self.orders = orders
+        self.changes = dict(padding.changes) if padding else {}
+        self.types = dict(padding.types) if padding else {}
         self.numbers = numbers
         self.live = live
         self.values: list[Value] = []
@@ -194,8 +223,9 @@ class _Rewrite:
         number_of = [-1] * len(self.old.values)
         for value in compress(self.old.values, kept):
             number_of[value.index] = index = len(self.values)
-            same = value.index == index
-            self.values.append(value if same else Value(index, value.type, value.kind, value.name))
+            type_ = self.types.get(value.index, value.type)
+            same = value.index == index and type_ is value.type
+            self.values.append(value if same else Value(index, type_, value.kind, value.name))
         for index, array in self.old.constants:
             if kept[index]:
                 self.constants.append((number_of[index], array))
@@ -253,6 +283,8 @@ class _Rewrite:
             *before, signature = staged(signature, self.orders[node.index])
             for step in before:
                 operands = [self._made(node, step, operands, step.primitive)]
+        elif node.index in self.changes:
+            signature, operands = self._changed(node, self.changes[node.index], operands)
         elif not is_kept:
             signature, operands = self._explicit(node, operands)
         place = (node.source, node.phase, node.region, node.bodies, node.module)
@@ -305,13 +337,31 @@ class _Rewrite:
         if read.cut is not None:
             return [self._made(node, read.cut, [operand], "slice"), indices]
         assert read.zeros is not None and read.joined is not None, "one of both is made"
-        type_ = read.zeros.operands[0]
+        zero = self._zero(read.zeros.operands[0])
+        zeros = self._made(node, read.zeros, [zero], "broadcast_in_dim")
+        return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
+
+    def _changed(
+        self, node: Node, change: Change, operands: list[int]
+    ) -> tuple[Signature, list[int]]:
+        """The last operator that stands for a changed node, and its operands."""
+        for position, steps in change.operands:
+            for step in steps:
+                more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
+                given = [operands[position], *more]
+                operands[position] = self._made(node, step, given, step.primitive)
+        if change.cut is None:
+            return change.signature, operands
+        made = self._made(node, change.signature, operands, node.primitive)
+        return change.cut, [made]
+
+    def _zero(self, type_: ValueType) -> int:
+        """A constant zero of a type."""
         zero = len(self.values)
         name = f"0:{SHORT.get(type_.dtype, type_.dtype)}"
         self.values.append(Value(zero, type_, "constant", name))
         self.constants.append((zero, np.zeros((), type_.dtype)))
-        zeros = self._made(node, read.zeros, [zero], "broadcast_in_dim")
-        return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
+        return zero
 
     def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
         """The result of a new node beside `node`, named for its kind."""

@@ -1,0 +1,279 @@
+"""Merged dimensions of samples that do not divide: the samples are padded while they are merged.
+
+A batched convolution has the samples in its groups: 13 samples of 2 features are 26 features. On 4
+devices a block of 13 has 4 samples, which are 8 features, but a block of 26 has 7. No device's
+samples are a block of the merged dimension, so that all of them would be gathered. Padded to 16
+samples, every device has 4 samples and 8 features:
+
+    x[13] -> pad [16] -> merge [32] -> operators -> split [16, 2] -> slice [13, 2]
+
+Each operator between merge and split computes samples apart from each other, or sums over them; a
+sum reads zeros for the samples that were added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.derived_layouts import plain
+from shardalg.algebra.digits import parts
+from shardalg.graph.ir import Graph, Node, Signature, ValueType
+from shardalg.ops.canonicalize.normalise import Change, Padding
+from shardalg.ops.families.pointwise import MANY, UNARY
+from shardalg.ops.rows import rules
+from shardalg.ops.rule import SUM, Rule
+from shardalg.propagate.sharded import ShardedGraph
+
+_POINTWISE = frozenset((*UNARY.split(), *MANY.split(), "convert_element_type", "copy"))
+_OTHERS = (
+    ["broadcast_in_dim", "conv_general_dilated", "dot_general", "reduce_max", "reduce_min"],
+    ["reduce_prod", "reduce_sum", "reshape", "transpose"],
+)
+MOVABLE = _POINTWISE.union(*_OTHERS)
+"""Operators that compute padded samples as they compute the others."""
+SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
+
+
+def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
+    """Return how samples are padded where they are merged, or None if nothing is to be padded."""
+    changes: dict[int, Change] = {}
+    types: dict[int, ValueType] = {}
+    for merge in _merges(sharded):
+        found = merge.region()
+        if found is not None and not found.nodes & changes.keys():
+            changes.update((node, found.change(node)) for node in sorted(found.nodes))
+            types.update(found.types())
+    if not changes:
+        return None
+    return Padding(tuple(changes.items()), tuple(types.items()))
+
+
+def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
+    """Yield the reshapes that merge an unevenly sharded major dimension with others."""
+    graph = sharded.graph
+    for node in graph.nodes_of(["reshape"]):
+        (rule,) = rules(node.signature) or ()
+        layout = plain(sharded.shardings[node.operands[0]]).dims
+        for dim, index in enumerate(rule.results[0]):
+            found = _major(rule, index)
+            if found is None:
+                continue
+            name, factor = found
+            size = rule.extents[name]
+            for place, other in enumerate(rule.operands[0]):
+                count = parts(layout[place]) if other.loop == name else 1
+                if size % count:
+                    padded = -(-size // count) * count
+                    yield _Merge(graph, (node.results[0], dim, factor), size, padded)
+
+
+def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
+    """Return the major loop of a merged dimension and the elements of one of its iterations."""
+    if len(index.terms) < 2 or index.constant or index.div != 1 or index.mod:
+        return None
+    name, factor = max(index.terms, key=lambda term: term[1])
+    rest = sum(c * (rule.extents[n] - 1) for n, c in index.terms if n != name) + 1
+    return (name, factor) if rest == factor else None
+
+
+class _Merge(NamedTuple):
+    """A merge of samples.
+
+    Attributes:
+      start: value, dimension, and elements of one sample.
+      size, padded: numbers of samples.
+    """
+
+    graph: Graph
+    start: tuple[int, int, int]
+    size: int
+    padded: int
+
+    def region(self) -> _Region | None:
+        """Return the operators between merge and split; None if one of them has to stay."""
+        made = _Region(self.graph, self.size, self.padded)
+        return made if made.grown(*self.start) else None
+
+
+@dataclass
+class _Region:
+    """Operators that compute merged samples.
+
+    Attributes:
+      marks: per value with merged samples, its dimension and the elements of one sample.
+      ends: per node and tensor (~0 is the result), the dimension of samples that are not merged.
+      loops: per node the loop over samples, and its iterations for one sample.
+      sums: nodes that sum over samples.
+    """
+
+    graph: Graph
+    size: int
+    padded: int
+    marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)
+    loops: dict[int, tuple[str, int]] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
+
+    @property
+    def nodes(self) -> set[int]:
+        """The operators that change."""
+        return set(self.ends)
+
+    def grown(self, value: int, dim: int, factor: int) -> bool:
+        """Find all operators from a merged value on; False if one of them has to stay."""
+        todo = [(value, dim, factor)]
+        while todo:
+            value, dim, factor = todo.pop()
+            if value in self.marks:
+                if self.marks[value] != (dim, factor):
+                    return False
+                continue
+            if not self._is_inner(value):
+                return False
+            self.marks[value] = dim, factor
+            maker = self.graph.producer[value]
+            for number in dict.fromkeys((*self.graph.users[value], maker)):
+                assert number is not None, "an inner value has a node that makes it"
+                found = self._visited(self.graph.nodes[number], value, dim)
+                if found is None:
+                    return False
+                todo.extend(found)
+        return True
+
+    def _is_inner(self, value: int) -> bool:
+        """Return whether only nodes of the program itself make and read a value."""
+        graph = self.graph
+        ends = (*graph.results, *(v for region in graph.regions for v in region.results))
+        return graph.producer[value] is not None and value not in ends
+
+    def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
+        """Return the merged values that a node ties to a value; None if the node has to stay."""
+        found = rules(node.signature)
+        if node.primitive not in MOVABLE or node.region or not found or len(node.results) > 1:
+            return None
+        rule, factor = found[0], self._merged(value, dim) // self.size
+        tensors = {~0: node.results[0], **dict(enumerate(node.operands))}
+        at, *others = {rule.indices(k)[dim] for k, v in tensors.items() if v == value}
+        major = (at.loop, 1) if at.loop else _major(rule, at)
+        if others or major is None or factor % major[1]:
+            return None
+        loop = major[0], factor // major[1]
+        if self.loops.get(node.index, loop) != loop:
+            return None
+        if loop[0] not in rule.result_loops:
+            if node.primitive not in SUMS or rule.combine != SUM:
+                return None
+            self.sums.add(node.index)
+        self.loops[node.index] = loop
+        return self._tied(rule, tensors, loop, self.ends.setdefault(node.index, {}))
+
+    @staticmethod
+    def _tied(
+        rule: Rule, tensors: Mapping[int, int], loop: tuple[str, int], ends: dict[int, int]
+    ) -> list[tuple[int, int, int]] | None:
+        """Return the merged values of a node; None if it reads samples in another way.
+
+        Args:
+          loop: its name, and the iterations of one sample.
+          ends: gets the dimensions of samples alone, per tensor.
+        """
+        marked, (name, count) = [], loop
+        for tensor, value in tensors.items():
+            for dim, index in enumerate(rule.indices(tensor)):
+                if name not in index.variables:
+                    continue
+                major = (name, 1) if index.loop == name else _major(rule, index)
+                if major is None or major[0] != name:
+                    return None
+                if major[1] * count == 1:
+                    ends[tensor] = dim
+                else:
+                    marked.append((value, dim, major[1] * count))
+        return marked
+
+    def _merged(self, value: int, dim: int) -> int:
+        return self.graph.values[value].type.shape[dim]
+
+    def types(self) -> Mapping[int, ValueType]:
+        """The padded types of the merged values."""
+        return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
+
+    def _wider(self, value: int, dim: int, factor: int) -> ValueType:
+        type_ = self.graph.values[value].type
+        return _with_size(type_, dim, self.padded * factor)
+
+    def change(self, number: int) -> Change:
+        """Return what stands in place of a node."""
+        node, ends = self.graph.nodes[number], self.ends[number]
+        chains: list[tuple[int, tuple[Signature, ...]]] = []
+        operands = []
+        for k, value in enumerate(node.operands):
+            type_ = self.graph.values[value].type
+            if k in ends:
+                wide = _with_size(type_, ends[k], self.padded)
+                chains.append((k, (_pad(type_, wide),)))
+            elif value in self.marks:
+                wide = self._wider(value, *self.marks[value])
+                if number in self.sums:
+                    chains.append((k, tuple(self._masked(wide, *self.marks[value]))))
+            else:
+                wide = type_
+            operands.append(wide)
+        result = node.results[0]
+        made = self.graph.values[result].type
+        cut = None
+        if ~0 in ends:
+            wide = _with_size(made, ends[~0], self.padded)
+            cut, made = _slice(wide, made), wide
+        elif result in self.marks:
+            made = self._wider(result, *self.marks[result])
+        named, count = self.loops[number]
+        groups = self.padded * count if named == "g" else 0
+        params = tuple((k, _param(k, old, made, groups)) for k, old in node.signature.params)
+        signature = Signature(node.primitive, params, tuple(operands), (made,))
+        return Change(tuple(chains), signature, cut)
+
+    def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
+        """Yield the operators that set the samples that were added to zero."""
+        shape = wide.shape
+        split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)
+        true = _with_size(split, dim, self.size)
+        yield _reshape(wide, split)
+        yield _slice(split, true)
+        yield _pad(true, split)
+        yield _reshape(split, wide)
+
+
+def _param(name: str, old: object, made: ValueType, groups: int) -> object:
+    """Return a parameter of a node whose result is wider, and which has other groups."""
+    if name in ("new_sizes", "shape"):
+        return made.shape
+    grouped = name in ("feature_group_count", "batch_group_count") and old != 1
+    return groups if groups and grouped else old
+
+
+def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
+    return ValueType((*type_.shape[:dim], size, *type_.shape[dim + 1 :]), type_.dtype)
+
+
+def _reshape(given: ValueType, made: ValueType) -> Signature:
+    return Signature(
+        "reshape", (("dimensions", None), ("new_sizes", made.shape)), (given,), (made,)
+    )
+
+
+def _pad(given: ValueType, made: ValueType) -> Signature:
+    """Return the operator that pads dimensions at their end with a number."""
+    pairs = zip(given.shape, made.shape, strict=True)
+    config = tuple((0, wide - size, 0) for size, wide in pairs)
+    zero = ValueType((), given.dtype)
+    return Signature("pad", (("padding_config", config),), (given, zero), (made,))
+
+
+def _slice(given: ValueType, made: ValueType) -> Signature:
+    starts = (0,) * len(given.shape)
+    params = (("limit_indices", made.shape), ("start_indices", starts), ("strides", None))
+    return Signature("slice", params, (given,), (made,))
