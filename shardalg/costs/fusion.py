@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shardalg.costs.compute import contracts
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph, Signature
+from shardalg.graph.once import once_per_graph
 from shardalg.ops.rows import rules
 from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.instructions import (
@@ -57,17 +58,50 @@ ON_CHIP = "on_chip"
 """The name of the sites that mark what a kernel keeps on the chip."""
 
 
+FUSES, REDUCES, EXPANDS, CONTRACTS = 1, 2, 4, 8
+"""Bits of `traits`, as the functions of these names and `compute.contracts` decide them."""
+
+
+def traits(block: Block, graph: Graph) -> bytes:
+    """Return the traits of each instruction of a block, as bits; they are decided once per node.
+
+    Five passes of a price ask for them. The block keeps them, with the graph that they are of.
+    """
+    known = vars(block).get("_traits")
+    if known is None or known[0] is not graph:
+        of_node = _traits_of_nodes(graph)
+        known = vars(block)["_traits"] = (
+            graph,
+            bytes([_traits(one, of_node) for one in block.instructions]),
+        )
+    return known[1]
+
+
+def _traits(instruction: Instruction, of_node: bytes) -> int:
+    kind = type(instruction.attributes)
+    if kind is not Apply:
+        return 0 if kind in APART else FUSES
+    return FUSES if instruction.node is None else of_node[instruction.node]
+
+
+@once_per_graph
+def _traits_of_nodes(graph: Graph) -> bytes:
+    known: dict[int, int] = {}
+    for node in graph.nodes:
+        signature = node.signature
+        if id(signature) not in known:
+            kept = CONTRACTS if contracts(signature) else FUSES
+            sums = REDUCES if kept == FUSES and _reduces(signature) else 0
+            known[id(signature)] = kept | sums | (EXPANDS if _expands(signature) else 0)
+    return bytes([known[id(node.signature)] for node in graph.nodes])
+
+
 def fuses(instruction: Instruction, graph: Graph) -> bool:
     """Whether an instruction is neither a contraction, a collective nor a loop."""
     attributes = instruction.attributes
     if type(attributes) is not Apply:
         return type(attributes) not in APART
     return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
-
-
-def repeats(instruction: Instruction, graph: Graph) -> bool:
-    """Whether a compiler that fuses makes the results anew in each reader: not of reductions."""
-    return fuses(instruction, graph) and not reduces(instruction, graph)
 
 
 def reduces(instruction: Instruction, graph: Graph) -> bool:
@@ -86,11 +120,13 @@ def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
     same: dict[int, int] = {}
     found = []
     for instruction in block.instructions:
-        operands = tuple(same.get(v, v) for v in instruction.operands)
+        operands = instruction.operands
+        if not same.keys().isdisjoint(operands):
+            operands = tuple(same.get(v, v) for v in operands)
         if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
             same.update(zip(instruction.results, operands, strict=True))
             instruction = replace(instruction, operands=(), results=())
-        elif operands != instruction.operands:
+        elif operands is not instruction.operands:
             instruction = replace(instruction, operands=operands)
         found.append(instruction)
     results = tuple(same.get(v, v) for v in block.results)
@@ -113,12 +149,6 @@ def inside_kernels(block: Block, graph: Graph) -> frozenset[int]:
     return frozenset(made - read)
 
 
-def expands(instruction: Instruction, graph: Graph) -> bool:
-    """Whether an instruction repeats its operand along a loop of the result (broadcast, iota)."""
-    signature = _signature(instruction, graph)
-    return signature is not None and _expands(signature)
-
-
 def _signature(instruction: Instruction, graph: Graph) -> Signature | None:
     if type(instruction.attributes) is not Apply or instruction.node is None:
         return None
@@ -132,6 +162,7 @@ def _reduces(signature: Signature) -> bool:
 
 @lru_cache(maxsize=65536)
 def _expands(signature: Signature) -> bool:
+    """Whether an operator repeats its operand along a loop of the result (broadcast, iota)."""
     return any(r.result_loops - r.operand_loops and not r.guards for r in rules(signature) or ())
 
 
@@ -147,8 +178,8 @@ def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
     """What instructions that fuse make, and what the others, or the outside, read."""
     made: set[int] = set()
     read: set[int] = set(block.results)
-    for instruction in block.instructions:
-        if fuses(instruction, graph):
+    for instruction, bits in zip(block.instructions, traits(block, graph), strict=True):
+        if bits & FUSES:
             made.update(instruction.results)
         else:
             read.update(instruction.operands[_constants(instruction) :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from shardalg.costs.analyses.donation import reused
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import expands, materialised, on_chip
+from shardalg.costs.fusion import EXPANDS, materialised, on_chip, traits
 from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import local_bytes
@@ -293,19 +293,25 @@ class Scan:
             return line
         for value in lives.start.keys() - lives.last.keys() - lives.pinned:
             line.drop(value)
-        last, ends = lives.last, lives.ends(len(block.instructions))
+        count, last, whole = len(block.instructions), lives.last, self.whole
+        ends, bits = lives.ends(count), traits(block, self.graph) if self.graph else bytes(count)
         for i, instruction in enumerate(block.instructions):
-            for value in self.overwritten(instruction, ends[i], line.alive, lives):
+            dying, results = ends[i], instruction.results
+            # only what dies is written over
+            for value in self.overwritten(instruction, dying, line.alive, lives) if dying else ():
                 line.drop(value)
-            for value in instruction.results:
-                line.add(value, self.size(instruction, value, line.alive, lives))
+            for value in results:
+                held = NOTHING if value in lives.never else whole[value]
+                if bits[i] & EXPANDS and value not in lives.written:
+                    held = self.repeated(instruction, held, line.alive)
+                line.add(value, held)
             if stop is None:
                 line.reach(i, self.inside(instruction))
             elif i == stop[0]:
                 inner = self.inside(instruction, stop[1:])
                 line.inner = inner.alive if inner else {}
                 break
-            for value in (*ends[i], *(v for v in instruction.results if v not in last)):
+            for value in (*dying, *[v for v in results if v not in last]):
                 line.drop(value)
         return line
 
@@ -348,13 +354,8 @@ class Scan:
         line.alive.update(line.inner)
         return line
 
-    def size(
-        self, instruction: Instruction, value: int, alive: dict[int, Held], lives: Lives
-    ) -> Held:
-        """What a result takes: of a broadcast that fuses with its readers, its operands' bytes."""
-        own = NOTHING if value in lives.never else self.whole[value]
-        if self.graph is None or value in lives.written or not expands(instruction, self.graph):
-            return own
+    def repeated(self, instruction: Instruction, own: Held, alive: dict[int, Held]) -> Held:
+        """Return the bytes of a broadcast that fuses with its readers: those of its operands."""
         read = [alive.get(operand, NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
         return min(own, Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
@@ -370,7 +371,7 @@ class Scan:
                 free.discard(argument)
                 written.add(result)
                 yield argument
-        for operand, result in self.in_place(instruction, lives) if free else ():
+        for operand, result in self.in_place(instruction, free, lives) if free else ():
             if operand not in free or result in written or operand not in alive:
                 continue
             if alive[operand].bytes == held[result].bytes and result not in lives.never:
@@ -378,17 +379,19 @@ class Scan:
                 written.add(result)
                 yield operand
 
-    def in_place(self, instruction: Instruction, lives: Lives) -> Iterator[tuple[int, int]]:
-        """Pairs (operand, result) of which the result may be written over the operand."""
+    def in_place(
+        self, instruction: Instruction, free: set[int], lives: Lives
+    ) -> Iterable[tuple[int, int]]:
+        """Pairs (free operand, result) of which the result may be written over the operand."""
         control = instruction.attributes
         if isinstance(control, Control):
             carry = _CARRIED[type(control)](control, instruction.operands)
-            yield from zip(carry, instruction.results, strict=False)
-        elif not self.writes_apart(instruction):
-            read = (sorted(lives.sources.get(v, (v,))) for v in instruction.operands)
-            operands = [operand for of in read for operand in of]
-            taken = instruction.results[:1]
-            yield from ((operand, result) for result in taken for operand in operands)
+            return zip(carry, instruction.results, strict=False)
+        if self.writes_apart(instruction) or not instruction.results:
+            return ()
+        read = (lives.sources.get(v, (v,)) for v in instruction.operands)
+        found = [v for of in read if not free.isdisjoint(of) for v in sorted(free.intersection(of))]
+        return [(operand, instruction.results[0]) for operand in found]
 
     def writes_apart(self, instruction: Instruction) -> bool:
         """Whether the result needs memory of its own while the operands are still read."""

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from shardalg.costs.fusion import (
     APART,
-    fuses,
+    FUSES,
+    REDUCES,
     held_back,
     inside_kernels,
-    reduces,
-    repeats,
+    traits,
     unaliased,
 )
 from shardalg.graph.ir import Graph
@@ -27,6 +28,9 @@ from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
+_REPEATS = FUSES | REDUCES
+"""A compiler that fuses makes results anew in each reader if they fuse and are no reduction."""
+NOTHING: frozenset[int] = frozenset()
 _BITS = 28
 """Of the capacities that are handed to scipy, which counts in 32."""
 Instructions = tuple[Instruction, ...]
@@ -71,16 +75,17 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     """
     barred = held_back(block)
     block, same = unaliased(block)
-    instructions = block.instructions
+    instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
-    kept = _kept(program, graph, instructions, border)
-    summed = {v for ins in instructions if reduces(ins, graph) for v in ins.results}
+    kept = _kept(program, block, bits, border)
+    sums = (ins for ins, bit in zip(instructions, bits, strict=True) if bit & REDUCES)
+    summed = {v for ins in sums for v in ins.results}
     away = inside_kernels(block, graph) - kept - summed
-    before, behind = _epilogues(program, graph, block)
+    before, behind = _epilogues(program, block, bits)
     away = (away | before.difference(kept, block.results)) - behind
     away -= {same.get(v, v) for v in barred}
     forward, backward = _needed(instructions, border, kept, away)
-    sources, reduced = _sources(instructions, graph, away)
+    sources, reduced = _sources(instructions, bits, away)
     last = _last(instructions, border, kept, (forward, backward))
     last.update(dict.fromkeys(block.results, len(instructions)))
     last.update({alias: last[value] for alias, value in same.items() if value in last})
@@ -124,12 +129,14 @@ def _border(instructions: Instructions) -> int:
     return phases.index("backward") if "backward" in phases else len(phases)
 
 
-def _kept(
-    program: SpmdProgram, graph: Graph, instructions: Instructions, border: int
-) -> frozenset[int]:
+def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
     """The values of the forward pass that the backward pass finds."""
-    forward, backward = instructions[:border], instructions[border:]
-    made = {value: ins for ins in forward for value in ins.results}
+    forward, backward = block.instructions[:border], block.instructions[border:]
+    made = {
+        value: (ins, bit & _REPEATS == FUSES)
+        for ins, bit in zip(forward, bits, strict=False)
+        for value in ins.results
+    }
     crossing = frozenset(v for ins in backward for v in ins.operands if v in made)
     if not crossing:
         return crossing
@@ -138,23 +145,25 @@ def _kept(
         for part in (forward, backward)
     ]
     again = crossing & sent[0] & sent[1]
-    return again | _minimum_cut(program, _Span(graph, made, crossing, again))
+    return again | _minimum_cut(program, _Span(made, crossing, again))
 
 
 def _epilogues(
-    program: SpmdProgram, graph: Graph, block: Block
+    program: SpmdProgram, block: Block, bits: bytes
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Results of products that only pointwise operators right behind them read, and of these.
 
     The product and what makes no more bytes of it is one kernel, which writes the last result.
     """
-    reads = Counter(v for ins in block.instructions for v in dict.fromkeys(ins.operands))
+    reads = Counter(chain.from_iterable([{*ins.operands} for ins in block.instructions]))
     made: dict[int, int] = {}  # what became of a product, and the product
     last: dict[int, int] = {}
-    for instruction in block.instructions:
-        if not repeats(instruction, graph):
-            multiplies = type(instruction.attributes) is Apply and not fuses(instruction, graph)
+    for instruction, bit in zip(block.instructions, bits, strict=True):
+        if bit & _REPEATS != FUSES:
+            multiplies = type(instruction.attributes) is Apply and not bit & FUSES
             made = {v: v for v in instruction.results} if multiplies else {}
+            continue
+        if not made:
             continue
         for operand in instruction.operands:
             if operand in made and reads[operand] == 1:
@@ -172,31 +181,42 @@ def _needed(
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
     for at in reversed(range(len(instructions))):
-        instruction = instructions[at]
-        needs = forward if at < border else backward
-        through = away.issuperset(instruction.results)
-        until = max((needs.get(r, at) for r in instruction.results if through), default=at)
-        again = [backward[r] for r in instruction.results if r in backward and r not in kept]
-        for operand in instruction.operands:
-            needs[operand] = max(needs.get(operand, at), until)
-            if again and at < border:
-                backward[operand] = max(backward.get(operand, at), *again)
+        results, operands = instructions[at].results, instructions[at].operands
+        needs, until, again = backward, at, at
+        through = away.issuperset(results)
+        if at < border:
+            needs = forward
+            # places are not below `at`, so that it is no longest of any
+            for result in results:
+                if result in backward and result not in kept:
+                    again = max(again, backward[result])
+        if through and results:
+            until = max([needs.get(result, at) for result in results])
+        for operand in operands:
+            if needs.get(operand, at) <= until:
+                needs[operand] = until
+            if again > at and backward.get(operand, at) <= again:
+                backward[operand] = again
     return forward, backward
 
 
 def _sources(
-    instructions: Instructions, graph: Graph, away: frozenset[int]
+    instructions: Instructions, bits: bytes, away: frozenset[int]
 ) -> tuple[dict[int, frozenset[int]], frozenset[int]]:
     """Of what the values that are never in memory are made; what is reduced where it is made."""
     sources: dict[int, frozenset[int]] = {}
     reduced: set[int] = set()
     moved = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
-    for instruction in instructions:
-        read = (sources.get(v, frozenset((v,))) for v in instruction.operands)
-        of = frozenset().union(*read)
-        made_of = of if repeats(instruction, graph) else frozenset()  # no product writes over these
-        sources.update(dict.fromkeys(away.intersection(instruction.results), made_of))
-        if reduces(instruction, graph):
+    for instruction, bit in zip(instructions, bits, strict=True):
+        inner = () if away.isdisjoint(instruction.results) else instruction.results
+        if not inner and not bit & REDUCES:
+            continue
+        of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
+        made_of = of if bit & _REPEATS == FUSES else NOTHING  # no product writes over these
+        for value in inner:
+            if value in away:
+                sources[value] = made_of
+        if bit & REDUCES:
             reduced |= of - moved
     return sources, frozenset(reduced)
 
@@ -206,8 +226,7 @@ class _Span:
 
     def __init__(
         self,
-        graph: Graph,
-        made: dict[int, Instruction],
+        made: dict[int, tuple[Instruction, bool]],
         crossing: frozenset[int],
         free: frozenset[int],
     ) -> None:
@@ -222,10 +241,11 @@ class _Span:
             if value in self.values or value not in made:
                 continue
             self.values[value] = len(self.values)
-            if not repeats(made[value], graph):
+            maker, repeats = made[value]
+            if not repeats:
                 self.fixed.add(value)
                 continue
-            sources = [v for v in made[value].operands if v in made]
+            sources = [v for v in maker.operands if v in made]
             self.edges += [(source, value) for source in sources]
             waiting += sources
 

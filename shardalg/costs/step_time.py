@@ -205,21 +205,35 @@ class Pricing:
         """The first step of every price, by its place, and how many steps have that price."""
         number: dict[Any, int] = {}
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
-        found: dict[Any, list[int]] = {}
-        joined, inside, rings = self.together, self.fused, self.rings
+        # a value in memory and one that never is have numbers of two signs
+        codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
+        first: dict[Any, int] = {}
+        times: Counter[int] = Counter()
+        joined, rings, nodes = self.together, self.rings, self.operators
         for place, step in enumerate(self.steps):
             instruction = step.instruction
-            values = (*instruction.operands, *instruction.results)
-            each = values if len({*values}) == len(values) else tuple(dict.fromkeys(values))
+            values = instruction.operands + instruction.results
+            operator = None if instruction.node is None else nodes[instruction.node]
+            plain = operator is not None and type(instruction.attributes) is Apply
             key = (
-                *(self.operation(instruction), instruction.role, instruction.phase, step.count),
+                operator if plain else self.operation(instruction),
+                *(instruction.role, instruction.phase, step.count),
                 self.company(instruction, types) if id(instruction) in joined else None,
-                rings.get(id(instruction)),
-                tuple([types[v] for v in values]),
-                tuple([types[v] for v in each if v not in inside]),
+                rings.get(id(instruction)) if rings else None,
+                tuple([codes[v] for v in values]),
+                None if len({*values}) == len(values) else tuple(map(values.index, values)),
             )
-            found.setdefault(key, []).append(place)
-        return {places[0]: len(places) for places in found.values()}
+            times[first.setdefault(key, place)] += 1
+        return dict(times)
+
+    @cached_property
+    def operators(self) -> list[int | None]:
+        """Per node a number of its signature; None where parameters of instructions count too."""
+        known: dict[Signature, int | None] = {}
+        for node in self.graph.nodes:
+            if node.signature not in known:
+                known[node.signature] = None if windows(node.signature) else len(known)
+        return [known[node.signature] for node in self.graph.nodes]
 
     @cached_property
     def together(self) -> dict[int, tuple[Instruction, ...]]:

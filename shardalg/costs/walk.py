@@ -25,16 +25,24 @@ class Execution(Generic[A_co]):
 
 
 def walk(program: SpmdProgram) -> Iterator[Execution]:
-    """Every instruction that runs; a loop's body comes before the loop itself."""
-    yield from _walk(program.block, 1, ())
+    """Every instruction that runs; a loop's body comes before the loop itself.
+
+    A price reads them five times, so the program keeps them.
+    """
+    known = vars(program)
+    if "_walk" not in known:
+        known["_walk"] = tuple(_walk(program.block, 1, ()))
+    return iter(known["_walk"])
 
 
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
     for instruction in block.instructions:
         attributes = instruction.attributes
-        inside = (*loops, instruction) if attributes.bodies else loops
-        for body, runs in zip(attributes.bodies, attributes.executions_of_bodies, strict=True):
-            yield from _walk(body, count * runs, inside)
+        bodies = attributes.bodies
+        if bodies:
+            inside = (*loops, instruction)
+            for body, runs in zip(bodies, attributes.executions_of_bodies, strict=True):
+                yield from _walk(body, count * runs, inside)
         yield Execution(instruction, count, loops)
 
 

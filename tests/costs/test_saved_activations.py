@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import breadth_first_order
 
 import shardalg as sa
+from shardalg.costs import fusion
+from shardalg.costs.compute import contracts
 from shardalg.costs.memory import liveness
 from shardalg.costs.saved_activations import _residual, last_uses, lifetimes
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
 from shardalg.paper import table1_strategies as table1
-from shardalg.spmd.instructions import AllGather
+from shardalg.spmd.instructions import AllGather, Apply
 from tests.costs.unpartitioned import program_of
 
 MATMUL = (("dimension_numbers", (((1,), (0,)), ((), ()))),)
@@ -212,3 +214,20 @@ def test_a_cut_of_any_sizes_is_exact(arcs):
     least = min(paid.values())
     smallest = frozenset.intersection(*(s for s, n in paid.items() if n == least))
     assert reached == smallest
+
+
+@pytest.mark.parametrize("strategy", table1.STRATEGIES)
+def test_traits_are_what_the_rows_of_each_instruction_say(strategy):
+    """The bits that passes read, and the functions that decide them one by one."""
+    config = Config(B=8, S=8, M=16, H=32, N=4, D=4, V=32, L=2)
+    chosen, mesh = part("train_step"), sa.Mesh({"X": 2, "Y": 2})
+    layout = table1.STRATEGIES[strategy](mesh, config)
+    plan = sa.plan(chosen.function(config), *chosen.arguments(config), strategy=layout)
+    block, graph = plan.program.block, plan.graph
+    for one, bits in zip(block.instructions, fusion.traits(block, graph), strict=True):
+        signature = None if one.node is None else graph.nodes[one.node].signature
+        is_apply = type(one.attributes) is Apply and signature is not None
+        assert bool(bits & fusion.FUSES) == fusion.fuses(one, graph)
+        assert bool(bits & fusion.REDUCES) == fusion.reduces(one, graph)
+        assert bool(bits & fusion.CONTRACTS) == (is_apply and contracts(signature))
+    assert fusion.traits(block, graph) is fusion.traits(block, graph)

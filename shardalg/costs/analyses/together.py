@@ -95,24 +95,25 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     reached: dict[int, Levels] = {}
     found: dict[tuple[AllReduce, int], list[Instruction]] = {}
     for instruction in block.instructions:
-        levels = _joined([reached[v] for v in instruction.operands if v in reached])
+        levels: Levels = {}
+        for value in instruction.operands:
+            other = reached.get(value, levels)
+            if other is not levels:
+                levels = _joined(levels, other) if levels else other
         attributes = instruction.attributes
-        if isinstance(attributes, AllReduce) and attributes.sends > 0:
+        if type(attributes) is AllReduce and attributes.sends > 0:
             level = levels.get(attributes, 0)
             found.setdefault((attributes, level), []).append(instruction)
             levels = {**levels, attributes: level + 1}
         if levels:
-            reached.update(dict.fromkeys(instruction.results, levels))
+            for value in instruction.results:
+                reached[value] = levels
     yield from found.values()
 
 
-def _joined(all_levels: list[Levels]) -> Levels:
+def _joined(first: Levels, other: Levels) -> Levels:
     """The largest level of each kind; chains share one dictionary, which is then no copy."""
-    if not all_levels:
-        return {}
-    first, *rest = all_levels
-    for other in rest:
-        if other is not first and any(first.get(kind, 0) < n for kind, n in other.items()):
-            kinds = first.keys() | other.keys()
-            first = {kind: max(first.get(kind, 0), other.get(kind, 0)) for kind in kinds}
-    return first
+    if all(first.get(kind, 0) >= n for kind, n in other.items()):
+        return first
+    kinds = first.keys() | other.keys()
+    return {kind: max(first.get(kind, 0), other.get(kind, 0)) for kind in kinds}
