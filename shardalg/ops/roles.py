@@ -172,9 +172,15 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
             pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
         at = node.operands + node.results
         for i, d, j, e in pairs:
-            one, other = base[at[i]] + d, base[at[j]] + e
-            if parent[one] != parent[other]:
-                classes.join(one, other)
+            # as `classes.join`, without its calls: the loop runs a hundred thousand times
+            one, other = parent[base[at[i]] + d], parent[base[at[j]] + e]
+            if one == other:
+                continue
+            while parent[one] != one:
+                parent[one] = one = parent[parent[one]]
+            while parent[other] != other:
+                parent[other] = other = parent[parent[other]]
+            parent[other] = one
     for tie in graph.region_arguments:
         rank = len(graph.values[tie.source].type.shape) - tie.source_drop
         for d in range(rank):
@@ -191,5 +197,7 @@ def _marked(
         return {classes.root(i) for v in mine for i in range(base[v], base[v + 1])}
 
     spread = owned(DATA) - owned(PARAMETERS, OPTIMIZER_STATE)
-    roots = bytearray([classes.root(i) in spread for i in range(base[-1])])
+    roots = bytearray(base[-1])
+    for i, parent in enumerate(classes.parent):
+        roots[i] = parent in spread or classes.root(i) in spread
     return bytearray([1 in roots[base[v] : base[v + 1]] for v in range(len(graph.values))])

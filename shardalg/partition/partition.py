@@ -193,7 +193,7 @@ class Partitioner(BodyPartitioner):
                 self._call(node) if node.bodies else self._written(node)
                 continue
             key = pick[number](context.available)
-            if self._waits(node):
+            if self.waiting and self._waits(node):
                 key = (*key, "waits")
             found = recipes[kind].get(key)
             if found is None:

@@ -21,6 +21,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
 from shardalg.costs.topology import machine
 from shardalg.graph.ir import Graph, Node
+from shardalg.graph.once import once_per_graph
 from shardalg.ops.rows import rules
 from shardalg.partition.choose.key import NodeKey
 from shardalg.partition.choose.node_classes import KEPT
@@ -32,13 +33,11 @@ from shardalg.propagate.sharded import Reason, ShardedGraph
 def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
     """The completed graph, values that nothing reaches as they are made."""
     graph, found = sharded.graph, list(sharded.shardings)
-    bound, made = _bound(graph) | sharded.fixed, []
+    made = []
     uneven: set[int] = set()
-    for node in graph.walk():
-        if node.bodies or len(node.results) != 1 or node.signature.primitive in KEPT:
-            continue
+    for node in _inner_nodes(graph):
         (value,) = node.results
-        if value in bound or any(found[value].dims) or rules(node.signature) is None:
+        if any(found[value].dims) or value in sharded.fixed:
             continue
         largest = max(node.operands, key=lambda v: _weight(found[v]), default=None)
         if largest is None or not any(found[largest].dims):
@@ -82,6 +81,21 @@ def _weight(layout: Sharding) -> tuple[int, bool]:
 def _digits(layout: Sharding) -> set[Digit]:
     """All that splits a value."""
     return {digit for digits in layout.dims for digit in digits}
+
+
+@once_per_graph
+def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
+    """Return the nodes that have a rule and one result, which crosses no border of a region."""
+    bound = _bound(graph)
+    return tuple(
+        node
+        for node in graph.walk()
+        if not node.bodies
+        and len(node.results) == 1
+        and node.signature.primitive not in KEPT
+        and node.results[0] not in bound
+        and rules(node.signature) is not None
+    )
 
 
 def _bound(graph: Graph) -> frozenset[int]:

@@ -45,17 +45,24 @@ def _reasons(record: Record) -> Iterator[Reason]:
         yield Reason(value, layouts.sharding(number), "annotated" if own else "annotated operand")
     steps, count = fixpoint.index, len(record.graph.values)
     known = layouts.shardings()
+    nodes, names, tensors, kind_of_step = (
+        steps.nodes,
+        steps.names,
+        steps.tensors,
+        steps.kind_of_step,
+    )
+    roles = [kind.role for kind in steps.kinds]
     for change in fixpoint.trail:
-        if change.step is None:
-            if change.value < count:
-                yield _without_step(record, change, known[change.number])
-        elif change.value < count:
-            value, number, _, direction, sources, level = change
-            step = change.step
-            node, role = steps.nodes[step], steps.kinds[steps.kind_of_step[step]].role
-            taken = tuple([steps.names[steps.tensors[step][k]] for k in sources])
-            layout = known[number]
-            yield Reason(value, layout, "completed", node, direction, taken, role, level)
+        value, number, step, direction, sources, level = change
+        if value >= count:
+            continue
+        if step is None:
+            yield _without_step(record, change, known[number])
+            continue
+        values = tensors[step]
+        taken = tuple([names[values[k]] for k in sources])
+        layout, role = known[number], roles[kind_of_step[step]]
+        yield Reason(value, layout, "completed", nodes[step], direction, taken, role, level)
     for value, kind, sources in record.settled.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 

@@ -28,7 +28,12 @@ def check(program: SpmdProgram) -> SpmdProgram:
         a permute has to do with another order of the devices.
     """
     known = {local for local, _ in program.constants}
-    turned = {local.index for local in program.locals if local.sharding.mesh != program.mesh}
+    mesh = program.mesh
+    turned = {
+        local.index
+        for local in program.locals
+        if local.sharding.mesh is not mesh and local.sharding.mesh != mesh
+    }
     if turned:
         _check_orders(program, program.block, turned)
     _check_block(program, program.block, known)
@@ -57,15 +62,24 @@ def _check_orders(program: SpmdProgram, block: Block, turned: set[int]) -> None:
 
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
-    made = known | set(block.arguments)
+    made, sound = known | set(block.arguments), set()
     has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
     for instruction in block.instructions:
         if not (has_all(instruction.operands) and has_none(instruction.results)):
             raise _order_fault(program, instruction, made)
         kind = type(instruction.attributes)
         # What an Apply gives is what its primitive gives: its locals say it.
+        if kind in _BORDERS:
+            _BORDERS[kind](program, instruction)
+        elif kind is not Apply:
+            # alike instructions are checked once
+            values = (*instruction.operands, *instruction.results)
+            types = tuple([_type(program, local) for local in values])
+            alike = instruction.attributes, types, len(instruction.operands)
+            if alike not in sound:
+                _check_types(program, instruction)
+                sound.add(alike)
         if kind is not Apply:
-            _BORDERS.get(kind, _check_types)(program, instruction)
             for body in instruction.attributes.bodies:
                 _check_block(program, body, known)
         add(instruction.results)

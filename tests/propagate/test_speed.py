@@ -2,8 +2,10 @@
 
 import time
 
+from shardalg.ops.rows import rules
 from shardalg.propagate import propagate
 from shardalg.propagate.gspmd import fixpoint
+from shardalg.propagate.gspmd.index import index
 from tests.propagate.small import Builder, annotations, layout
 
 
@@ -32,6 +34,15 @@ def decisions(depth, monkeypatch):
 
 def test_decisions_do_not_grow_with_depth(monkeypatch):
     assert decisions(20, monkeypatch) == decisions(10, monkeypatch)
+
+
+def test_a_graph_has_one_index():
+    """However its arguments are spelled: else every first plan makes two."""
+    graph, _ = stack(2)
+    assert (
+        index(graph, rules) is index(graph, rules, True) is index(graph, rules, results_given=True)
+    )
+    assert index(graph, rules, False) is not index(graph, rules)
 
 
 def test_a_deep_stack(show):

@@ -74,11 +74,14 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     local = start = len(locals_)
     for value, (shape, dtype, layout, number) in zip(node.results, recipe.made, strict=False):
         locals_.append(Local(local, shape, dtype, layout, value))
-        available[value], first[value] = number, local
+        available[value] = number
+        first[value] = local
         local += 1
     results = (start,) if local == start + 1 else tuple(range(start, local))
-    given = (tuple(operands), results, node.index, node.phase, "unknown", plan.why)
-    context.instructions.append(Instruction(plan.operator, *given))
+    operator, why, read = plan.operator, plan.why, tuple(operands)
+    context.instructions.append(
+        Instruction(operator, read, results, node.index, node.phase, "unknown", why)
+    )
     for k in recipe.settled:
         first[node.results[k]] = UNMADE
         settle(context, node, node.results[k], results[k], recipe.value_shardings[k])

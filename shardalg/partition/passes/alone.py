@@ -18,6 +18,7 @@ from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import (
     AllReduce,
     Apply,
+    Control,
     Extract,
     OwnerSelect,
     ReduceScatter,
@@ -28,6 +29,8 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
+OWNERS = (Extract, OwnerSelect)
+"""Instructions that give one device at most an element."""
 PARTS = (Slice, SliceAt, Resize)
 """Instructions that leave elements, or zeros, as they are."""
 COPIES = SAME | {"rev", "slice"}
@@ -36,8 +39,23 @@ COPIES = SAME | {"rev", "slice"}
 
 def joined_as_bits(program: SpmdProgram) -> SpmdProgram:
     """The same program, where what one device alone has is joined by "pick"."""
+    if not _has_owners(program.block):
+        return program
     block = _joined(program.block, program.locals)
     return program if block is program.block else replace(program, block=block)
+
+
+def _has_owners(block: Block) -> bool:
+    """Whether any instruction gives one device an element that the others lack."""
+    kinds = {type(instruction.attributes) for instruction in block.instructions}
+    if not kinds.isdisjoint(OWNERS):
+        return True
+    holders = (
+        [one for one in block.instructions if one.attributes.bodies]
+        if (any(issubclass(kind, Control) for kind in kinds))
+        else []
+    )
+    return any(_has_owners(body) for one in holders for body in one.attributes.bodies)
 
 
 def _joined(block: Block, locals_: Sequence[Local]) -> Block:
@@ -70,7 +88,7 @@ def _step(instruction: Instruction, locals_: Sequence[Local], alone: set[int]) -
 def _is_alone(instruction: Instruction, locals_: Sequence[Local], alone: set[int]) -> bool:
     """Whether it makes, or joins, what one device at most has."""
     a, given = instruction.attributes, instruction.operands
-    if isinstance(a, Extract | OwnerSelect):
+    if isinstance(a, OWNERS):
         return given[0] in alone or not locals_[given[0]].sharding.unreduced
     copies = isinstance(a, Apply) and a.primitive in COPIES and len(given) == 1
     sums = isinstance(a, AllReduce | ReduceScatter) and a.combine == SUM

@@ -95,7 +95,6 @@ class Index:
         return self.kinds[self.kind_of_step[step]]
 
 
-@once_per_graph
 def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
     """The index of a graph.
 
@@ -104,6 +103,12 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
         own; if not, the tuple of all results is the only one, and it does not count as a reader
         (`sharding_propagation.cc`, ComputeNonRootUsers).
     """
+    return _index(graph, rules, results_given)
+
+
+@once_per_graph
+def _index(graph: Graph, rules: Rules, results_given: bool) -> Index:
+    """Return the index; all arguments are given, so that one index has one key."""
     kinds = _Kinds(graph, rules, results_given)
     steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
     return assembled(graph, list(kinds.found), steps)
