@@ -8,7 +8,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain import removals
+from shardalg.explain import collective, removals
 from shardalg.explain.why_not import annotated_as
 from shardalg.plan.plan import from_annotations
 from tests import every_plan
@@ -237,6 +237,29 @@ def test_axes_that_no_single_edit_moves_are_dropped_together():
     assert not any(trial.removes for trial in (*plan.explain(2).trials, *plan.explain(2).pairs))
     assert str(plan.explain(2).change).startswith("argument x as [None, None, None, None] instead")
     assert_removed(plan, 2)
+
+
+def test_a_large_program_is_explained_by_few_plans_unless_asked_to_be_thorough(monkeypatch):
+    """The trials that are left out are named, and a thorough explanation is the one from before."""
+    plan = MODELS["two layouts of a sum"]()
+    whole = repr(plan.explain(1))
+    monkeypatch.setattr(collective, "QUICK_NODES", 1)
+    few = plan.explain(1)
+    assert len(few.trials) == 1
+    assert not few.pairs
+    assert "only 1 changes were planned: plan.explain(1, thorough=True) plans more." in repr(few)
+    assert repr(plan.explain(1, thorough=True)) == whole
+    assert "thorough" not in whole
+
+
+def test_only_changes_that_remove_a_collective_are_priced():
+    plan = MODELS["two layouts of a sum"]()
+    found = plan.explain(0)
+    priced = found._trials._outcomes.values()
+    assert len(found.trials) > len(list(priced)) - len(found.pairs) - 1
+    for trial in found.trials:  # asked for later, the price is that of the plan
+        assert trial.outcome.wire_bytes == trial.wire_bytes
+        assert trial.outcome.step_time_s > 0
 
 
 def test_what_no_change_removes_says_so_with_the_nearest(monkeypatch):

@@ -333,7 +333,11 @@ def test_import_loads_nothing_heavy():
     assert run.stdout.split() == []
 
 
-LATER = ("sympy", "mpmath", "z3", "pandas", "matplotlib", "scipy", "shardalg.explain.trials")
+LATER = (
+    "sympy", "mpmath", "z3", "pandas", "matplotlib", "scipy", "shardalg.explain.trials",
+    "shardalg.explain.decisions", "shardalg.costs.cost", "shardalg.costs.memory",
+    "shardalg.costs.step_time",
+)  # fmt: skip
 FIRST_ANSWERS = f"""
 import sys, jax, shardalg as sa
 from jax.sharding import PartitionSpec as P

@@ -7,6 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.explain import switches
 from shardalg.paper import table1_strategies as table1
 from tests import small_step
 from tests.partition.planned import check_equal, numbers
@@ -139,3 +140,25 @@ def test_a_copy_no_larger_than_its_source_serves_the_backward_pass():
     assert plan.gathers().query("option == 'keep_gathers'").empty
     assert plan.verify().ok
     check_equal(plan, fn, arguments)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_switches_cost_what_a_plan_with_them_costs(name, monkeypatch):
+    """Rows equal plans made one by one, and equal programs are priced once."""
+    plan, priced = planned(name), []
+    original = switches._outcome
+    monkeypatch.setattr(switches, "_outcome", lambda made: priced.append(made) or original(made))
+    rows = plan.switches().to_dict("records")
+    assert len(priced) < len(rows)
+    for row in rows[1:]:
+        option, value = row["options"].split("=")
+        settings = plan.options.settings | {
+            "keep_gathers": plan.options.keeping(plan._stages.traced.roles),
+            option: value == "True",
+        }
+        other = plan.replan(mesh=MESH, options=sa.Options.of(settings))
+        assert (row["collectives"], row["wire_bytes"], row["peak_memory_bytes"]) == (
+            len(other.collectives()),
+            other.collectives()["wire_bytes_per_step"].sum(),
+            other.cost(plan.options.hardware).peak_memory_bytes,
+        )

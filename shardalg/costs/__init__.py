@@ -8,7 +8,25 @@ that computes them on numbers, once for all instructions that are alike; the lon
 a `max` of both. What is alive at the peak is decided at the hints.
 """
 
-from shardalg.costs.cost import Cost
-from shardalg.costs.step_time import estimate
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.step_time import estimate
 
 __all__ = ["Cost", "estimate"]
+
+
+def __getattr__(name: str) -> object:
+    """Load a name when it is first asked for: a plan that is not priced needs neither."""
+    if name == "Cost":
+        from shardalg.costs.cost import Cost
+
+        return Cost
+    if name == "estimate":
+        from shardalg.costs.step_time import estimate
+
+        return estimate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

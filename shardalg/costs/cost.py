@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from shardalg.errors import TableError
 from shardalg.io.answers import html_part
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
+from shardalg.sizes.amounts import number
 from shardalg.sizes.formula import Formula, FormulaError
 from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.sums import total
@@ -424,8 +424,3 @@ class Cost:
     def _repr_html_(self) -> str:
         table = self.formulas() if self.sizes else self.table()
         return html_part(repr(self)) + html_part(table)
-
-
-def number(value: Any) -> Any:
-    """An exact price as a table shows it: an int or a formula as it is, else the nearest float."""
-    return float(value) if type(value) is Fraction else value

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from shardalg.costs.cost import number
 from shardalg.costs.traffic import MovedValue
 from shardalg.errors import StrategyError
 from shardalg.explain.chains import Annotated
 from shardalg.explain.changes import Change, Changes
 from shardalg.explain.disagreements import Side, disagreement
-from shardalg.explain.removals import Trial, pairs, ranked, singles, together, undominated
+from shardalg.explain.removals import (
+    QUICK_NODES,
+    Effort,
+    Trial,
+    pairs,
+    ranked,
+    singles,
+    together,
+    undominated,
+)
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
@@ -22,6 +30,7 @@ from shardalg.partition.choose.regions import stops
 from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
 from shardalg.planning.trips import executions_text
+from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import AllReduce, ReduceScatter
 
@@ -45,6 +54,7 @@ class CollectiveExplanation(Answer):
     has: Side
     needs: Side
     _trials: Trials = field(repr=False)
+    _effort: Effort = field(default_factory=Effort, repr=False)
 
     @property
     def annotations(self) -> tuple[Annotated, ...]:
@@ -68,19 +78,23 @@ class CollectiveExplanation(Answer):
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
         """Every change of one annotation that was tried, planned again; see `removals.ranked`."""
-        return singles(self._trials, self.moved, (self.has, self.needs))
+        return singles(self._trials, self.moved, (self.has, self.needs), self._effort)
 
     @cached_property
     def pairs(self) -> tuple[Trial, ...]:
         """Changes of two annotations, tried where none of one removes it and sends no more."""
         found = any(trial.removes and not trial.more for trial in self.trials)
-        return () if found else pairs(self._trials, self.moved, self.trials)
+        return () if found else pairs(self._trials, self.moved, self.trials, self._effort)
 
     @cached_property
     def together(self) -> tuple[Trial, ...]:
         """Changes of as many annotations as it takes, where none of two removes it."""
-        found = any(trial.removes for trial in (*self.trials, *self.pairs))
-        return () if found else together(self._trials, self.moved)
+        if any(trial.removes for trial in (*self.trials, *self.pairs)):
+            return ()
+        if self._effort.is_spent:
+            self._effort.leaves_out = True
+            return ()
+        return together(self._trials, self.moved)
 
     @property
     def change(self) -> Change | Changes | None:
@@ -121,8 +135,23 @@ class CollectiveExplanation(Answer):
         return (
             self.headline,
             self.sides,
-            "\n".join(filter(None, (self._after_the_loop() or self._advice(), self._by_layer()))),
+            "\n".join(filter(None, (*self._remedies(), self._by_layer()))),
             self.changes,
+        )
+
+    def _remedies(self) -> tuple[str, ...]:
+        """Return the advice, and how to get more where the program is large."""
+        loop = self._after_the_loop()
+        if loop:
+            return (loop,)
+        advice = self._advice()
+        if not self._effort.leaves_out:
+            return (advice,)
+        count = len(self.trials) + len(self.pairs)
+        return (
+            advice,
+            f"The program is large, so only {count} changes were planned: "
+            f"plan.explain({self.moved.number}, thorough=True) plans more.",
         )
 
     def _after_the_loop(self) -> str:
@@ -238,20 +267,24 @@ def _trial_row(trial: Trial) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def explain_collective(trials: Trials, table: Table, which: object) -> CollectiveExplanation:
+def explain_collective(
+    trials: Trials, table: Table, which: object, *, thorough: bool = False
+) -> CollectiveExplanation:
     """Why a collective is there.
 
     Args:
       table: of the collectives; which: a row of it, its number, or the instruction.
+      thorough: whether to plan every change, however large the program is.
 
     Raises:
       StrategyError: there is no such collective.
     """
     stages = trials.stages
     moved = stages.traffic.collectives[_number(stages, table, which)]
-    return CollectiveExplanation(
-        moved, *disagreement(stages.sharded, stages.traffic, moved), trials
-    )
+    sides, effort = disagreement(stages.sharded, stages.traffic, moved), Effort()
+    if not thorough:
+        effort.nodes = QUICK_NODES
+    return CollectiveExplanation(moved, *sides, trials, effort)
 
 
 def _number(stages: Stages, table: Table, which: object) -> int:

@@ -17,15 +17,13 @@ from shardalg.costs.symbolic import Symbolised
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.planning.stages import Stages, priced
+from shardalg.planning.stages import CHANGE_COLUMNS, Stages, priced
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 from shardalg.symbolic.retrace import Alignment, Difference
 
-CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
-NO_CHANGES = Table(CHANGE_COLUMNS, ())
 ChangeRow = tuple[str, str, str, str, str]
 BORDER = -1
 """Stands for the node of what moves at the program's border."""

@@ -8,8 +8,11 @@ they come from, until nothing moves the value, and then all but what that takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from shardalg.costs.traffic import MovedValue
@@ -26,6 +29,25 @@ MOST_PAIRS = 64
 """So many pairs are planned for one collective,"""
 MOST_NODES = 60_000
 """and no more than so many operators, planning all of them together."""
+QUICK_NODES = 18_000
+"""Operators that an explanation plans and prices at most, unless it is asked to be thorough."""
+
+
+@dataclass
+class Effort:
+    """Operators that may still be planned or priced, and whether changes were left out for it."""
+
+    nodes: float = math.inf
+    leaves_out: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more is tried."""
+        return self.nodes <= 0
+
+    def spend(self, trials: Trials, trial: Trial) -> None:
+        """Count a trial: a plan, and a price if it was priced."""
+        self.nodes -= len(trials.stages.graph.nodes) * (1 + trial.removes)
 
 
 @dataclass(frozen=True)
@@ -34,17 +56,24 @@ class Trial:
 
     Attributes:
       left_bytes: wire bytes of a step that still move the collective's value at its operator.
+      wire_bytes: of the step then.
       more: whether the step then sends more in all.
       helps: whether it removes it, and a step then is shorter, or as long and holds less; where the
         plan does not fit the chip, whether it then does.
     """
 
     change: Change | Changes
-    outcome: Outcome
     removes: bool
     left_bytes: int | float
+    wire_bytes: int | float
     more: bool
     helps: bool
+    _outcome: Callable[[], Outcome] = field(repr=False, compare=False)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what the plan then sends and holds; only changes that remove it are priced yet."""
+        return self._outcome()
 
 
 def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
@@ -57,7 +86,7 @@ def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
 
 def _rank(trial: Trial) -> tuple[object, ...]:
     if not trial.removes:
-        return True, trial.left_bytes, trial.outcome.wire_bytes
+        return True, trial.left_bytes, trial.wire_bytes
     return False, *trial.outcome.price, trial.change.changed_dims
 
 
@@ -80,17 +109,45 @@ def _figures(trial: Trial) -> tuple[int | float, ...]:
     return seconds, trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
 
 
-def singles(trials: Trials, moved: MovedValue, sides: tuple[Side, Side]) -> tuple[Trial, ...]:
-    """Changes of one of the annotations behind a collective."""
-    found = changes(trials.stages, sides, moved.digits)
-    return ranked(_tried(trials, moved, change) for change in found)
+def singles(
+    trials: Trials, moved: MovedValue, sides: tuple[Side, Side], effort: Effort
+) -> tuple[Trial, ...]:
+    """Changes of one of the annotations behind a collective, the most promising ones first."""
+    found, tried = list(changes(trials.stages, sides, moved.digits)), {}
+    for number in _promising(found, sides):
+        if effort.is_spent:
+            break
+        tried[number] = _tried(trials, moved, found[number])
+        effort.spend(trials, tried[number])
+    effort.leaves_out |= len(tried) < len(found)
+    return ranked(tried[number] for number in sorted(tried))
 
 
-def pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def _promising(found: Sequence[Change], sides: tuple[Side, Side]) -> list[int]:
+    """Return the changes' numbers: the layout of either side first, then each place in turn."""
+    wanted = {side.layout.dims for side in sides}
+    turns: Counter[tuple[object, ...]] = Counter()
+    keys = []
+    for number, change in enumerate(found):
+        turns[change.slots] += 1
+        keys.append((change.after.dims not in wanted, turns[change.slots], number))
+    return [number for _, _, number in sorted(keys)]
+
+
+def pairs(
+    trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
+) -> tuple[Trial, ...]:
     """Changes of two, the first of them one that was tried alone."""
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
-    found = dict.fromkeys(islice(_pairs(trials, moved, tried), most))
-    return ranked(_tried(trials, moved, pair) for pair in found)
+    found: dict[Changes, Trial] = {}
+    for pair in () if effort.is_spent else islice(_pairs(trials, moved, tried), most):
+        if pair not in found:
+            found[pair] = _tried(trials, moved, pair)
+            effort.spend(trials, found[pair])
+        if effort.is_spent:
+            effort.leaves_out = True
+            break
+    return ranked(found.values())
 
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
@@ -172,11 +229,14 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
 
 
 def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial:
-    outcome = trials.outcome(change.applied(trials.stages.annotations))
-    removes = _removes(moved, trials.now, outcome)
-    more = outcome.wire_bytes > trials.now.wire_bytes
-    helps = removes and outcome.price < trials.now.price
-    return Trial(change, outcome, removes, outcome.sent.get(moved.place, 0), more, helps)
+    annotations, now = change.applied(trials.stages.annotations), trials.now
+    found = trials.traffic(annotations, partial(_removes, moved, now))
+    removes = _removes(moved, now, found)
+    more = found.wire_bytes > now.wire_bytes
+    helps = removes and found.price < now.price
+    left = found.sent.get(moved.place, 0)
+    outcome = partial(trials.outcome, annotations)
+    return Trial(change, removes, left, found.wire_bytes, more, helps, outcome)
 
 
 def _removes(moved: MovedValue, now: Outcome, then: Outcome) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardalg.costs.cost import number
 from shardalg.costs.walk import walk
 from shardalg.explain.trials import Outcome
 from shardalg.io.table import Table
 from shardalg.partition.partition import gather_choices
-from shardalg.planning.stages import Stages, planned
+from shardalg.planning.stages import Completions, Stages, planned
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.report.formatting import formatting
+from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
 
 FLIPPED = (
@@ -20,6 +20,8 @@ FLIPPED = (
     "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
     "stage_transforms", "turn_products", "stream_layers",
 )  # fmt: skip
+IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
+"""Switches that only loops read."""
 IN_NUMBERS = (
     "wide_sums",
     "collective_matmul",
@@ -39,14 +41,26 @@ GATHER_COLUMNS = (
 
 def switch_table(stages: Stages, options: Options) -> Table:
     """A row for the plan, and one per switch with that switch alone the other way."""
-    rows, settings = [("as planned", *_outcome(stages))], options.settings
+    settings, known = options.settings, Completions(stages.annotations)
     settings["keep_gathers"] = options.keeping(stages.traced.roles)
+    found = [(stages, _outcome(stages))]
+    rows = [("as planned", *found[0][1])]
+    unread = frozenset() if any(n.bodies for n in stages.graph.nodes) else frozenset(IN_LOOPS)
     for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
-        flipped = not settings[name]
-        other = Options.of({**settings, name: flipped})
-        made = planned(stages.traced, stages.annotations, other)
-        rows.append((f"{name}={flipped}", *_outcome(made)))
+        flipped, outcome = not settings[name], found[0][1]
+        if name not in unread:
+            other = Options.of({**settings, name: flipped})
+            made = planned(stages.traced, stages.annotations, other, known=known)
+            # most switches change nothing: a program that is priced already is not priced again
+            alike = [priced for other, priced in found if _is_same(other, made)]
+            outcome = alike[0] if alike else _outcome(made)
+            found += [] if alike else [(made, outcome)]
+        rows.append((f"{name}={flipped}", *outcome))
     return Table(SWITCH_COLUMNS, tuple(rows))
+
+
+def _is_same(one: Stages, other: Stages) -> bool:
+    return one.graph is other.graph and one.program == other.program
 
 
 def _outcome(stages: Stages) -> tuple[object, ...]:

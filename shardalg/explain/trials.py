@@ -6,8 +6,9 @@ it gives; with named sizes, at the hints.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,14 +34,14 @@ class Outcome:
 
     collectives: int
     wire_bytes: int | float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | float
     sent: Mapping[tuple[int | None, int], int | float]
     runs: Mapping[tuple[str, Digits], int]
     step_time_s: float = 0.0
     fits: bool = True
 
     @property
-    def price(self) -> tuple[bool, float, int]:
+    def price(self) -> tuple[bool, float, int | float]:
         """What plans are ranked by: whether the memory overflows, seconds, bytes held.
 
         Seconds to four figures, so that rounding ranks nothing.
@@ -52,24 +53,19 @@ class Outcome:
         return f"{self.collectives} collectives, {sent} sent, peak {held}"
 
     @staticmethod
-    def of(stages: Stages) -> Outcome:
-        """The figures of a plan."""
+    def of(stages: Stages, *, is_priced: bool = True) -> Outcome:
+        """Return the figures of a plan; without a price seconds and memory are nan."""
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
         for moved in stages.traffic.collectives:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count
-        total = stages.traffic.wire_bytes
+        count, total = len(stages.traffic.collectives), stages.traffic.wire_bytes
+        if not is_priced:
+            return Outcome(count, total, math.nan, sent, runs, math.nan)
         cost = stages.cost
-        return Outcome(
-            len(stages.traffic.collectives),
-            total,
-            cost.peak_memory_bytes,
-            sent,
-            runs,
-            cost.step_time_s,
-            cost.fits,
-        )
+        held = cost.peak_memory_bytes
+        return Outcome(count, total, held, sent, runs, cost.step_time_s, cost.fits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +78,7 @@ class Trials:
     stages: Stages
     options: Options
     _outcomes: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+    _unpriced: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
 
     @property
     def machine(self) -> str:
@@ -99,6 +96,20 @@ class Trials:
         if annotations not in self._outcomes:
             self._outcomes[annotations] = Outcome.of(self.under(annotations))
         return self._outcomes[annotations]
+
+    def traffic(self, annotations: Annotations, is_priced: Callable[[Outcome], bool]) -> Outcome:
+        """Return the outcome under these annotations; a price takes as long as the plan.
+
+        Args:
+          is_priced: whether an outcome without a price gets one.
+        """
+        known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
+        if known is None:
+            stages = self.under(annotations)
+            known = self._unpriced[annotations] = Outcome.of(stages, is_priced=False)
+            if is_priced(known):
+                self._outcomes[annotations] = Outcome.of(stages)
+        return self.outcome(annotations) if is_priced(known) else known
 
     @cached_property
     def deferred(self) -> Outcome:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardalg.costs.cost import Elsewhere
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import OF_OPTIONS, machine, machine_text
 from shardalg.errors import ShardalgError
@@ -55,6 +54,8 @@ class CostAnswers(Planned):
 
         program = self._symbolised or self.program
         made = priced(self._traced, program, chip, overlap=overlap)
+        from shardalg.costs.cost import Elsewhere
+
         elsewhere = Elsewhere(lambda point: self._fits(chip, point))
         by_module = partial(costs_by_module, self._stages, chip)
         text = self._machine_text(None) if text is None else text

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class WhyAnswers(CollectiveAnswers):
     """Why it is so, and what another choice is worth."""
 
-    def explain(self, what: object = None) -> ValueExplanation | CollectiveExplanation:
+    def explain(
+        self, what: object = None, *, thorough: bool = False
+    ) -> ValueExplanation | CollectiveExplanation:
         """Why a value is sharded as it is, or why a collective is there.
 
         Of a value: per axis, the steps that brought it, back to the annotations. Of a collective:
@@ -38,6 +40,8 @@ class WhyAnswers(CollectiveAnswers):
           what: a name that `shardings()` prints (`params['w']`, a site's name,
             `dot_general:3@model.py:41`), or a row of `collectives()`, its number, or an instruction
             of `program`.
+          thorough: of a collective, plan every change. Otherwise a large program, which takes long
+            to plan, gets as many trials as fit in about half a second; the text then says so.
 
         Raises:
           StrategyError: no value has that name, or there is no such collective.
@@ -54,7 +58,7 @@ class WhyAnswers(CollectiveAnswers):
 
         if isinstance(what, str):
             return explanation(self._sharded, what)
-        return explain_collective(self._trials, self._collectives_table, what)
+        return explain_collective(self._trials, self._collectives_table, what, thorough=thorough)
 
     def why_not(self, value: str, spec: object) -> WhyNot:
         """Why a value does not have a layout, and what would change if it were annotated so.

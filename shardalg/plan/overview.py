@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.cost import Cost, number
+from shardalg.costs.cost import Cost
 from shardalg.explain.policies import cheaper_policy
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, counted, seconds_text
+from shardalg.sizes.amounts import number
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.topology import OF_OPTIONS, chip_text, machine
 from shardalg.errors import PlanFileError, ShardalgError, StrategyError
-from shardalg.explain import decisions
 from shardalg.graph.user_frames import passed_on
 from shardalg.io.units import bytes_text, counted
 from shardalg.plan.ask_overview import OverviewAnswers
-from shardalg.planning import plan_file
 from shardalg.planning.calls.meshes import placed
 from shardalg.planning.calls.user_call import opened
 from shardalg.planning.restated import restated
@@ -142,6 +140,8 @@ class Plan(OverviewAnswers):
         stages, constant = planned_at(self._stages, point, self.options)
         here = _checked(stages, self.options)
         both = self._stages, stages
+        from shardalg.explain import decisions
+
         found = decisions.changes(*both, self._named, point=point, constant=constant)
         return replace(here, changes=found)
 
@@ -210,6 +210,8 @@ class Plan(OverviewAnswers):
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
+        from shardalg.planning import plan_file
+
         return _from_bytes, (plan_file.to_bytes(self.save),)
 
     def __deepcopy__(self, memo: object = None) -> Plan:
@@ -378,6 +380,8 @@ def load_plan(path: str | Path) -> Plan:
       PlanFileError: no such file, cut short, edited, of another schema, or made by a version of
         shardalg that plans otherwise.
     """
+    from shardalg.planning import plan_file
+
     saved = plan_file.read(path)
     try:
         loaded = from_annotations(*plan_file.parts(saved))
@@ -395,4 +399,6 @@ def load_plan(path: str | Path) -> Plan:
 
 def _from_bytes(content: bytes) -> Plan:
     """The plan of a file's content."""
+    from shardalg.planning import plan_file
+
     return plan_file.from_bytes(load_plan, content)

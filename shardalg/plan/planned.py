@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import LoweringError
-from shardalg.explain import decisions
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.planning.stages import Stages
+from shardalg.planning.stages import NO_CHANGES, Stages
 from shardalg.planning.traced import Traced
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import ShardedGraph
@@ -43,7 +42,7 @@ class Planned:
 
     options: Options
     _make: Callable[[], Stages]
-    changes: Table = decisions.NO_CHANGES
+    changes: Table = NO_CHANGES
 
     @cached_property
     def _stages(self) -> Stages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.topology import machine
 from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
+from shardalg.io.table import Table
 from shardalg.ops.canonicalize.transforms import Order, stage_order
 from shardalg.partition.partition import partition
 from shardalg.partition.unreached import settled
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from shardalg.costs.symbolic import Symbolised
     from shardalg.costs.topology import Topology
     from shardalg.symbolic.symbols import Symbols
+
+
+CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
+"""Columns of the decisions in which two plans of one function differ (`explain/decisions.py`)."""
+NO_CHANGES = Table(CHANGE_COLUMNS, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,28 +120,58 @@ def is_named(traced: Traced, annotations: Annotations) -> bool:
     return traced.symbols is not None or annotations.mesh.symbolic
 
 
-def planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+def planned(
+    traced: Traced,
+    annotations: Annotations,
+    options: Options,
+    *,
+    known: Completions | None = None,
+) -> Stages:
     """Complete, partition and check.
 
     Fourier transforms run in stages, and samples are padded while they are merged, where the
     program then sends less. Annotations of single values are of one graph, which stays as it is.
+
+    Args:
+      known: completions that several plans of these annotations share.
     """
     options = options.where(named=is_named(traced, annotations))
+    known = Completions(annotations) if known is None else known
     if annotations.values:
-        return _streamed(_planned(traced, annotations, options), options)
+        return _streamed(_planned(traced, known, options), options)
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     traced = traced.with_trips(dict(options.trips))
-    best = made = _planned(traced, annotations, options)
+    best = made = _planned(traced, known, options)
     # an exchange may leave another transform's operand sharded, so that it is staged next
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
-        made = _planned(made.traced.staged(orders), annotations, options)
+        made = _planned(made.traced.staged(orders), known, options)
         best = min(best, made, key=_sent)
     if options.switches.pad_blocks and options.way == "paper":
         padding = padding_of_samples(best.sharded)
         if padding is not None:
-            made = _planned(best.traced.staged(padding), annotations, options)
+            made = _planned(best.traced.staged(padding), known, options)
             best = min(best, made, key=_sent)
     return _streamed(best, options)
+
+
+@dataclass(frozen=True, eq=False)
+class Completions:
+    """Completed graphs of one set of annotations, each made once."""
+
+    annotations: Annotations
+    _made: dict[Any, tuple[Graph, ShardedGraph]] = field(default_factory=dict, repr=False)
+
+    def of(
+        self, graph: Graph, options: Options, turned: frozenset[int] = frozenset()
+    ) -> ShardedGraph:
+        """Return `completed` of a graph under the settings that completion reads."""
+        switches = options.switches
+        settled_by = options.hardware, switches.pad_blocks, switches.finite_sums
+        # the graph is kept with what it became, so that no other one gets its identity
+        key = id(graph), options.policy, switches.priorities, settled_by, turned
+        if key not in self._made:
+            self._made[key] = graph, completed(graph, self.annotations, options, turned=turned)
+        return self._made[key][1]
 
 
 def _streamed(made: Stages, options: Options) -> Stages:
@@ -162,22 +198,22 @@ def _is_better(other: Stages, made: Stages) -> bool:
     return fits[0] and faster and _sent(other) <= _sent(made)
 
 
-def _planned(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     """Return the plan; of contested products the other operand wins where that is better."""
-    made = _completed_plan(traced, annotations, options)
+    made = _completed_plan(traced, known, options)
     lost = made.sharded.contested
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
     with collection_paused():
-        sharded = completed(traced.graph, annotations, options, turned=lost)
+        sharded = known.of(traced.graph, options, lost)
         program = partition(sharded, traced.roles, options)
     other = replace(made, sharded=sharded, program=program)
     return other if _is_better(other, made) else made
 
 
-def _completed_plan(traced: Traced, annotations: Annotations, options: Options) -> Stages:
+def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
     with collection_paused():
-        made = [completed(traced.graph, annotations, way) for way in options.completions]
+        made = [known.of(traced.graph, way) for way in options.completions]
         if options.policy == "cost":
             from shardalg.partition.by_cost import by_cost
 
@@ -185,7 +221,7 @@ def _completed_plan(traced: Traced, annotations: Annotations, options: Options) 
         else:
             (sharded,) = made
             program = partition(sharded, traced.roles, options)
-    return Stages(traced, annotations, sharded, program, options.hardware)
+    return Stages(traced, known.annotations, sharded, program, options.hardware)
 
 
 def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from shardalg.costs.collectives import wire_bytes
-from shardalg.costs.cost import Cost, number
+from shardalg.costs.cost import Cost
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
+from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import Apply, CollectivePermute, Control, HaloExchange
 from shardalg.spmd.program import SpmdProgram

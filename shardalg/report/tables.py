@@ -10,13 +10,13 @@ from shardalg.costs.collectives import (
     is_collective,
     wire_bytes,
 )
-from shardalg.costs.cost import number
 from shardalg.costs.walk import Execution, local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.graph.modules.of_nodes import modules
 from shardalg.io.table import Table
 from shardalg.pause import collection_paused
 from shardalg.report.modules import by_module
+from shardalg.sizes.amounts import number
 from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:

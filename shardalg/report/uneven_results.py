@@ -5,10 +5,10 @@ from __future__ import annotations
 from shardalg.algebra.derived_layouts import even_prefix
 from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
-from shardalg.costs.cost import number
 from shardalg.graph.ir import Graph, Value
 from shardalg.io.table import Table
 from shardalg.reshard.padded import gathered
+from shardalg.sizes.amounts import number
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 

@@ -46,3 +46,8 @@ def quotient(above: Any, below: Any) -> Any:
         whole, rest = divmod(above, below)
         return Fraction(above, below) if rest else whole
     return above / below
+
+
+def number(value: Any) -> Any:
+    """Return an exact price as a table shows it: ints and formulas stay, else the nearest float."""
+    return float(value) if type(value) is Fraction else value

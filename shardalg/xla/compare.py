@@ -9,7 +9,6 @@ from math import isclose
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.cost import number
 from shardalg.costs.traffic import MovedValue
 from shardalg.errors import ShardalgError
 from shardalg.explain.trials import Outcome, Trials
@@ -25,6 +24,7 @@ from shardalg.planning.stages import Stages, planned
 from shardalg.planning.trips import while_loops
 from shardalg.report.modules import by_module
 from shardalg.report.tables import beside, collectives
+from shardalg.sizes.amounts import number
 from shardalg.xla.align import Match, matches
 from shardalg.xla.dump import Completion, node_of
 from shardalg.xla.rematerialized import Rematerialized, rematerialized

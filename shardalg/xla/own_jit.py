@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from shardalg.costs.cost import number
 from shardalg.explain.warnings.roundabout import WARNING_COLUMNS
 from shardalg.graph.tracing.installed import installed_partitioner
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text
 from shardalg.planning.stages import Stages, planned
 from shardalg.propagate.options import Options
+from shardalg.sizes.amounts import number
 from shardalg.xla.least.least_sent import least_sent
 
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")

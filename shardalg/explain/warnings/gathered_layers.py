@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from shardalg.costs.cost import number
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.graph.ir import Node
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
+from shardalg.sizes.amounts import number
 
 SHARE = 0.1
 """Share of the peak from which gathered stacks have a warning."""

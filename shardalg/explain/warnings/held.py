@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from shardalg.algebra.digits import Digit, Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.analyses.donation import reused
-from shardalg.costs.cost import number
 from shardalg.explain.changes import filled
 from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import annotated_as
@@ -20,6 +19,7 @@ from shardalg.graph.ir import Value, ValueType
 from shardalg.io.units import bytes_text, counted
 from shardalg.planning.stages import Stages
 from shardalg.propagate.strategy import Annotations
+from shardalg.sizes.amounts import number
 
 Row = tuple[object, ...]
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1

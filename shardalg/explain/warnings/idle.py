@@ -9,7 +9,6 @@ from typing import Any
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.analyses.idle_axes import Idle, idle, redundant_flops
-from shardalg.costs.cost import number
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Node
@@ -17,6 +16,7 @@ from shardalg.io.units import bytes_text, counted, flops_text
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
 from shardalg.planning.stages import Stages
+from shardalg.sizes.amounts import number
 
 MOST_TRIED = 4
 """Of so many source lines, those with the most redundant flops, annotations are tried."""

@@ -6,7 +6,6 @@ from collections import Counter
 from fractions import Fraction
 
 from shardalg.costs.collectives import moves, wire_bytes
-from shardalg.costs.cost import number
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node
 from shardalg.io.table import Table
@@ -16,6 +15,7 @@ from shardalg.ops.local_parameters import unsupported_loops
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import Rule
 from shardalg.planning.trips import while_loops
+from shardalg.sizes.amounts import number
 from shardalg.spmd.instructions import AllGather
 from shardalg.spmd.manual import WRITTEN
 from shardalg.spmd.program import SpmdProgram

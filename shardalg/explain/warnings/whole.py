@@ -12,7 +12,6 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import signature_flops
-from shardalg.costs.cost import number
 from shardalg.costs.traffic import MovedValue
 from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import annotated_as
@@ -20,6 +19,7 @@ from shardalg.graph.ir import Node
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.ops.rows import rules
 from shardalg.planning.stages import Stages
+from shardalg.sizes.amounts import number
 from shardalg.spmd.instructions import AllGather
 
 SHARE = 0.1

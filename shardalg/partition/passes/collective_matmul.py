@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import parts
-from shardalg.costs.analyses.rings import RingTimes
-from shardalg.costs.step_time import pricing
 from shardalg.costs.topology import machine
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
@@ -35,12 +33,17 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.why import Purpose
 
+if TYPE_CHECKING:
+    from shardalg.costs.analyses.rings import RingTimes
+
 Pair = tuple[Instruction, Instruction]
 Ring = Instruction[CollectiveMatmul]
 
 
 def collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> SpmdProgram:
     """The same program, its products with gathers and scatters as rings where that is faster."""
+    from shardalg.costs.step_time import pricing  # only plans with rings are priced here
+
     times = pricing(program, graph, machine(hardware)).ring
     return replace(program, block=_Rings(program, graph, times).block(program.block))
 
