@@ -98,5 +98,5 @@ def records(values: Sequence[Compared]) -> dict[str, Any]:
     return {
         "source": "GSPMD (arXiv:2105.04663), section 5",
         "summary": summary_records(values),
-        "values": [value.record() for value in values],
+        "values": [value.to_json() for value in values],
     }

@@ -73,19 +73,28 @@ class Compared:
         return not fitted and isinstance(self.goal, Goal)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, of numbers and texts; the keys of numbers have their units."""
-        found, quantity = self.prediction, self.quantity
+        """Plain data, of numbers and texts."""
+        found = self.prediction
         return {
             "table": self.column.table,
             "column": self.column.id,
             "mesh": self.column.mesh_text,
-            "quantity": quantity,
-            f"predicted_{quantity}": None if found is None else found.value,
-            f"measured_{quantity}": self.measured,
-            f"error_{KEYS[self.unit]}": self.error,
+            "quantity": self.quantity,
+            "predicted": None if found is None else found.value,
+            "measured": self.measured,
+            "error": self.error,
+            "unit": self.unit,
             "constants": None if found is None else found.how,
             "goal": str(self.goal),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """The record with the unit of each number in its key."""
+        found = self.record()
+        del found["unit"]
+        names = {name: f"{name}_{self.quantity}" for name in ("predicted", "measured")}
+        names["error"] = f"error_{KEYS[self.unit]}"
+        return {names.get(name, name): value for name, value in found.items()}
 
 
 def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> list[Compared]:
