@@ -18,7 +18,7 @@ from shardalg.graph.ir import Graph
 from shardalg.io import records
 from shardalg.io.files import write_whole
 from shardalg.planning.traced import Traced, read_traced
-from shardalg.propagate.options import Options, Switches
+from shardalg.propagate.options import DefaultChip, Options, Switches
 from shardalg.propagate.strategy import Annotations, check_fit
 from shardalg.renamed import warn_renamed
 
@@ -119,6 +119,8 @@ def content(
     settings = _as_before(options.settings) if schema == BEFORE else options.settings
     if not options.trips:  # earlier versions have no such setting
         settings = {name: value for name, value in settings.items() if name != "trips"}
+    if isinstance(options.hardware, DefaultChip):  # so that a loaded plan does not say it was asked
+        settings = {**settings, _DEFAULT: True}
     annotated = annotations_json(annotations)
     asked = {**traced.to_json(), "annotations": annotated, "options": settings}
     return {**asked, "program": sealed(asked, text)}
@@ -148,11 +150,15 @@ def parts(saved: Saved) -> tuple[Traced, Annotations, Options]:
     annotations = read_annotations(content["annotations"], traced.graph, traced.first_mesh)
     said = content["options"]
     told = {"trips": [], **said} if isinstance(said, dict) else said
+    is_default = isinstance(told, dict) and told.pop(_DEFAULT, False) is True
     settings = records.read(_Settings, told, "options")
     options = Options.of(records.values(settings, _Settings))
+    if is_default and isinstance(options.hardware, str):
+        options = replace(options, hardware=DefaultChip(options.hardware))
     return traced, annotations, _as_now(options) if schema == BEFORE else options
 
 
+_DEFAULT = "hardware_is_default"
 _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # What a file holds of a layout: all of it but the mesh, which is that of all layouts.
