@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ class Timeline:
         axes.set_xlabel("seconds")
         waits = f", bubbles {self.bubbles:.1%}" if self.bubbles else ""
         step = f"one step {self.of}: {seconds_text(self.step_s)}{waits}; {self.mesh}"
-        axes.set_title(step, loc="left")
+        axes.set_title(textwrap.fill(step, 90), loc="left")
         shown = {**COLOURS, "collectives": SENDING}
         if not waits:
             del shown[BUBBLE]
