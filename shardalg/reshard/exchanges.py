@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.halos.classes import Classes, Runs, classes_of
+from shardalg.algebra.halos.classes import FEW, Classes, Runs, classes_of
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
 from shardalg.ops.rule import PICK
@@ -30,6 +30,21 @@ def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
     names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}
     terms = tuple(sorted((names[n], c) for n, c in index.terms))
     return Start(replace(index, terms=terms), tuple((names[n], d) for n, d in ids), more)
+
+
+@lru_cache(maxsize=1 << 12)
+def cheaper(exchange: Exchange) -> Exchange:
+    """Return the exchange with its rounds counted as sends fewer elements.
+
+    Meshes whose devices are looked at in classes keep the rounds that count from the starts.
+    """
+    if exchange.devices > FEW or len(exchange.rests) < 2:
+        return exchange
+    sent = exchange.elements
+    if exchange.hop_elements >= sent:
+        return exchange
+    other = exchange.by_neighbours()
+    return other if other.elements < sent else exchange
 
 
 @lru_cache(maxsize=1 << 12)
@@ -95,14 +110,13 @@ def _reading(
 ) -> Reading:
     """How the block of a piece's round is read off the slot of a transfer."""
     first, start = transfer.slots[number].lower, exchange.want.start
-    source = Index(start.terms, start.constant, start.div * exchange.block)
     # pairs of positions, as runs of classes on a large mesh
     permutes: tuple[Any, ...] = transfer.bringing(number, piece)
     if classes is not None:
         permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
     return Reading(
         number,
-        start_of(exchange, source, piece.number),
+        start_of(exchange, exchange.first, piece.number),
         tuple(map(positions, permutes)),
         start_of(exchange, start),
         exchange.want.length,
@@ -133,7 +147,7 @@ def _cut(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]])
         width = sum([along.sizes[piece] for piece in values])
         value = along.add(Concatenate(along.dim), width, *values)
     if len(exchange.rests) > 1:
-        at = start_of(exchange, exchange.want.start % exchange.block, -min(exchange.rests))
+        at = start_of(exchange, exchange.offset, -min(exchange.rests))
         return along.add(SliceAt(along.dim, at, length), length, value)
     return along.places(value, 0, length)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
 from shardalg.algebra.drawings.draw_halos import PartitionRow, Picture
 from shardalg.algebra.halos.halo import Halo
@@ -41,6 +42,9 @@ class Exchange:
       held: digits of the partition id of the dimension.
       ids: digits of the partition ids in the start of `want`.
       devices: positions of the mesh.
+      lowest: None if round 0 brings the block in which the interval starts. A number if it brings
+        the block `k + lowest` to the device with partition id k: every round is then one permute
+        between neighbours of one distance.
     """
 
     want: Interval
@@ -49,6 +53,7 @@ class Exchange:
     held: Digits
     ids: tuple[tuple[str, Digits], ...]
     devices: int
+    lowest: int | None = None
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.want.start.variables) - {name for name, _ in self.ids})
@@ -67,10 +72,47 @@ class Exchange:
                 f"{'reach beyond them' if outside else 'split the dimension twice'}."
             )
 
+    def by_neighbours(self) -> Exchange:
+        """Return the same exchange with rounds that count from the device's own block.
+
+        Intervals that drift against the blocks start in another block than the neighbour's does
+        (a convolution without padding). Devices then read their own block in different rounds, and
+        each round takes more than one permute.
+        """
+        if (own := next((n for n, digits in self.ids if digits == self.held), None)) is None:
+            own = "own block"
+        ids = dict(self.ids) | {own: self.held}
+        lowest = int((self._starts // self.block - self._held).min())
+        return replace(self, ids=tuple(ids.items()), lowest=lowest)
+
+    @property
+    def _own(self) -> str:
+        """The name of the partition id of the dimension."""
+        return next(name for name, digits in self.ids if digits == self.held)
+
+    @property
+    def first(self) -> Index:
+        """The number of the block of round 0."""
+        start = self.want.start
+        if self.lowest is None:
+            return Index(start.terms, start.constant, start.div * self.block)
+        return Index.of(self._own) + self.lowest
+
+    @property
+    def offset(self) -> Index:
+        """The place in the block of round 0 at which the interval starts, or behind that block."""
+        start = self.want.start
+        if self.lowest is None:
+            return start % self.block
+        linear = Index(start.terms, start.constant)
+        return (linear - self.first * (self.block * start.div)) // start.div
+
     @cached_property
     def rests(self) -> frozenset[int]:
-        """Where in a block intervals start: `start mod block`."""
-        return residues(self.want.start, self.block, self.ids, self.devices)
+        """Return all values of `offset`."""
+        if self.lowest is None:
+            return residues(self.want.start, self.block, self.ids, self.devices)
+        return frozenset((self._starts - self._first * self.block).tolist())
 
     def stays(self, number: int) -> bool:
         """Whether every device reads its own block in a round."""
@@ -79,12 +121,13 @@ class Exchange:
     def shift(self, position: int) -> int:
         """Where in the buffer the interval of a device starts.
 
-        The buffer is the rounds side by side, `[lower, upper)` of each; the shift is
-        `start mod block` less the `lower` of the first round, the least of them.
+        The buffer is the rounds side by side, `[lower, upper)` of each; the shift is `offset` less
+        the `lower` of the first round, the least of them.
         """
         if not self.want.length:
             return 0
-        return int(self._starts[position]) % self.block - min(self.rests)
+        offset = self._starts[position] - self._first[position] * self.block
+        return int(offset) - min(self.rests)
 
     def source(self, position: int, number: int) -> int | None:
         """Position of the device that holds the block of a round; None where no block is."""
@@ -229,6 +272,8 @@ class Exchange:
 
     @cached_property
     def _first(self) -> np.ndarray:
+        if self.lowest is not None:
+            return self._held + self.lowest
         return self._starts // self.block
 
     @cached_property

@@ -21,7 +21,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.ops.families.data_formatting import Span, groups
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
-from shardalg.reshard.exchanges import deliver, transfers_of
+from shardalg.reshard.exchanges import cheaper, deliver, transfers_of
 from shardalg.spmd.instructions import leading
 
 Dims = tuple[Digits, ...]
@@ -148,7 +148,7 @@ def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     want = Interval(Index.of("p") * out_block if digits else Index(), out_block)
     ids = (("p", digits),) if digits else ()
     (size,) = group.flat
-    return Exchange(want, size, block, held.dims[first], ids, held.mesh.size)
+    return cheaper(Exchange(want, size, block, held.dims[first], ids, held.mesh.size))
 
 
 def moved(group: Group, dim: int, held: Sharding, made: Sharding) -> DimProgram:

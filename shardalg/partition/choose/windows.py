@@ -21,7 +21,7 @@ from shardalg.algebra.halos.spans import extremes, residues
 from shardalg.ops.rule import Rule
 from shardalg.ops.windows import OperandDim, Span, reach, windowed
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
-from shardalg.reshard.exchanges import deliver, start_of, transfers_of
+from shardalg.reshard.exchanges import cheaper, deliver, start_of, transfers_of
 from shardalg.spmd.instructions import Dilate, MaskAt, Slice, SliceAt
 from shardalg.spmd.local import Start
 
@@ -110,14 +110,8 @@ def _window(
     blocks |= {n: max(blocks[n], index.div) for n in extents if rule.whole and n in rule.local}
     counts = {n: parts(digits) for n, digits in split.items()}
     size = rule.operand_shapes[operand][dim]
-    exchange = Exchange(
-        touched(index, blocks=blocks, parts=counts),
-        size,
-        -(-size // parts(held)),
-        held,
-        tuple(split.items()),
-        devices,
-    )
+    want, block = touched(index, blocks=blocks, parts=counts), -(-size // parts(held))
+    exchange = cheaper(Exchange(want, size, block, held, tuple(split.items()), devices))
     low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
     terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
     numerator = Index(terms, index.constant + low)
@@ -175,7 +169,7 @@ def _selected(
     want = Interval(numerator + moved + min(skips), max(skips) - min(skips) + needed)
     size = rule.operand_shapes[operand][dim]
     block = -(-size // parts(held))
-    exchange = Exchange(want, size, block, held, source.exchange.ids, devices)
+    exchange = cheaper(Exchange(want, size, block, held, source.exchange.ids, devices))
     return Window(
         operand,
         dim,
