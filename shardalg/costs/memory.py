@@ -193,6 +193,15 @@ def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], re
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 
 
+def held_bytes(
+    program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool
+) -> list[Any]:
+    """Return the bytes alive while each instruction of the program runs, loop bodies included."""
+    scan = Scan(program, graph, (), rebuild)
+    line = scan.peak(program.block, scan.lives(donated))
+    return [held for held, place in line.totals if place]
+
+
 @dataclass(frozen=True)
 class Lives:
     """What a block starts with, the values that never die, and last uses.

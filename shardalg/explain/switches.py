@@ -18,7 +18,7 @@ from shardalg.spmd.instruction import Collective
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
     "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
-    "stage_transforms", "turn_products", "stream_layers",
+    "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
 """Switches that only loops read."""
@@ -27,6 +27,7 @@ IN_NUMBERS = (
     "collective_matmul",
     "stage_transforms",
     "turn_products",
+    "keep_below_peak",
     "stream_layers",
 )
 FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in IN_NUMBERS)

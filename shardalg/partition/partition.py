@@ -325,6 +325,8 @@ def partition(
     roles: Sequence[str],
     options: Options,
     partitioner: Callable[..., Partitioner] = Partitioner,
+    *,
+    kept: Kept = NONE,
 ) -> SpmdProgram:
     """Turn completed shardings into the program that every device runs.
 
@@ -335,8 +337,8 @@ def partition(
     Args:
       roles: of every graph value, for the table of collectives.
       partitioner: a kind of `Partitioner`.
+      kept: gathered copies that stay for the backward pass, beside those of `keep_gathers`.
     """
-    kept = NONE
     if not isinstance(options.keep_gathers, bool | None):
         first = partitioner(sharded, roles, options)
         first.run()

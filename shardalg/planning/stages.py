@@ -138,7 +138,7 @@ def planned(
     options = options.where(named=is_named(traced, annotations))
     known = Completions(annotations) if known is None else known
     if annotations.values:
-        return _streamed(_planned(traced, known, options), options)
+        return _kept(_streamed(_planned(traced, known, options), options), options)
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     traced = traced.with_trips(dict(options.trips))
     best = made = _planned(traced, known, options)
@@ -151,7 +151,24 @@ def planned(
         if padding is not None:
             made = _planned(best.traced.staged(padding), known, options)
             best = min(best, made, key=_sent)
-    return _streamed(best, options)
+    return _kept(_streamed(best, options), options)
+
+
+def _kept(made: Stages, options: Options) -> Stages:
+    """Return the plan that keeps gathered copies where the peak of memory does not rise."""
+    from shardalg.partition.kept_copies import below_peak
+
+    traced, chip = made.traced, machine(made.hardware).chip
+    is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
+    if not (is_open and options.switches.keep_below_peak and options.switches.share_gathers):
+        return made
+    copies = below_peak(made.program, made.graph, donated=traced.donated, rebuild=chip.rebuilds)
+    if not copies:
+        return made
+    program = partition(made.sharded, traced.roles, options, kept=copies)
+    other = replace(made, program=program)
+    is_no_larger = other.peak_memory_bytes <= made.peak_memory_bytes
+    return other if is_no_larger and _sent(other) < _sent(made) else made
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,6 +120,8 @@ class Switches:
         result, the larger operand wins, as in XLA; by the paper's policy the other one wins if a
         value beside the result has its layout, a step is then faster, and no more is sent. Named
         sizes go without.
+      keep_below_peak: where `keep_gathers` is open and roles are told, a gathered copy stays for
+        the backward pass if the peak of memory does not rise. Named sizes go without.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 
@@ -154,6 +156,7 @@ class Switches:
     collective_matmul: bool = False
     stage_transforms: bool = True
     turn_products: bool = True
+    keep_below_peak: bool = False
     priorities: bool = True
 
     def __post_init__(self) -> None:
@@ -183,7 +186,8 @@ class Options:
       strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
       keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
         as many as a device may hold in that number of bytes, what saves most per byte first. None:
-        all, as XLA keeps them, where no argument's role is told; where roles are, none.
+        all, as XLA keeps them, where no argument's role is told; where roles are, none (with the
+        switch `keep_below_peak` those that do not raise the peak of memory).
       hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
       stream_layers: a loop over a stack whose layers are divided among devices: True fetches one
         layer per iteration, False gathers the stack before the loop, as XLA does. None: it fetches
@@ -280,7 +284,7 @@ class Options:
     def where(self, *, named: bool) -> Options:
         """The options of a plan whose sizes have names, or have none."""
         bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
-        bare |= {"turn_products": False}
+        bare |= {"turn_products": False, "keep_below_peak": False}
         if not named:
             return self
         return replace(self, stream_layers=False, switches=replace(self.switches, **bare))

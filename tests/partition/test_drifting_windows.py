@@ -26,9 +26,7 @@ def test_no_more_than_xla_and_right(case):
     devices, size, taps, stride, padding, dilation, sent_by_xla = case
 
     def blur(x, kernel):
-        return lax.conv_general_dilated(
-            x, kernel, (stride,), [padding], rhs_dilation=(dilation,)
-        )
+        return lax.conv_general_dilated(x, kernel, (stride,), [padding], rhs_dilation=(dilation,))
 
     rng = np.random.default_rng(0)
     x, kernel = (rng.standard_normal((1, 1, n)).astype("f4") for n in (size, taps))

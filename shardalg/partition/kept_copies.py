@@ -1,0 +1,82 @@
+"""Gathered copies that stay for the backward pass because the peak of memory does not rise.
+
+A copy that is freed after the forward pass is gathered again in the backward pass (GSPMD,
+arXiv:2105.04663, section 5.1), which sends it twice in order to hold less. Where the peak of memory
+is elsewhere, freeing it saves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import wire_bytes
+from shardalg.costs.memory import held_bytes
+from shardalg.costs.walk import sent_bytes
+from shardalg.graph.ir import Graph
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.program import SpmdProgram
+
+Copy = tuple[int, Sharding]
+"""A value in a layout that is not its home."""
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """A copy that several instructions of the program make.
+
+    Attributes:
+      between: the instructions after which it is freed and before which it is made again.
+    """
+
+    copy: Copy
+    between: np.ndarray
+    held_bytes: int
+    saved_bytes: float
+
+
+def below_peak(
+    program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool
+) -> frozenset[Copy]:
+    """Return the copies that can be kept from their first use to their last in the same peak.
+
+    Copies that save most bytes per byte held are kept first.
+    """
+    found = _repeated(program)
+    if not found:
+        return frozenset()
+    alive = np.array(held_bytes(program, graph, donated=donated, rebuild=rebuild))
+    peak, kept = alive.max(), set[Copy]()
+    for one in sorted(found, key=lambda c: (-c.saved_bytes / c.held_bytes, c.copy[0])):
+        if (alive[one.between] + one.held_bytes <= peak).all():
+            alive[one.between] += one.held_bytes
+            kept.add(one.copy)
+    return frozenset(kept)
+
+
+def _repeated(program: SpmdProgram) -> list[_Repeated]:
+    """Return the copies of values that are sent more than once outside of loops."""
+    made: dict[Copy, list[int]] = defaultdict(list)
+    instructions = program.block.instructions
+    read = {local: i for i, one in enumerate(instructions) for local in one.operands}
+    for i, one in enumerate(instructions):
+        if not isinstance(one.attributes, Collective) or len(one.results) != 1:
+            continue
+        local = program.locals[one.results[0]]
+        if local.origin is not None and not local.sharding.unreduced:
+            made[local.origin, local.sharding].append(i)
+    found = []
+    for copy, places in made.items():
+        size = program.locals[instructions[places[0]].results[0]].bytes
+        if len(places) < 2 or type(size) is not int or not size:
+            continue
+        ends = [read.get(instructions[i].results[0], i) for i in places]
+        gaps = [np.arange(end + 1, i) for end, i in zip(ends, places[1:], strict=False)]
+        again = [instructions[i] for i in places[1:]]
+        saved = sum(wire_bytes(one.attributes, sent_bytes(program, one)) for one in again)
+        found.append(_Repeated(copy, np.concatenate(gaps), size, saved))
+    return found
