@@ -245,6 +245,8 @@ def _wrong_call(graph: Graph, node: Node) -> str:
     if node.primitive not in _CALLS:
         return "has bodies"
     kinds, count = _CALLS[node.primitive]
+    if node.primitive == "scan" and "unrolled" in dict(node.signature.params):
+        kinds = {**kinds, "unrolled": bool}
     if len(node.bodies) != count and (count is not None or not node.bodies):
         return f"has {len(node.bodies)} bodies"
     if [name for name, _ in node.signature.params] != sorted(kinds):

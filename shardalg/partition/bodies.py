@@ -85,13 +85,17 @@ class BodyPartitioner(ABC):
 
         Where a constant is brought home for the loop, and its body reads no larger blocks, that
         saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
-        holds it gathered as long as the loop runs. The body is planned once to see what it reads.
+        holds it gathered as long as the loop runs. So it is in a loop that JAX writes out, where
+        gathered copies are kept. The body is planned once to see what it reads.
         """
+        is_unrolled = ("unrolled", True) in node.signature.params
+        keeps = is_unrolled and self.options.keep_gathers is True
+        hoists = keeps or self.options.hoist_gathers
         context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
         outer = zip(constants, node.operands, strict=False)
         brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
-        if not (brought or self.options.hoist_gathers):
+        if not (brought or hoists):
             return
         made = len(context.locals)
         block, copies = self._opened(
@@ -107,9 +111,9 @@ class BodyPartitioner(ABC):
             (layout,) = found
             alone = value in brought and read[local] == 1 and local not in block.results
             is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
-            if is_free or self.options.hoist_gathers:
+            if is_free or hoists:
                 self.value_shardings[value] = layout
-            if self.options.hoist_gathers and not is_free:
+            if hoists and not (is_free or keeps):
                 once = self.graph.trip_count(node)
                 times = once * node.signature.param("length")
                 copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)

@@ -191,6 +191,8 @@ class Builder:
     ) -> int:
         """A node of a primitive, with its parameters as plain data."""
         shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
+        if bodies and 1 < params.get("length", 0) <= params.get("unroll", 1):
+            shown["unrolled"] = True  # JAX writes it out, so XLA sees no loop
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)

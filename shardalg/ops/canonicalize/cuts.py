@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,8 @@ def cuts_joined(graph: Graph) -> Graph:
 
     What lies between them would be brought into blocks of its own, which neither needs. A shift
     written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does, also
-    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it.
+    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it. A slice
+    of one of the tensors that a concatenation joins reads that tensor.
     """
     known = Known(graph)
     join = partial(_joined, known)
@@ -25,12 +26,34 @@ def cuts_joined(graph: Graph) -> Graph:
     graph = slices_passed(graph, join)
     made: dict[int, Node] = {}
     for node in graph.nodes_of(("slice", "pad")):
-        producer = graph.producer[node.operands[0]]
-        inner = None if producer is None else made.get(producer, graph.nodes[producer])
-        found = join(node, inner) if inner is not None and inner.region == node.region else None
-        if found is not None:
-            made[node.index] = found
+        found: Node | None = node
+        while found is not None:
+            producer = graph.producer[found.operands[0]]
+            inner = None if producer is None else made.get(producer, graph.nodes[producer])
+            if inner is None or inner.region != node.region:
+                break
+            found = _part(found, inner) or join(found, inner)
+            if found is not None:
+                made[node.index] = found
     return with_nodes(graph, made)
+
+
+def _part(node: Node, inner: Node) -> Node | None:
+    """Return a slice that reads one operand of a concatenation, as a slice of that operand."""
+    if (node.primitive, inner.primitive) != ("slice", "concatenate"):
+        return None
+    if not (_has_elements(node) and _has_elements(inner)):
+        return None
+    dim, end, rows = inner.signature.param("dimension"), 0, _cut(node)
+    for value, type_ in zip(inner.operands, inner.signature.operands, strict=True):
+        before, end = end, end + type_.shape[dim]
+        start, limit, stride = rows[dim]
+        if before <= start and limit <= end:
+            rows[dim] = (start - before, limit - before, stride)
+            params = _slice_params(rows)
+            signature = Signature("slice", params, (type_,), node.signature.results)
+            return replace(node, signature=signature, operands=(value,))
+    return None
 
 
 def _padded(known: Known, join: Join, node: Node) -> Node | None:
@@ -79,9 +102,12 @@ def _slice_of_slice(node: Node, inner: Node) -> Node:
     rows = []
     for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
         rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
+    return _node(node, _slice_params(rows), inner, inner)
+
+
+def _slice_params(rows: Sequence[tuple[int, int, int]]) -> Params:
     starts, limits, strides = (tuple(row[k] for row in rows) for k in range(3))  # none of a scalar
-    params = (("limit_indices", limits), ("start_indices", starts), ("strides", strides))
-    return _node(node, params, inner, inner)
+    return (("limit_indices", limits), ("start_indices", starts), ("strides", strides))
 
 
 def _slice_of_pad(node: Node, inner: Node) -> Node | None:
