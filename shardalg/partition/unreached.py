@@ -86,19 +86,19 @@ def _digits(layout: Sharding) -> set[Digit]:
 @once_per_graph
 def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
     """Return the nodes that have a rule and one result, which crosses no border of a region."""
-    bound = _bound(graph)
+    crossing = bound(graph)
     return tuple(
         node
         for node in graph.walk()
         if not node.bodies
         and len(node.results) == 1
         and node.signature.primitive not in KEPT
-        and node.results[0] not in bound
+        and node.results[0] not in crossing
         and rules(node.signature) is not None
     )
 
 
-def _bound(graph: Graph) -> frozenset[int]:
+def bound(graph: Graph) -> frozenset[int]:
     """Values that cross a border: of the function, of a loop, a branch or a region."""
     given = [v for region in graph.regions for v in (*region.arguments, *region.results)]
     calls = [v for node in graph.walk() if node.bodies for v in (*node.operands, *node.results)]

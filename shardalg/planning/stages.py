@@ -16,6 +16,7 @@ from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.ops.canonicalize.transforms import Order, stage_order
 from shardalg.partition.partition import partition
+from shardalg.partition.read_whole import joined_whole
 from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
 from shardalg.planning.layer_stacks import by_layer
@@ -217,7 +218,7 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
 def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     """Return the plan; of contested products the other operand wins where that is better."""
-    made = _completed_plan(traced, known, options)
+    made = _joined(_completed_plan(traced, known, options), options)
     lost = made.sharded.contested
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
@@ -226,6 +227,21 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
         program = partition(sharded, traced.roles, options)
     other = replace(made, sharded=sharded, program=program)
     return other if _is_better(other, made) else made
+
+
+def _joined(made: Stages, options: Options) -> Stages:
+    """Return the plan that joins whole what all readers gather, or the plan itself.
+
+    By the paper's policy, in numbers.
+    """
+    if options.policy != "paper" or made.is_named:
+        return made
+    sharded = joined_whole(made.sharded)
+    if sharded is None:
+        return made
+    program = partition(sharded, made.traced.roles, options)
+    other = replace(made, sharded=sharded, program=program)
+    return other if _is_better(other, made) and _sent(other) < _sent(made) else made
 
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:

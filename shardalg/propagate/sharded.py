@@ -21,9 +21,9 @@ class Reason(NamedTuple):
       value: the value; layout: what it became.
       kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
         argument or result), "loop" (made equal to what the loop carries), "product" (made as its
-        operands are, and moved for its readers), "as made" (nothing else reached it), "streamed"
-        (a layer that a loop fetches in each iteration), "chosen by cost", or "replicated" (nothing
-        reached it).
+        operands are, and moved for its readers), "as made" (nothing else reached it), "read whole"
+        (its readers gather it), "streamed" (a layer that a loop fetches in each iteration),
+        "chosen by cost", or "replicated" (nothing reached it).
       node: the node it came through (of a loop's border: the call), None without one.
       direction: "forward", "backward" or "".
       sources: the values whose layouts it took.
@@ -48,6 +48,7 @@ class Reason(NamedTuple):
                 "border": "uneven at the border: replicated",
                 "loop": f"as {names}, which the loop carries",
                 "as made": f"nothing reaches it: as it is made of {names}",
+                "read whole": "every reader gathers it: its parts are gathered instead",
                 "streamed": f"a part of one layer of {names}: the loop fetches one per iteration",
                 "product": f"as {names} have it, summed over the digits that readers want",
             }.get(self.kind, self.kind)

@@ -190,9 +190,7 @@ class Builder:
         bodies: tuple[int, ...] = (),
     ) -> int:
         """A node of a primitive, with its parameters as plain data."""
-        shown = {k: params[k] for k in _KEPT[primitive.name]} if bodies else params
-        if bodies and 1 < params.get("length", 0) <= params.get("unroll", 1):
-            shown["unrolled"] = True  # JAX writes it out, so XLA sees no loop
+        shown = _shown_of_call(primitive.name, params) if bodies else params
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
@@ -256,6 +254,14 @@ def _placed(
             (value,) = _constrained(builder, value, sharding, place)
         placed.append(value)
     return placed
+
+
+def _shown_of_call(name: str, params: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parameters of a call that stay; "unrolled" if JAX writes out all of a loop."""
+    shown = {k: params[k] for k in _KEPT[name]}
+    if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
+        shown["unrolled"] = True
+    return shown
 
 
 def _scan(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
