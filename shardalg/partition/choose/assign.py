@@ -175,13 +175,13 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
             for number, c in enumerate(candidates)
         ]
     )
-    best: list[tuple[Any, bool, int, int]] = []
+    best: list[tuple[Any, bool, int, bool, int]] = []
     for least, number in ordered:
         if best and least > best[0][0]:
             break
         choice = candidates[number]
         time = counts.time(choice, _price(key, choice))
-        rank = time, not _left_partial(key, choice), -choice.devices, number
+        rank = time, not _left_partial(key, choice), -choice.devices, _moved(key, choice), number
         best = [min(*best, rank)] if best else [rank]
     return candidates[best[0][-1]]
 
@@ -189,6 +189,14 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
 def _left_partial(key: NodeKey, choice: Choice) -> bool:
     """Whether it leaves partial sums that may wait."""
     return key.waits and any(made.unreduced for made in choice.produced)
+
+
+def _moved(key: NodeKey, choice: Choice) -> bool:
+    """Whether a result is moved after it is made: values made of it would be moved, too."""
+    return any(
+        made.dims != result_sharding.dims and not made.unreduced
+        for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
+    )
 
 
 def _best_recorded(
@@ -210,6 +218,7 @@ def _ranks(key: NodeKey, candidates: list[Choice], counts: Weight) -> list[tuple
             counts.time(choice, _price(key, choice)),
             not _left_partial(key, choice),
             -choice.devices,
+            _moved(key, choice),
             number,
         )
         for number, choice in enumerate(candidates)
@@ -319,8 +328,29 @@ def _options(key: NodeKey, component: Component) -> Options:
         _add_behind(options, component, digits)
     for name, digits in twins(key, component).items():
         if name in options and digits not in options[name]:
-            options[name].append(digits)
+            options[name] += [digits, *_behind_split(key, component, name, digits)]
     return options
+
+
+def _behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -> Iterator[Digits]:
+    """Yield the digits of a contracted loop with idle axes behind them.
+
+    Operands that all have these digits are cut once more, which sends nothing. Where the result
+    wants the digits of the loop, a reduce-scatter gives it these.
+    """
+    if name not in component.rule.reduced:
+        return
+    found = {
+        digits
+        for tensor in component.tensors
+        if tensor.operand is not None
+        for loops, digits in zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
+        if [loop for loop, _ in loops] == [name]
+    }
+    if len(found) == 1:
+        (own,) = found
+        if own and component.rule.extents[name] % parts((*own, *idle)) == 0:
+            yield (*own, *idle)
 
 
 def _elsewhere(component: Component, loops: Loops) -> bool:
