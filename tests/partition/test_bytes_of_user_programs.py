@@ -29,6 +29,17 @@ def coupling_flow(x, w1, w2):
     return jax.grad(loss, (0, 1))(w1, w2)
 
 
+def step_on_merged_tokens(x, w1, w2):
+    """A training step that merges batch and sequence, both sharded, by a reshape."""
+
+    def loss(w1, w2):
+        hidden = jax.nn.gelu(x @ w1).reshape(-1, w1.shape[1])
+        return jnp.mean((hidden @ w2 - x.reshape(-1, x.shape[-1])) ** 2)
+
+    first, second = jax.grad(loss, (0, 1))(w1, w2)
+    return w1 - first / 8, w2 - second / 8
+
+
 def search_by_sort(x, edges):
     return jnp.searchsorted(edges, x, method="sort")
 
@@ -77,6 +88,24 @@ MESH = sa.Mesh({"X": 2, "Y": 2})
 def test_no_more_bytes_than_xla(name):
     fn, arguments, specs, out, most = CASES[name]
     plan = checked(fn, arguments, specs, out_shardings=out, mesh=MESH)
+    assert sum(r["wire_bytes"] * r["executions"] for r in plan.collectives_table) <= most
+    assert plan.verify().ok
+
+
+TOKENS = (numbers(8, 16, 32) / 8, numbers(32, 64) / 64, numbers(64, 32) / 64)
+# layouts of the two weights, and the bytes that XLA sends
+WEIGHTS = [
+    ((P("X", None), P("X", None)), 49_152),
+    ((P(None, "X"), P("X", None)), 49_152),
+    ((P(None, ("X", "Y")), P(("X", "Y"), None)), 44_032),
+    ((P(), P()), 47_104),
+]
+
+
+@pytest.mark.parametrize(("weights", "most"), WEIGHTS, ids=str)
+def test_merged_tokens_send_no_more_than_xla(weights, most):
+    mesh, specs = sa.Mesh({"X": 2, "Y": 4}), (P("X", "Y"), *weights)
+    plan = checked(step_on_merged_tokens, TOKENS, specs, out_shardings=weights, mesh=mesh)
     assert sum(r["wire_bytes"] * r["executions"] for r in plan.collectives_table) <= most
     assert plan.verify().ok
 
