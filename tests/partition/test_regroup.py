@@ -54,6 +54,29 @@ def test_only_what_lies_elsewhere_is_sent(name):
     np.testing.assert_array_equal(plan.lower()(x), x.reshape(out_shape))
 
 
+# shape, shape of the result, mesh, layouts, elements that a device sends
+RUNS = [
+    ((6,), (2, 3), (2, 2), P(("X", "Y")), P("X", "Y"), 1),
+    ((14,), (2, 7), (2, 3), P(("X", "Y")), P("X", "Y"), 2),
+    ((10,), (2, 5), (2, 2), P(("X", "Y")), P("X", "Y"), 2),
+    ((4, 6), (4, 2, 3), (2, 2), P(None, ("X", "Y")), P(None, "X", "Y"), 4),
+    ((6, 2), (2, 3, 2), (2, 2), P(("X", "Y")), P("X", "Y"), 2),
+    ((12,), (2, 2, 3), (4, 2), P(("X", "Y")), P("X", None, "Y"), 6),
+    ((30,), (2, 3, 5), (6, 2), P(("X", "Y")), P("X", None, "Y"), 30),
+]
+
+
+@pytest.mark.parametrize("case", RUNS, ids=str)
+def test_uneven_parts_of_rows_are_fetched_as_runs(case):
+    """The result is sharded along two dimensions, and a device holds a run of flat elements."""
+    shape, out_shape, axes, spec, out, most = case
+    x, mesh = numbers(*shape), sa.Mesh(dict(zip("XY", axes, strict=True)))
+    plan = checked(lambda x: x.reshape(out_shape), (x,), (spec,), mesh=mesh, out_shardings=out)
+    assert sent(plan) <= most, sent(plan)
+    report = plan.verify()
+    assert report.ok, report.refuted
+
+
 def sizes(rng, total):
     """Some sizes with that product, 1 among them at times."""
     found = [1] if rng.integers(3) == 0 else []

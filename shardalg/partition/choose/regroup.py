@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 
 from shardalg.algebra.affine import Index
-from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.interval import Interval
 from shardalg.algebra.sharding import Sharding
@@ -50,6 +50,19 @@ class Group:
     def leads(self) -> tuple[int, int]:
         """The dimension of the operand that may be split, and that of the result."""
         return self.start + leading(self.sizes), self.out_start + leading(self.out_sizes)
+
+    def split_dim(self, made: Sharding) -> int:
+        """Return the dimension of the result in which a device holds a run of flat elements.
+
+        It is the leading one, or the last sharded one if every dimension before it has one element
+        on a device, and every device holds an element.
+        """
+        first, span = leading(self.out_sizes), slice(self.out_start, None)
+        rows = list(zip(self.out_sizes, made.shard_shape[span], made.dims[span], strict=False))
+        last = max([d for d, (_, _, digits) in enumerate(rows) if digits], default=first)
+        is_run = all(block == 1 for _, block, _ in rows[:last])
+        is_run &= all((parts(digits) - 1) * block < size for size, block, digits in rows)
+        return last if last > first and is_run else first
 
     @property
     def flat(self) -> tuple[int, ...]:
@@ -104,7 +117,18 @@ def layouts(
         for led in (result_sharding.dims, None)
         for pair in [_layout(every, source.dims, result_sharding.dims, kept, led)]
     }
+    tried |= {(dims, _as_home(every, out, result_sharding)) for dims, out in tried}
     yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
+
+
+def _as_home(every: tuple[Group, ...], out: Dims, home: Sharding) -> Dims:
+    """Return the digits of the result with those of its sharding, where blocks are runs there."""
+    found = list(out)
+    for group in every:
+        if not group.is_kept and group.split_dim(home) != leading(group.out_sizes):
+            for d in range(group.out_start, group.out_start + len(group.out_sizes)):
+                found[d] = home.dims[d]
+    return tuple(found)
 
 
 def _layout(
@@ -141,14 +165,19 @@ def _apart(dims: Dims) -> bool:
 
 def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     """What brings every device the flat elements of its block of the result."""
-    first, second = group.leads
-    inner, out_inner = (prod(n[leading(n) + 1 :]) for n in (group.sizes, group.out_sizes))
-    block, out_block = held.shard_shape[first] * inner, made.shard_shape[second] * out_inner
-    digits = made.dims[second]
-    want = Interval(Index.of("p") * out_block if digits else Index(), out_block)
-    ids = (("p", digits),) if digits else ()
+    first, last = group.leads[0], group.split_dim(made)
+    inner = prod(group.sizes[leading(group.sizes) + 1 :])
+    block = held.shard_shape[first] * inner
+    start, ids = Index(), []
+    for d in range(last + 1):
+        digits, run = made.dims[group.out_start + d], prod(group.out_sizes[d + 1 :])
+        if digits:
+            ids.append((f"p{d}", digits))
+            start += Index.of(f"p{d}") * (made.shard_shape[group.out_start + d] * run)
+    length = made.shard_shape[group.out_start + last] * prod(group.out_sizes[last + 1 :])
+    want = Interval(start, length)
     (size,) = group.flat
-    return cheaper(Exchange(want, size, block, held.dims[first], ids, held.mesh.size))
+    return cheaper(Exchange(want, size, block, held.dims[first], tuple(ids), held.mesh.size))
 
 
 def moved(group: Group, dim: int, held: Sharding, made: Sharding) -> DimProgram:

@@ -14,7 +14,7 @@ from shardalg.partition.choose.regroup import moved, regrouped
 from shardalg.partition.choose.windows import Window, brought, together
 from shardalg.partition.emit.after import apply_on, done_after
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.spmd.instructions import Regroup
+from shardalg.spmd.instructions import Regroup, leading
 from shardalg.spmd.why import Purpose, Why
 
 
@@ -161,7 +161,9 @@ def regroup(
     for dim, group in enumerate(every):
         if not group.is_kept:
             (local,) = context.run_along(moved(group, dim, held, made), (local,), cause)
-    out = Regroup(tuple((1, g.out_sizes) for g in every))
+    split = tuple(g.split_dim(made) for g in every)
+    is_usual = split == tuple(leading(g.out_sizes) for g in every)
+    out = Regroup(tuple((1, g.out_sizes) for g in every), () if is_usual else split)
     return _emitted(context, out, local, cause, Made(made.shard_shape, made, node.results[0]))
 
 

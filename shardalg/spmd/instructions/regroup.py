@@ -14,13 +14,17 @@ class Regroup(Attributes):
     """The same elements, in row-major order, under other dimensions.
 
     Of the dimensions that become others only the first that is longer than 1 is held in part, on
-    both sides; the others are whole.
+    both sides; the others are whole. In their place a later dimension may be held in part (`held`):
+    of the dimensions before it a device then holds one element.
 
     Attributes:
       groups: (how many dimensions, the global sizes of those in their place), in order.
+      held: per group the dimension in their place that is held in part; () for the first that is
+        longer than 1 in every group.
     """
 
     groups: tuple[tuple[int, tuple[int, ...]], ...]
+    held: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -34,10 +38,15 @@ class Regroup(Attributes):
         (5, 2, 3)
         """
         found: list[int] = []
-        for count, sizes in self.groups:
+        for (count, sizes), first in zip(self.groups, self.held_dims, strict=True):
             taken, before = before[:count], before[count:]
-            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes)
+            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes, first)
         return tuple(found)
+
+    @property
+    def held_dims(self) -> tuple[int, ...]:
+        """Return per group the dimension of the result that is held in part."""
+        return self.held or tuple(leading(sizes) for _, sizes in self.groups)
 
     def text(self, mesh: Mesh) -> str:
         groups = (f"{'*'.join('d' * n)} as {'*'.join(map(str, sizes))}" for n, sizes in self.groups)
@@ -49,13 +58,17 @@ class Regroup(Attributes):
             return None
         if not all(sizes for _, sizes in self.groups):
             return None
+        if self.held and not (
+            len(self.held) == len(self.groups)
+            and all(0 <= k < len(n) for k, (_, n) in zip(self.held, self.groups, strict=True))
+        ):
+            return None
         made = self.shape(first)
         return made if math.prod(made) == math.prod(first) else None
 
 
-def _led(elements: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes of which the first that is longer than 1 is cut, so that they hold `elements`."""
-    first = leading(sizes)
+def _led(elements: int, sizes: tuple[int, ...], first: int) -> list[int]:
+    """Sizes of which one is cut, with one element before it, so that they hold `elements`."""
     inner = math.prod(sizes[first + 1 :])
     return [1] * first + [elements // inner] + list(sizes[first + 1 :])
 

@@ -19,14 +19,15 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     words = "what becomes other dimensions waits for nothing in its own"
     stated: list[Stated] = [("delivers", Decided(words, not step.given.tasks))]
     rest = list(step.given.dims)
-    for count, sizes in step.attributes.groups:
+    groups = zip(step.attributes.groups, step.attributes.held_dims, strict=True)
+    for (count, sizes), first in groups:
         group, rest = rest[:count], rest[count:]
         if len(group) != count or not (group and sizes):
             words = f"a group has {count} dimensions, which become others"
             return step.given, [("delivers", Decided(words, holds=False))]
         if len(group) > 1 or len(sizes) > 1:
             flat, claims = _flat(step, group)
-            group, more = _rows(step, flat, sizes)
+            group, more = _rows(step, flat, sizes, first)
             stated += [*claims, *more]
         dims += group
     stated.append(("delivers", Decided("every dimension is in a group", not rest)))
@@ -47,10 +48,13 @@ def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[State
 
 
 def _rows(
-    step: CheckedInstruction, flat: Held, sizes: tuple[int, ...]
+    step: CheckedInstruction, flat: Held, sizes: tuple[int, ...], first: int
 ) -> tuple[list[Held], list[Stated]]:
-    """Flat elements as dimensions of which the first that is longer than 1 is held in part."""
-    first = leading(sizes)
+    """Flat elements as dimensions of which `first` is held in part, and one element before it.
+
+    A run that ends behind its row holds elements of the next row there, which are no elements of
+    the dimension.
+    """
     inner = prod(sizes[first + 1 :])
     fits = flat.size == prod(sizes) and flat.length % inner == 0
     words = f"{flat.size} elements in {prod(sizes[: first + 1])} rows of {inner}"
@@ -59,5 +63,11 @@ def _rows(
         words = f"{flat.start} is the start of a row"
         stated.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
     dims = [Held(Number(), size, size) for size in sizes]
-    dims[first] = Held(flat.start // inner, flat.length // inner, sizes[first])
+    row = flat.start // inner
+    if first > leading(sizes):
+        for d in range(leading(sizes), first):
+            own = row // prod(sizes[d + 1 : first + 1])
+            dims[d] = Held(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])
+        row = row % sizes[first]
+    dims[first] = Held(row, flat.length // inner, sizes[first])
     return dims, stated
