@@ -12,6 +12,8 @@ from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts
+from shardalg.ops.families.pointwise import ROWS as POINTWISE
+from shardalg.ops.families.pointwise import pointwise
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import PICK, SUM
 from shardalg.partition.choose import regroup
@@ -192,10 +194,19 @@ def _left_partial(key: NodeKey, choice: Choice) -> bool:
 
 
 def _moved(key: NodeKey, choice: Choice) -> bool:
-    """Whether a result is moved after it is made: values made of it would be moved, too."""
-    return any(
-        made.dims != result_sharding.dims and not made.unreduced
-        for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
+    """Whether a pointwise result is moved after it is made: values made of it would be, too.
+
+    Only floats, which the backward pass reads again, and not masks.
+    """
+    (type_, *_) = key.signature.results
+    is_float = "float" in type_.dtype
+    return (
+        is_float
+        and POINTWISE.get(key.signature.primitive) is pointwise
+        and any(
+            made.dims != result_sharding.dims and not made.unreduced
+            for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
+        )
     )
 
 
@@ -335,9 +346,10 @@ def _options(key: NodeKey, component: Component) -> Options:
 def _behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -> Iterator[Digits]:
     """Yield the digits of a contracted loop with idle axes behind them.
 
-    Operands that all have these digits are cut once more, which sends nothing. Where the result
-    wants the digits of the loop, a reduce-scatter gives it these.
+    Operands that all have these digits are cut once more, which sends nothing. The result wants the
+    digits of the loop, too: a reduce-scatter gives it these.
     """
+    wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
     if name not in component.rule.reduced:
         return
     found = {
@@ -349,7 +361,8 @@ def _behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -
     }
     if len(found) == 1:
         (own,) = found
-        if own and component.rule.extents[name] % parts((*own, *idle)) == 0:
+        fits = component.rule.extents[name] % parts((*own, *idle)) == 0
+        if own and wanted.issuperset(own) and fits:
             yield (*own, *idle)
 
 
