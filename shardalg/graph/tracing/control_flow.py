@@ -142,3 +142,20 @@ CALLS: dict[str, Callable[[Call], Iterator[RegionArgument]]] = {
     "cond": branch_arguments,
     "shard_map": manual_arguments,
 }
+
+
+# Parameters of a call that stay beside its bodies.
+_KEPT = {
+    "scan": ("length", "num_carry", "num_consts", "reverse"),
+    "while": ("cond_nconsts", "body_nconsts"),
+    "cond": (),
+    "shard_map": ("axes", "in_axes", "out_axes"),
+}
+
+
+def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parameters of a call that stay; "unrolled" if JAX writes out all of a loop."""
+    shown = {k: params[k] for k in _KEPT[name]}
+    if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
+        shown["unrolled"] = True
+    return shown

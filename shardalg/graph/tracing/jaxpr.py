@@ -18,6 +18,7 @@ from shardalg.graph.tracing.control_flow import (
     INDEXED,
     INLINED,
     Call,
+    call_params,
     taken_branches,
 )
 from shardalg.graph.tracing.parts import Parts
@@ -25,13 +26,6 @@ from shardalg.graph.tracing.parts import Parts
 if TYPE_CHECKING:
     from shardalg.graph.ir import RegionArgument
 
-# Parameters of a call that stay beside its bodies.
-_KEPT = {
-    "scan": ("length", "num_carry", "num_consts", "reverse"),
-    "while": ("cond_nconsts", "body_nconsts"),
-    "cond": (),
-    "shard_map": ("axes", "in_axes", "out_axes"),
-}
 HOST_MEMORY = ("MemorySpace.Host", "pinned_host")
 
 
@@ -190,7 +184,7 @@ class Builder:
         bodies: tuple[int, ...] = (),
     ) -> int:
         """A node of a primitive, with its parameters as plain data."""
-        shown = _shown_of_call(primitive.name, params) if bodies else params
+        shown = call_params(primitive.name, params) if bodies else params
         plain = self.parts.plain(primitive.name, shown)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
@@ -254,14 +248,6 @@ def _placed(
             (value,) = _constrained(builder, value, sharding, place)
         placed.append(value)
     return placed
-
-
-def _shown_of_call(name: str, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters of a call that stay; "unrolled" if JAX writes out all of a loop."""
-    shown = {k: params[k] for k in _KEPT[name]}
-    if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
-        shown["unrolled"] = True
-    return shown
 
 
 def _scan(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:

@@ -34,7 +34,7 @@ from shardalg.partition.choose.key import (
     devices_of,
     weight,
 )
-from shardalg.partition.choose.matches import required_devices, twins
+from shardalg.partition.choose.matches import behind_split, required_devices, twins
 from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
@@ -339,31 +339,8 @@ def _options(key: NodeKey, component: Component) -> Options:
         _add_behind(options, component, digits)
     for name, digits in twins(key, component).items():
         if name in options and digits not in options[name]:
-            options[name] += [digits, *_behind_split(key, component, name, digits)]
+            options[name] += [digits, *behind_split(key, component, name, digits)]
     return options
-
-
-def _behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -> Iterator[Digits]:
-    """Yield the digits of a contracted loop with idle axes behind them.
-
-    Operands that all have these digits are cut once more, which sends nothing. The result wants the
-    digits of the loop, too: a reduce-scatter gives it these.
-    """
-    wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
-    if name not in component.rule.reduced:
-        return
-    found = {
-        digits
-        for tensor in component.tensors
-        if tensor.operand is not None
-        for loops, digits in zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
-        if [loop for loop, _ in loops] == [name]
-    }
-    if len(found) == 1:
-        (own,) = found
-        fits = component.rule.extents[name] % parts((*own, *idle)) == 0
-        if own and wanted.issuperset(own) and fits:
-            yield (*own, *idle)
 
 
 def _elsewhere(component: Component, loops: Loops) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import takewhile
 from math import prod
 
@@ -68,6 +69,29 @@ def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
         elif taken and extent % count == 0 and all(count % parts(own) == 0 for own in split):
             found[name] = tuple(idle)
     return found | _twins_of_result(key, component, idle)
+
+
+def behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -> Iterator[Digits]:
+    """Yield the digits of a contracted loop with idle axes behind them.
+
+    Operands that all have these digits are cut once more, which sends nothing. The result wants the
+    digits of the loop, too: a reduce-scatter gives it these.
+    """
+    wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
+    if name not in component.rule.reduced:
+        return
+    found = {
+        digits
+        for tensor in component.tensors
+        if tensor.operand is not None
+        for loops, digits in zip(tensor.suggested, available(key, tensor)[0].dims, strict=True)
+        if [loop for loop, _ in loops] == [name]
+    }
+    if len(found) == 1:
+        (own,) = found
+        fits = component.rule.extents[name] % parts((*own, *idle)) == 0
+        if own and wanted.issuperset(own) and fits:
+            yield (*own, *idle)
 
 
 def _elsewhere(key: NodeKey, component: Component, name: str) -> set[Digit]:
