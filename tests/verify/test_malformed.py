@@ -142,7 +142,7 @@ def test_a_run_names_no_more_devices_than_there_are():
 
     def longer(fetch):
         first, *rest = fetch.readings
-        permutes = (runs,) * len(first.permutes)
+        permutes = (runs,) * max(1, len(first.permutes))
         return replace(fetch, readings=(replace(first, permutes=permutes), *rest))
 
     (claim,) = case.verified(case.mutated(p.HaloExchange, longer)).refuted

@@ -28,6 +28,11 @@ def rotated(x):
     return jnp.concatenate([x[3:], x[:3]], 0)
 
 
+def in_runs(x):
+    """Blocks of two elements become runs of two of a row of seven."""
+    return x.reshape(2, 7)
+
+
 def reshaped(x):
     """Blocks of three rows of three become blocks of two rows of six."""
     return x.reshape(5, 6)
@@ -97,6 +102,7 @@ PROGRAMS = {
 }
 
 
+PROGRAMS["in runs"] = (in_runs, (IMAGE.reshape(28)[:14],), P(("X", "Y")), P("X", "Y"))
 CASES = {
     name: Case(fn, arguments, (spec,) * len(arguments), results)
     for name, (fn, arguments, spec, results) in PROGRAMS.items()
@@ -208,6 +214,13 @@ MUTATIONS = {
         "reshaped", p.Regroup, lambda a: replace(a, groups=((1, (6, 5)),)), -1,
     ),
     "flat of a part": ("reshaped", p.Regroup, lambda a: replace(a, groups=((1, (30,)),)), 0),
+    "runs of another dimension": ("in runs", p.Regroup, lambda a: replace(a, held=()), -1),
+    "runs of other rows": ("in runs", p.Regroup, lambda a: replace(a, groups=((1, (7, 2)),)), -1),
+    "runs one place later": (
+        "in runs", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=a.start.more + 1)),
+        -1,
+    ),
+    "runs not fetched": ("in runs", p.HaloExchange, None, 1),
     "what is carried left out": ("summed", p.Join, None, 0),
     "carried the other way": ("summed", p.ExclusiveScan, lambda a: replace(a, reverse=True), 0),
     "carried as a maximum": ("summed", p.ExclusiveScan, lambda a: replace(a, combine="max"), 0),
