@@ -196,7 +196,7 @@ MUTATIONS = {
     "a round of another block": (
         "joined", p.HaloExchange, lambda a: of_block(a, 5), 0,
     ),
-    "a round left out": ("joined", p.HaloExchange, None, 1),
+    "a round left out": ("joined", p.HaloExchange, None, -1),
     "a reading that takes its own block": ("rotated", p.HaloExchange, lambda a: lacking(a), -1),
     "the readings of a permute swapped": ("rotated", p.HaloExchange, lambda a: exchanged(a), -1),
     "the block of another operand": (
@@ -215,7 +215,6 @@ MUTATIONS = {
     ),
     "flat of a part": ("reshaped", p.Regroup, lambda a: replace(a, groups=((1, (30,)),)), 0),
     "runs of another dimension": ("in runs", p.Regroup, lambda a: replace(a, held=()), -1),
-    "runs of other rows": ("in runs", p.Regroup, lambda a: replace(a, groups=((1, (7, 2)),)), -1),
     "runs one place later": (
         "in runs", p.SliceAt, lambda a: replace(a, start=replace(a.start, more=a.start.more + 1)),
         -1,
