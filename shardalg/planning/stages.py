@@ -157,12 +157,12 @@ def planned(
 
 def _kept(made: Stages, options: Options) -> Stages:
     """Return the plan that keeps gathered copies where the peak of memory does not rise."""
-    from shardalg.partition.kept_copies import below_peak
-
     traced, chip = made.traced, machine(made.hardware).chip
     is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
     if not (is_open and options.switches.keep_below_peak and options.switches.share_gathers):
         return made
+    from shardalg.partition.kept_copies import below_peak
+
     copies = below_peak(made.program, made.graph, donated=traced.donated, rebuild=chip.rebuilds)
     if not copies:
         return made
