@@ -92,7 +92,11 @@ class Timeline:
 
         from shardalg.io.drawing import Drawing
 
-        drawn = Drawing(figsize=(9, 0.8 + 0.4 * self.stages), layout="constrained")
+        waits = f", bubbles {self.bubbles:.1%}" if self.bubbles else ""
+        step = f"one step {self.of}: {seconds_text(self.step_s)}{waits}; {self.mesh}"
+        title = textwrap.wrap(step, 90)
+        height = 0.6 + 0.2 * len(title) + 0.4 * self.stages
+        drawn = Drawing(figsize=(9, height), layout="constrained")
         axes = drawn.subplots()
         bars = defaultdict(list)
         for event in self.events:
@@ -103,9 +107,7 @@ class Timeline:
         axes.set_yticks(range(self.stages), self._rows)
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
-        waits = f", bubbles {self.bubbles:.1%}" if self.bubbles else ""
-        step = f"one step {self.of}: {seconds_text(self.step_s)}{waits}; {self.mesh}"
-        axes.set_title(textwrap.fill(step, 90), loc="left")
+        axes.set_title("\n".join(title), loc="left")
         shown = {**COLOURS, "collectives": SENDING}
         if not waits:
             del shown[BUBBLE]
