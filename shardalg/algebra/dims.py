@@ -17,6 +17,28 @@ class SymbolError(ShardalgError, ValueError):
     """A size whose name or hint cannot be, or two sizes that one loop cannot both have."""
 
 
+class Max(sympy.Max):
+    """The largest of expressions, decided between numbers alone.
+
+    sympy compares the arguments after each replacement of a symbol, by signs that it sometimes
+    gets wrong: 1.14 takes `2/(X*Y) > 1` of positive integers as true.
+
+    >>> X, Y = dims("X Y", hint=(4, 4))
+    >>> largest = Max(sympy.ceiling(2 / (X * Y)), 2)
+    >>> largest, largest.subs({X: 2, Y: 2}), Max(2, 3)
+    (Max(2, ceiling(2/(X*Y))), 2, 3)
+    """
+
+    def __new__(cls, *args: Expr, evaluate: bool = True) -> sympy.Expr:
+        """Make the expression; `evaluate` is for callers in sympy, and changes nothing."""
+        flat: list[sympy.Expr] = []
+        for arg in map(sympy.sympify, args):
+            flat += arg.args if isinstance(arg, sympy.Max) else (arg,)
+        if all(arg.is_number for arg in flat):
+            return sympy.Max(*flat)
+        return super().__new__(cls, *flat, evaluate=False)
+
+
 class Size(sympy.Symbol):
     """A positive integer symbol that remembers the number to trace and plan with.
 

@@ -63,12 +63,10 @@ class Max:
         return f"max({self.first}, {self.second})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """`Max(first, second)`; sympy is not asked which of them it is, which takes seconds."""
-        import sympy
+        """Return `Max(first, second)`, whose arguments sympy does not compare."""
+        from shardalg.algebra import dims
 
-        found = (to_sympy(f.terms, symbols) for f in (self.first, self.second))
-        flat = (part.args if part.func is sympy.Max else (part,) for part in found)
-        return sympy.Max(*(one for args in flat for one in args), evaluate=False)
+        return dims.Max(*(to_sympy(f.terms, symbols) for f in (self.first, self.second)))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardalg.algebra.dims import Size
-from shardalg.sizes.formula import UNIT, Formula, symbols
+from shardalg.sizes.formula import UNIT, Formula, ceiling, symbols
 from shardalg.sizes.formula_text import _factors, _shared, to_sympy
+from shardalg.sizes.maximum import larger
 from tests.costs import fuzz_formulas
 
 NAMES = ("B", "X", "Y", "Z2", "Z10", "x")
@@ -57,6 +58,19 @@ def test_symbols_of_other_hints_are_not_mixed_up(hint):
     shown = Formula(terms).sympy(symbols=symbols)
     assert shown.free_symbols == set(symbols.values())
     assert shown == 2 * symbols["B"] * (1 - symbols["X"]) / symbols["X"]
+
+
+def test_the_largest_of_two_is_decided_between_numbers_alone():
+    """sympy compares the arguments after each replaced symbol, here wrongly: 2/(X*Y) > 1."""
+    B, N, X, Y = symbols("B N X Y")
+    formula = larger(ceiling(B / (8 * X * Y)), ceiling(N / 8))
+    positive = {n: sympy.Symbol(n, positive=True, integer=True) for n in "BNXY"}
+    shown = formula.sympy(symbols=positive)
+    for point in ({"B": 16, "N": 16, "X": 2, "Y": 2}, {"N": 8, "B": 48, "Y": 3, "X": 1}):
+        found = shown
+        for name, size in point.items():
+            found = found.subs(positive[name], size)
+        assert found == formula.at(point)
 
 
 LONG_FRACTION = re.compile(r"\d{13,}\s*/|/\s*\(?\d{13,}")
