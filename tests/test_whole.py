@@ -55,7 +55,8 @@ def test_the_layout_that_is_proposed_does_what_is_said():
     assert then.step_time_s < now.step_time_s
     assert row["remedy"] == (
         f"annotate w as [None, None]: a step {seconds_text(now.step_time_s)} to "
-        f"{seconds_text(then.step_time_s)}, sent {bytes_text(now.wire_bytes)} to 0 B, peak "
+        f"{seconds_text(then.step_time_s)} on 8 x tpu_v3 (the default chip; devices of the mesh), "
+        f"sent {bytes_text(now.wire_bytes)} to 0 B, peak "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     )
 

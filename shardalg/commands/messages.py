@@ -98,7 +98,8 @@ def records(table: Table | DataFrame) -> list[dict[str, Any]]:
 
     A column that holds text beside other values holds text alone, so that a key has one type.
 
-    >>>     >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
+    >>> from shardalg.io.table import Table
+    >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
     [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
     """
     names = tuple(table.columns)

@@ -276,7 +276,7 @@ class Partitioner(BodyPartitioner):
         shared = self.alike.shared[number] if options.keep_gathers is True else ()
         return NodeKey(
             node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
-            self.sharded.required.get(node.index, ()),
+            self.sharded.required.get(node.index, ()), self.alike.read_again[number],
         )  # fmt: skip
 
     def _waits(self, node: Node) -> bool:

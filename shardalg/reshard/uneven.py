@@ -34,10 +34,10 @@ PIECES = 3
 def search(
     shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool
 ) -> list[SearchStep]:
-    """Fewest elements sent, then fewest moves that send.
+    """Return the path of the fewest elements sent, then of the fewest moves that send.
 
-    What a search finds, which looks at every grid of few digits; of more digits, or where blocks
-    are not padded, the path of the padded tensor, or gathering and slicing.
+    It is the path of the padded tensor, or gathering and slicing. Among few digits a search over
+    every grid may find a cheaper one. Sizes with names and in numbers are decided alike.
 
     Args:
       axes: of the mesh.
@@ -46,22 +46,18 @@ def search(
     first, last = _in_primes(start), _in_primes(goal)
     names = _named((last, first), plain((axes,))[0])
     named = any(type(n) is not int for n in shape)
-    few = len(names) <= PIECES
-    best: list[SearchStep] | None = None
-    if named or not (few and padded):
-        whole = gathered(shape, start, goal)
-        ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
-        if not padded:
-            ways = [way for way in ways if way and all(step.shape == shape for step in way)]
-        best = min(ways, key=_price)
-        if not few:
-            return best
+    whole = gathered(shape, start, goal)
+    ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
+    if not padded:
+        ways = [way for way in ways if way and all(step.shape == shape for step in way)]
+    best = min(ways, key=_price)
+    if len(names) > PIECES:
+        return best
     puzzle = _puzzle(shape, (first, last), names, padded=padded)
-    limit = _price(best) if best else None
     # recorded sizes note what is asked of them, so they are asked every time
-    hops = (solve.__wrapped__ if named else solve)(puzzle, limit)
+    hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
     if hops is None:
-        return best or gathered(shape, start, goal)
+        return best
     return [_step(shape, before, hop, names) for before, hop in hops]
 
 

@@ -12,8 +12,6 @@ from shardalg.algebra.derived_layouts import interned, whole
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts
-from shardalg.ops.families.pointwise import ROWS as POINTWISE
-from shardalg.ops.families.pointwise import pointwise
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import PICK, SUM
 from shardalg.partition.choose import regroup
@@ -194,19 +192,13 @@ def _left_partial(key: NodeKey, choice: Choice) -> bool:
 
 
 def _moved(key: NodeKey, choice: Choice) -> bool:
-    """Whether a pointwise result is moved after it is made: values made of it would be, too.
+    """Return whether a result that is read again is moved after it is made.
 
-    Only floats, which the backward pass reads again, and not masks.
+    Values that are made of it would be moved, too.
     """
-    (type_, *_) = key.signature.results
-    is_float = "float" in type_.dtype
-    return (
-        is_float
-        and POINTWISE.get(key.signature.primitive) is pointwise
-        and any(
-            made.dims != result_sharding.dims and not made.unreduced
-            for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
-        )
+    return key.read_again and any(
+        made.dims != result_sharding.dims and not made.unreduced
+        for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
     )
 
 

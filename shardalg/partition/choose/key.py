@@ -35,6 +35,8 @@ class NodeKey(NamedTuple):
         cost the same, they do.
       required: per component the layouts of operands that were chosen with `loops`.
       shared: operands of a product that a later product reads too, and maybe the same copy.
+      read_again: whether the result is a pointwise float that several nodes read. Of choices that
+        cost the same, one in the result's own sharding is taken.
     """
 
     signature: Signature
@@ -49,6 +51,7 @@ class NodeKey(NamedTuple):
     waits: bool = False
     shared: tuple[int, ...] = ()
     required: tuple[tuple[tuple[int, Sharding], ...], ...] = ()
+    read_again: bool = False
 
     @property
     def lanes(self) -> Iterator[Lanes]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.graph.once import once_per_graph
+from shardalg.ops.families.pointwise import ROWS as POINTWISE
+from shardalg.ops.families.pointwise import pointwise
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.spmd.manual import WRITTEN
@@ -32,6 +34,7 @@ class Kinds:
       unread: per kind, results that nobody reads, and so nobody brings home.
       remade: per kind, whether its only result is made from numbers alone (`remade_values`).
       shared: per kind, operands of a product that a later product of the region reads too.
+      read_again: per kind, whether it makes a pointwise float that several nodes read.
       pick: per node, its values' entries in a list: operands, then results.
     """
 
@@ -41,6 +44,7 @@ class Kinds:
     unread: tuple[tuple[int, ...], ...]
     remade: tuple[bool, ...]
     shared: tuple[tuple[int, ...], ...]
+    read_again: tuple[bool, ...]
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
@@ -63,15 +67,16 @@ def kinds(graph: Graph) -> Kinds:
             numbers.append(None)
         else:
             also = later.get(node.index, ())
-            key = (node.signature, *_alike(graph, node, (outputs, again)), also)
+            alike = _alike(graph, node, (outputs, again))
+            key = (node.signature, *alike, also, _is_read_again(graph, node))
             numbers.append(found.setdefault(key, len(found)))
-    reads, unread, remade, shared = list(zip(*found, strict=True))[1:] or ((),) * 4
+    per_kind = list(zip(*found, strict=True))[1:] or ((),) * 5
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
     pick = tuple(map(_owner_select, graph.nodes))
-    return Kinds((always, finite), tuple(numbers), reads, unread, remade, shared, pick)
+    return Kinds((always, finite), tuple(numbers), *per_kind, pick)
 
 
 def _alike(
@@ -84,6 +89,16 @@ def _alike(
         return reads, (), node.results[0] in again
     read = [graph.users[value] or value in outputs for value in node.results]
     return reads, tuple([k for k, is_read in enumerate(read) if not is_read]), False
+
+
+def _is_read_again(graph: Graph, node: Node) -> bool:
+    """Return whether a node makes a pointwise float that several nodes read, as activations are."""
+    result = node.results[0]
+    return (
+        len(graph.users[result]) > 1
+        and "float" in graph.values[result].type.dtype
+        and POINTWISE.get(node.primitive) is pointwise
+    )
 
 
 def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
