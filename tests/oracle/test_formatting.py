@@ -22,7 +22,8 @@ FEWER_BYTES = "pieces come by themselves, in fewer bytes"
 MORE_INSTRUCTIONS = {
     **dict.fromkeys(("roll", "roll by blocks", "halves swapped", "concatenate"), CHOSEN),
     **dict.fromkeys(
-        ("roll uneven", "shift of two", "insert", "stencil", "not nested"), FEWER_BYTES
+        ("roll uneven", "shift of two", "insert", "stencil", "not nested", "concatenate uneven"),
+        FEWER_BYTES,
     ),
     "tile": "a repeated dimension is gathered, and its block cut out",
 }
