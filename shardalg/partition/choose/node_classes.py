@@ -70,13 +70,14 @@ def kinds(graph: Graph) -> Kinds:
             alike = _alike(graph, node, (outputs, again))
             key = (node.signature, *alike, also, _is_read_again(graph, node))
             numbers.append(found.setdefault(key, len(found)))
-    per_kind = list(zip(*found, strict=True))[1:] or ((),) * 5
+    reads, unread, remade, shared, read_again = list(zip(*found, strict=True))[1:] or ((),) * 5
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
     pick = tuple(map(_owner_select, graph.nodes))
-    return Kinds((always, finite), tuple(numbers), *per_kind, pick)
+    waiting = always, finite
+    return Kinds(waiting, tuple(numbers), reads, unread, remade, shared, read_again, pick)
 
 
 def _alike(
