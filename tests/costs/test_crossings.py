@@ -154,7 +154,7 @@ def test_turns_by_brute_force():
         assert [t for t in turns(difference, "X", hints) if t < 3000] == exact
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("quantity", "name"),
     [("step_time_s", "B"), ("communication_s", "B"), ("wire_bytes", "B"),

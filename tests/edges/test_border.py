@@ -182,6 +182,7 @@ def test_a_copy_of_a_lowered_program_runs_and_none_is_pickled():
             pickle.dumps(held)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("trips", [3, 0])
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 def test_a_scan_hands_out_typed_keys(kind, trips):

@@ -103,7 +103,7 @@ def plans_of(name):
         ), fn, arguments  # fmt: skip
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_partitioned_as_something(name):
     for plan, fn, arguments in plans_of(name):
@@ -239,6 +239,7 @@ def lowered_product():
     return np.asarray(plan.lower()(*arguments))
 
 
+@pytest.mark.slow
 def test_a_product_over_nothing_is_not_split_there():
     """Found by seed 20501: XLA aborted when it compiled what masked and added up nothing."""
     child = Child()

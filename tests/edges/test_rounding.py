@@ -132,6 +132,7 @@ def test_the_known_case_is_right_by_its_bound():
     assert verdicts == [fuzz.RIGHT] * fuzz.LAYOUTS
 
 
+@pytest.mark.slow
 def test_xla_may_abort_the_process_that_is_asked():
     child = Child()
     assert child.ask(os.abort) is None

@@ -165,6 +165,7 @@ def test_pictures_are_written_without_a_run(tmp_path, capsys):
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_mesh_with_too_many_devices_is_planned_and_not_run():
     settings = Settings(config=TINY, mesh=mesh_of("X=4,Y=16"), quick=True)
     lines = []
@@ -195,6 +196,7 @@ def test_missing_packages_are_named(monkeypatch):
     assert foreign.why_not(replace(QUICK, quick=False)) == ""
 
 
+@pytest.mark.slow
 def test_the_foreign_step_on_other_axes_is_run_and_equals_one_device():
     mesh = mesh_of("data=4,model=2")
     settings = Settings(config=TINY, mesh=mesh)

@@ -307,6 +307,7 @@ def test_a_state_of_several_values():
     np.testing.assert_array_equal(same, bias)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{}, {"stream_io": True, "remat": "layer"}], ids=str)
 def test_derivatives_of_either_mode_go_through_a_circular_pipeline(more):
     """Its rotation had a gradient alone: `jvp`, and so products with a Hessian, were refused."""

@@ -31,6 +31,7 @@ def test_is_the_model_without_a_pipeline(rounds):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ten_steps_on_devices():
     made = Pipelined(replace(SMALL, L=2), Schedule(2, 4)).model
     plan = made.plan(MESH, TABLE_4)

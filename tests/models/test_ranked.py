@@ -76,6 +76,7 @@ def test_devices_that_share_cores_are_ranked_as_they_are_priced():
     assert one.cost.hardware.hbm_bytes == 2e9
 
 
+@pytest.mark.slow
 def test_the_order_is_by_seconds_per_sample_and_the_front_is_pareto(small):
     times = [one.seconds_per_sample for one in small.ranked]
     assert times == sorted(times)
@@ -98,6 +99,7 @@ def test_each_strategy_is_ranked_verified_and_lowered(small):
         assert plan.lower(jax.devices()[:4])
 
 
+@pytest.mark.slow
 def test_a_program_is_listed_once_whatever_its_axes_are_called():
     """On one slice "fsdp" and "fsdp_tensor" are "finalized" by other names: the same numbers."""
     asked = {"strategy": ["finalized", "fsdp", "fsdp_tensor"]}

@@ -45,7 +45,7 @@ def test_the_loss_falls(dtype):
     assert int(state["step"]) == 5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "change", [{"scan": True}, {"remat": True}, {"scan": True, "remat": True}, {"jit": True}]
 )

@@ -59,6 +59,7 @@ def test_a_worker_answers_what_this_process_would():
     assert [one.prices for one in answers] == 2 * [workers.done(task, workers.Pricing()).prices]
 
 
+@pytest.mark.slow
 def test_what_a_dead_worker_had_is_priced_here(started, alone, monkeypatch):
     monkeypatch.setattr(workers, "_SERVE", "import sys; sys.stdin.buffer.read(9); sys.exit(3)")
     assert ranked(3).to_json() == alone[0].to_json()

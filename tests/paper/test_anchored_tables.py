@@ -30,6 +30,7 @@ def test_every_column_of_tables_5_to_8(show):
     assert statistics.median(map(abs, peaks.values())) <= 10
 
 
+@pytest.mark.slow
 def test_a_circular_conformer(show):
     """Its gradients go into the weights of a round alone: a quarter of a device's, each trip."""
     values = compare([column("conformer-pipe-bench.c3")])
@@ -49,6 +50,7 @@ def test_frames_are_those_of_the_anchor_s_raw_utilisation(show):
         assert 100 * ours == pytest.approx(here.measured[RAW], rel=off)
 
 
+@pytest.mark.slow
 def test_two_images_a_core_take_the_rows_of_eight(show):
     """(4,16) takes twice as long as (2,32): as many rows of tiles for half of the images."""
     values = compare([column(f"unet-bench.{name}") for name in ("c6", "c7")])

@@ -33,6 +33,7 @@ def fitted(cases):
     return constants.fitted([constants.measured(case) for case in cases])
 
 
+@pytest.mark.slow
 def test_the_constants_that_ship_are_those_of_five_columns():
     """Chosen before any measurement is read, of both tables; the fit is repeated here."""
     chosen = constants.training_columns()
@@ -120,6 +121,7 @@ def bound_s(case, overlap):
     )
 
 
+@pytest.mark.slow
 def test_a_flat_network_foretells_worse():
     """Two cores of a chip share its links, and a slice that is not the whole pod does not wrap."""
     chip = two_dimensional.topology(COLUMNS[0]).hardware

@@ -84,6 +84,7 @@ CASES = {
 MESH = sa.Mesh({"X": 2, "Y": 2})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_bytes_than_xla(name):
     fn, arguments, specs, out, most = CASES[name]

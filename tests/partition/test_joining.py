@@ -136,6 +136,7 @@ def test_a_choice_prints_its_ends():
     assert [a.digits for a in found if isinstance(a, p.Choose)] == [MESH.digits("Y")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sizes", [[8] * 24, [5] * 20, [1] * 32, [3, 40, 8, 1, 9, 100, 17] * 3], ids=str
 )

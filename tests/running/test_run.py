@@ -93,6 +93,7 @@ def test_batch_norm_and_orders_of_the_devices_in_two_processes(here):
     check_training("residual", 2)
 
 
+@pytest.mark.slow
 def test_uneven_arrays_given_by_blocks(here):
     check_uneven(2)
 

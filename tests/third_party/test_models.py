@@ -46,6 +46,7 @@ def test_every_claim_is_proved(name):
     assert plan.verify().ok
 
 
+@pytest.mark.sampled(1)
 @each_model
 def test_no_byte_is_moved_for_want_of_a_row(name, show):
     _, plan = planned(name)
