@@ -8,6 +8,7 @@ it is whole, else by a retile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm, prod
@@ -21,7 +22,7 @@ from shardalg.reshard.even import search as even_search
 from shardalg.reshard.retile import Retile, margin
 from shardalg.sizes.formula import Formula
 from shardalg.spmd.instruction import Collective
-from shardalg.spmd.instructions import AllGather, AllReduce, DynamicSlice
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAlls, DynamicSlice
 
 
 class _Way:
@@ -89,7 +90,7 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
     """The path of the padded tensor; None where a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
-    found = [(step.move, step.state) for step in even_search(grid, start, goal, axes)]
+    found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
     way = _Way(shape, start)
     states = [start, *[after for _, after in found]]
     changed = [_changed(before, after) for (before, _), (after, _) in pairwise(states)]
@@ -102,6 +103,24 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
             if not way.retile(dim, way.natural(dim, after[0][dim])):
                 return None
     return way.steps
+
+
+def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Move, State]]:
+    """Yield the moves of a path with their states; exchanges at once are one after the other.
+
+    Each of them pads and cuts blocks of its own dimensions.
+    """
+    dims = start[0]
+    for step in steps:
+        if isinstance(step.move, AllToAlls):
+            for one in step.move.exchanges:
+                held, arriving = dims[one.concat_dim], one.arriving or one.digits
+                dims = replaced(dims, one.concat_dim, held[: len(held) - len(one.digits)])
+                dims = replaced(dims, one.split_dim, dims[one.split_dim] + arriving)
+                yield one, (dims, step.state[1])
+        else:
+            yield step.move, step.state
+        dims = step.state[0]
 
 
 def _changed(before: Dims, after: Dims) -> set[int]:

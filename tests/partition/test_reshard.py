@@ -95,7 +95,18 @@ def test_even_values_arrive(chain):
     check_moved(*chain)
 
 
+def between(shape, *axes):
+    """Return layouts of a shape on X=2, Y=3."""
+    mesh = Mesh({"x": 2, "y": 3})
+    return [Sharding.from_axes(side, mesh, shape) for side in axes]
+
+
+EXCHANGED = [None, "x", "y", None], ["y", None, None, "x"]
+
+
 @given(chains(length=2))
+@example(between((2, 7, 4, 2), *EXCHANGED))
+@example(between((5, 7, 4, 3), *EXCHANGED))
 def test_uneven_values_arrive(chain):
     check_moved(*chain)
 
