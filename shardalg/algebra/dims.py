@@ -18,10 +18,10 @@ class SymbolError(ShardalgError, ValueError):
 
 
 class Max(sympy.Max):
-    """The largest of expressions, decided between numbers alone.
+    """The maximum of expressions, which is evaluated only if all arguments are numbers.
 
-    sympy compares the arguments after each replacement of a symbol, by signs that it sometimes
-    gets wrong: 1.14 takes `2/(X*Y) > 1` of positive integers as true.
+    `sympy.Max` compares its arguments after each substitution, and decides some signs wrongly:
+    sympy 1.14 takes `2/(X*Y) > 1` as true for positive integers.
 
     >>> X, Y = dims("X Y", hint=(4, 4))
     >>> largest = Max(sympy.ceiling(2 / (X * Y)), 2)
@@ -30,7 +30,7 @@ class Max(sympy.Max):
     """
 
     def __new__(cls, *args: Expr, evaluate: bool = True) -> sympy.Expr:
-        """Make the expression; `evaluate` is for callers in sympy, and changes nothing."""
+        """Return the maximum; sympy passes `evaluate`, which has no effect."""
         flat: list[sympy.Expr] = []
         for arg in map(sympy.sympify, args):
             flat += arg.args if isinstance(arg, sympy.Max) else (arg,)

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _data(found: BesideCompiler, plan: Plan, topology: Topology) -> dict[str, Any]:
-    """Return the comparison as plain data; `fits` is the compiler's word on the lowered program."""
+    """Return the comparison as plain data; `fits` is False if the compiler runs out of memory."""
     on = machine_data(plan.cost(topology), plan.mesh)
     values = ("planned", "compiled", "xla", "error", "xla_error")
     rows = (

@@ -96,7 +96,7 @@ def _to_stderr(line: str) -> None:
 
 
 def _data(exploration: Exploration, page: Page, files: Sequence[Path]) -> dict[str, Any]:
-    """Return the report as plain data: prices of each strategy, then the sections."""
+    """Return the report as plain data: the price of each strategy, the sections and the files."""
     plans = exploration.priced.items()
     return {
         "title": page.title,

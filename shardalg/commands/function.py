@@ -102,7 +102,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 
 
 def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:
-    """Return the chip with its origin, its capacity, and whether the plan fits, as plain data."""
+    """Return the chip, its origin, its capacity, and whether the plan fits, as plain data."""
     return {
         "hardware": cost.hardware.name,
         "machine": cost.machine_text,

@@ -96,7 +96,7 @@ def print_json(data: Mapping[str, Any]) -> None:
 def records(table: Table | DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a table as plain data.
 
-    A column that holds text beside other values holds text alone, so that a key has one type.
+    If one value of a column is text, all its values become text, so that each key has one type.
 
     >>> from shardalg.io.table import Table
     >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
@@ -110,7 +110,7 @@ def records(table: Table | DataFrame) -> list[dict[str, Any]]:
             for row in found:
                 row[name] = None if row[name] is None else str(row[name])
         elif all(isinstance(v, int) or (isinstance(v, float) and v.is_integer()) for v in values):
-            # pandas has a column of whole numbers with a gap as floats.
+            # pandas stores whole numbers as floats if a value of the column is missing.
             if name.endswith("_bytes"):
                 for row in found:
                     row[name] = None if row[name] is None else int(row[name])
@@ -118,7 +118,7 @@ def records(table: Table | DataFrame) -> list[dict[str, Any]]:
 
 
 def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return rows whose named values are of the quantity in the row, with its unit in each key.
+    """Return rows with their quantity appended to the keys in `names`, so that keys have units.
 
     >>> by_quantity([{"quantity": "step_time_s", "planned": 1.5, "mesh_axes": ""}], ["planned"])
     [{'quantity': 'step_time_s', 'planned_step_time_s': 1.5, 'mesh_axes': ''}]

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _data(ranking: Ranking, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the ranking as plain data, with the chip and what a device holds at most."""
+    """Return the ranking as plain data, with the chip and the memory capacity of a device."""
     from shardalg.costs.topology import machine
 
     chip = machine(options.hardware).chip

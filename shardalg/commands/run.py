@@ -98,7 +98,7 @@ def _local(options: argparse.Namespace) -> None:
         return
     lines: list[str] = []
     processes.run(command, lines.append)
-    # A log has both streams: the document is from a line "{" to the last line "}".
+    # A log contains both streams. The document starts at a line "{" and ends at the last "}".
     first, last = lines.index("{"), len(lines) - lines[::-1].index("}")
     print("\n".join((*lines[:first], *lines[last:])), file=sys.stderr)
     print("\n".join(lines[first:last]))
@@ -191,7 +191,7 @@ def _run(
 def _machine(lowered: Lowered, plan: Plan, job: Job) -> dict[str, Any]:
     """Return the devices that the plan runs on, their memory, and whether the plan fits.
 
-    CPU devices share the memory of the machine, so that all of them together have to fit.
+    CPU devices share the memory of the machine, so all of them together must fit.
     """
     from shardalg.lower.measure import memory_bytes
 

@@ -20,7 +20,7 @@ __all__ = ["Cost", "estimate"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a name when it is first asked for: a plan that is not priced needs neither."""
+    """Return a public name, imported at its first use: a plan without a price needs neither."""
     if name == "Cost":
         from shardalg.costs.cost import Cost
 

@@ -145,7 +145,7 @@ class Cost:
       overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: the step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
-      machine: the chip, the number of devices, and where both come from, in words.
+      machine: text that names the chip, the number of devices, and the source of both.
     """
 
     hardware: Hardware
@@ -398,7 +398,7 @@ class Cost:
 
     @property
     def machine_text(self) -> str:
-        """The chip, the number of devices, and where both come from."""
+        """Text that names the chip, the number of devices, and the source of both."""
         return self.machine or f"{self.hints.devices} x {self.hardware.name} (as asked for)"
 
     @property

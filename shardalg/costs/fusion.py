@@ -59,13 +59,14 @@ ON_CHIP = "on_chip"
 
 
 FUSES, REDUCES, EXPANDS, CONTRACTS = 1, 2, 4, 8
-"""Bits of `traits`, as the functions of these names and `compute.contracts` decide them."""
+"""Bits of `traits`: the answers of `fuses`, `reduces`, `_expands` and `compute.contracts`."""
 
 
 def traits(block: Block, graph: Graph) -> bytes:
-    """Return the traits of each instruction of a block, as bits; they are decided once per node.
+    """Return one byte per instruction of a block: the bits of its traits.
 
-    Five passes of a price ask for them. The block keeps them, with the graph that they are of.
+    Several passes of a price read the traits. They are computed once per node, and the block
+    caches them together with their graph.
     """
     known = vars(block).get("_traits")
     if known is None or known[0] is not graph:

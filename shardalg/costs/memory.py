@@ -306,7 +306,7 @@ class Scan:
         ends, bits = lives.ends(count), traits(block, self.graph) if self.graph else bytes(count)
         for i, instruction in enumerate(block.instructions):
             dying, results = ends[i], instruction.results
-            # only what dies is written over
+            # only values that die here can be overwritten
             for value in self.overwritten(instruction, dying, line.alive, lives) if dying else ():
                 line.drop(value)
             for value in results:
@@ -364,7 +364,7 @@ class Scan:
         return line
 
     def repeated(self, instruction: Instruction, own: Held, alive: dict[int, Held]) -> Held:
-        """Return the bytes of a broadcast that fuses with its readers: those of its operands."""
+        """Return the bytes of a fused broadcast: its own, or its operands' if these are fewer."""
         read = [alive.get(operand, NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
         return min(own, Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
@@ -391,7 +391,10 @@ class Scan:
     def in_place(
         self, instruction: Instruction, free: set[int], lives: Lives
     ) -> Iterable[tuple[int, int]]:
-        """Pairs (free operand, result) of which the result may be written over the operand."""
+        """Return pairs (operand, result) of which the result may overwrite the operand.
+
+        Only pairs of control flow may contain operands outside of `free`; the caller skips these.
+        """
         control = instruction.attributes
         if isinstance(control, Control):
             carry = _CARRIED[type(control)](control, instruction.operands)

@@ -29,7 +29,7 @@ from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
 _REPEATS = FUSES | REDUCES
-"""A compiler that fuses makes results anew in each reader if they fuse and are no reduction."""
+"""Mask of `traits`. Results whose masked bits equal `FUSES` are computed anew in each reader."""
 NOTHING: frozenset[int] = frozenset()
 _BITS = 28
 """Of the capacities that are handed to scipy, which counts in 32."""
@@ -186,7 +186,7 @@ def _needed(
         through = away.issuperset(results)
         if at < border:
             needs = forward
-            # places are not below `at`, so that it is no longest of any
+            # all recorded places are at or after `at`, so that `at` never changes a maximum
             for result in results:
                 if result in backward and result not in kept:
                     again = max(again, backward[result])

@@ -205,7 +205,7 @@ class Pricing:
         """The first step of every price, by its place, and how many steps have that price."""
         number: dict[Any, int] = {}
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
-        # a value in memory and one that never is have numbers of two signs
+        # the code of a value that is never in memory is negative
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
         first: dict[Any, int] = {}
         times: Counter[int] = Counter()
@@ -228,7 +228,7 @@ class Pricing:
 
     @cached_property
     def operators(self) -> list[int | None]:
-        """Per node a number of its signature; None where parameters of instructions count too."""
+        """Per node, a number of its signature; None if the price needs more than the signature."""
         known: dict[Signature, int | None] = {}
         for node in self.graph.nodes:
             if node.signature not in known:

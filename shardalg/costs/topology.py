@@ -411,22 +411,22 @@ def machine(given: str | Machine) -> Machine:
 
 
 OF_OPTIONS = "the chip of the plan's options"
-"""Who named a chip that the plan's options name."""
+"""The source in `chip_text` of a chip that the options of the plan name."""
 
 
 def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
-    """Return the chip, the number of devices, and where both come from.
+    """Return text that names the chip, the number of devices, and the source of both.
 
     Args:
-      asked: the chip or topology, as the user named it; a `DefaultChip` is named as such.
-      source: who named it.
+      asked: the chip or topology that the user named.
+      source: the source of the chip; the text of a `DefaultChip` says "the default chip" instead.
     """
     source = "the default chip" if isinstance(asked, DefaultChip) else source
     return f"{devices} x {machine(asked).chip.name} ({source}; devices of the mesh)"
 
 
 def machine_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
-    """Return the text of `chip_text`, and how the devices are joined.
+    """Return the text of `chip_text`, followed by the links between the devices.
 
     >>> machine_text("v3", 8)
     '8 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of its own'

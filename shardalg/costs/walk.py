@@ -27,7 +27,7 @@ class Execution(Generic[A_co]):
 def walk(program: SpmdProgram) -> Iterator[Execution]:
     """Every instruction that runs; a loop's body comes before the loop itself.
 
-    A price reads them five times, so the program keeps them.
+    The program caches them, because a price reads them several times.
     """
     known = vars(program)
     if "_walk" not in known:

@@ -140,7 +140,7 @@ class CollectiveExplanation(Answer):
         )
 
     def _remedies(self) -> tuple[str, ...]:
-        """Return the advice, and how to get more where the program is large."""
+        """Return the advice, and a note if the program is too large to plan all changes."""
         loop = self._after_the_loop()
         if loop:
             return (loop,)
@@ -274,7 +274,7 @@ def explain_collective(
 
     Args:
       table: of the collectives; which: a row of it, its number, or the instruction.
-      thorough: whether to plan every change, however large the program is.
+      thorough: whether to plan every change of one annotation, however large the program is.
 
     Raises:
       StrategyError: there is no such collective.

@@ -30,23 +30,23 @@ MOST_PAIRS = 64
 MOST_NODES = 60_000
 """and no more than so many operators, planning all of them together."""
 QUICK_NODES = 18_000
-"""Operators that an explanation plans and prices at most, unless it is asked to be thorough."""
+"""No new change is tried after trials of so many operators, unless `thorough` is set."""
 
 
 @dataclass
 class Effort:
-    """Operators that may still be planned or priced, and whether changes were left out for it."""
+    """Operators that trials may still plan or price, and whether trials were left out."""
 
     nodes: float = math.inf
     leaves_out: bool = False
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is tried."""
+        """Whether no further change is tried."""
         return self.nodes <= 0
 
     def spend(self, trials: Trials, trial: Trial) -> None:
-        """Count a trial: a plan, and a price if it was priced."""
+        """Subtract the operators of a trial, twice if it has a plan and a price."""
         self.nodes -= len(trials.stages.graph.nodes) * (1 + trial.removes)
 
 
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def outcome(self) -> Outcome:
-        """Return what the plan then sends and holds; only changes that remove it are priced yet."""
+        """The figures of the plan with this change; a plan without a price is priced here."""
         return self._outcome()
 
 
@@ -112,7 +112,10 @@ def _figures(trial: Trial) -> tuple[int | float, ...]:
 def singles(
     trials: Trials, moved: MovedValue, sides: tuple[Side, Side], effort: Effort
 ) -> tuple[Trial, ...]:
-    """Changes of one of the annotations behind a collective, the most promising ones first."""
+    """Return trials that change one annotation behind a collective, in the order of `ranked`.
+
+    The most promising changes are tried first, until the effort is spent.
+    """
     found, tried = list(changes(trials.stages, sides, moved.digits)), {}
     for number in _promising(found, sides):
         if effort.is_spent:
@@ -124,7 +127,11 @@ def singles(
 
 
 def _promising(found: Sequence[Change], sides: tuple[Side, Side]) -> list[int]:
-    """Return the changes' numbers: the layout of either side first, then each place in turn."""
+    """Return the numbers of the changes, the most promising first.
+
+    Changes to the layout of either side come first. The others follow in turns of one change per
+    annotation.
+    """
     wanted = {side.layout.dims for side in sides}
     turns: Counter[tuple[object, ...]] = Counter()
     keys = []

@@ -21,7 +21,7 @@ FLIPPED = (
     "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
-"""Switches that only loops read."""
+"""Switches that have no effect in a program without loops."""
 IN_NUMBERS = (
     "wide_sums",
     "collective_matmul",
@@ -52,7 +52,7 @@ def switch_table(stages: Stages, options: Options) -> Table:
         if name not in unread:
             other = Options.of({**settings, name: flipped})
             made = planned(stages.traced, stages.annotations, other, known=known)
-            # most switches change nothing: a program that is priced already is not priced again
+            # most switches change nothing, so that an equal program reuses its price
             alike = [priced for other, priced in found if _is_same(other, made)]
             outcome = alike[0] if alike else _outcome(made)
             found += [] if alike else [(made, outcome)]

@@ -54,7 +54,7 @@ class Outcome:
 
     @staticmethod
     def of(stages: Stages, *, is_priced: bool = True) -> Outcome:
-        """Return the figures of a plan; without a price seconds and memory are nan."""
+        """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
         for moved in stages.traffic.collectives:
@@ -82,7 +82,7 @@ class Trials:
 
     @property
     def machine(self) -> str:
-        """The chip of all outcomes, the number of devices, and where both come from."""
+        """Text that names the chip of all outcomes, the number of devices, and their source."""
         return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
 
     def under(self, annotations: Annotations) -> Stages:
@@ -98,10 +98,12 @@ class Trials:
         return self._outcomes[annotations]
 
     def traffic(self, annotations: Annotations, is_priced: Callable[[Outcome], bool]) -> Outcome:
-        """Return the outcome under these annotations; a price takes as long as the plan.
+        """Return the outcome under these annotations, without a price where none is needed.
+
+        A price takes about as long as a plan.
 
         Args:
-          is_priced: whether an outcome without a price gets one.
+          is_priced: takes an outcome without a price; returns whether a price is needed.
         """
         known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
         if known is None:

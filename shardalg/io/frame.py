@@ -62,7 +62,7 @@ class Frame(pd.DataFrame):
 
     _metadata = ["has_all_rows"]  # noqa: RUF012  # pandas copies these attributes to results
     has_all_rows = False
-    is_table = True  # an instance of `sa.Table`, which cannot be a base class: it makes this one
+    is_table = True  # makes it an instance of `sa.Table`, which imports this module
 
     @property
     def _constructor(self) -> type[Frame]:
@@ -79,7 +79,7 @@ class Frame(pd.DataFrame):
 
     @property
     def rows(self) -> tuple[tuple[Any, ...], ...]:
-        """The rows as tuples, as those of any `sa.Table`."""
+        """The rows as tuples, as `sa.Table.rows`."""
         return tuple(self.itertuples(index=False, name=None))
 
     @property
@@ -89,7 +89,7 @@ class Frame(pd.DataFrame):
 
     @property
     def whole_df(self) -> Frame:
-        """The same rows as a table that prints all of them, as `sa.Table.whole_df`."""
+        """The same table, which prints all of its rows, as `sa.Table.whole_df`."""
         made = self.copy()
         made.has_all_rows = True
         return made
@@ -101,7 +101,7 @@ class Frame(pd.DataFrame):
     def where(self, *args: Any, **values: Any) -> Any:
         """Return the rows whose named columns equal these values, as `sa.Table.where`.
 
-        With a condition, as `pandas.DataFrame.where`.
+        With a positional condition it is `pandas.DataFrame.where`.
 
         >>> Frame({"kind": ["a", "b"], "n": [1, 2]}).where(kind="b").rows
         (('b', 2),)

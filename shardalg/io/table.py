@@ -42,10 +42,10 @@ _LATEX_ESCAPES = str.maketrans(
 
 
 class TableType(type):
-    """The type of `Table`, of which a `Frame` is an instance, too."""
+    """The metaclass of `Table`: a `Frame` is an instance of `Table`, too."""
 
     def __instancecheck__(cls, value: object) -> bool:
-        """Return whether a value is a table: of plain rows, or a DataFrame of ours."""
+        """Return whether a value is a `Table` or a `Frame`."""
         return super().__instancecheck__(value) or getattr(type(value), "is_table", False)
 
 
@@ -137,7 +137,7 @@ class Table(metaclass=TableType):
         return Table(self.columns, tuple(kept))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the table as a DataFrame, such as `groupby` or `loc`.
+        """Return an attribute of `df`, such as `groupby` or `loc`; pandas is loaded for it.
 
         >>> Table(("kind", "n"), (("a", 1), ("b", 2))).sort_values("n").iloc[-1]["kind"]
         'b'

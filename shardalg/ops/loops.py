@@ -306,9 +306,9 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
 def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
     """Return the count of `inside` for two loops of which one has slope 1 or -1, else None.
 
-    With both loops upwards, the index is `s*o + r + c`. The points with `s*o + r < n` are those of
-    all `o` of `min(K, max(0, n - s*o))`, for K steps of `r`. That is `max(0, n - s*o)` without
-    `max(0, n - K - s*o)`, and each of both is the sum of an arithmetic progression.
+    With positive slopes, the index is `s*o + r + c`, and `r` has K values. For one value of `o`,
+    `s*o + r < n` holds for `min(K, max(0, n - s*o))` of them, which is `max(0, n - s*o)` minus
+    `max(0, n - K - s*o)`. Over all `o`, each term sums up to an arithmetic series.
 
     >>> from shardalg.sizes.formula import symbol
     >>> index, H, K = Index.of("o") * 2 + "r" - 1, symbol("H"), symbol("K")
@@ -326,7 +326,7 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
     outer, inner, step = extents[wide], extents[narrow], abs(slope)
 
     def below(bound: Any) -> Any:
-        """Sum of `max(0, bound - step*o)` over the outer loop."""
+        """Return the sum of `max(0, bound - step*o)` over the outer loop."""
         count = larger(0, smaller(outer, -_floor(-bound, step)))
         pairs = count * (count - 1)  # an even number
         half = pairs * Fraction(1, 2) if type(pairs) is Formula else pairs // 2

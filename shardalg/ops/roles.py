@@ -172,7 +172,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
             pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
         at = node.operands + node.results
         for i, d, j, e in pairs:
-            # as `classes.join`, without its calls: the loop runs a hundred thousand times
+            # this is `classes.join`, inlined because the loop runs 100,000 times
             one, other = parent[base[at[i]] + d], parent[base[at[j]] + e]
             if one == other:
                 continue

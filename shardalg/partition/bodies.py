@@ -85,8 +85,8 @@ class BodyPartitioner(ABC):
 
         Where a constant is brought home for the loop, and its body reads no larger blocks, that
         saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
-        holds it gathered as long as the loop runs. So it is in a loop that JAX writes out, where
-        gathered copies are kept. The body is planned once to see what it reads.
+        holds it gathered as long as the loop runs. The same holds for a loop that JAX writes out,
+        if gathered copies are kept. The body is planned once to see what it reads.
         """
         is_unrolled = ("unrolled", True) in node.signature.params
         keeps = is_unrolled and self.options.keep_gathers is True

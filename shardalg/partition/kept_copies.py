@@ -1,8 +1,8 @@
 """Gathered copies that stay for the backward pass because the peak of memory does not rise.
 
 A copy that is freed after the forward pass is gathered again in the backward pass (GSPMD,
-arXiv:2105.04663, section 5.1), which sends it twice in order to hold less. Where the peak of memory
-is elsewhere, freeing it saves nothing.
+arXiv:2105.04663, section 5.1). The program then sends more in order to hold less. If the peak of
+memory is at another instruction, freeing the copy saves nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from shardalg.spmd.instruction import Collective
 from shardalg.spmd.program import SpmdProgram
 
 Copy = tuple[int, Sharding]
-"""A value in a layout that is not its home."""
+"""A graph value, and the sharding of a copy of it."""
 
 
 @dataclass(frozen=True)
 class _Repeated:
-    """A copy that several instructions of the program make.
+    """A copy that several instructions of the program compute.
 
     Attributes:
-      between: the instructions after which it is freed and before which it is made again.
+      between: the instructions at which the copy is free: after its last read, before it is
+        computed again.
     """
 
     copy: Copy
@@ -42,9 +43,9 @@ class _Repeated:
 def below_peak(
     program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool
 ) -> frozenset[Copy]:
-    """Return the copies that can be kept from their first use to their last in the same peak.
+    """Return the copies that can stay alive between their uses without a higher peak of memory.
 
-    Copies that save most bytes per byte held are kept first.
+    Copies that save the most bytes sent per byte held are chosen first.
     """
     found = _repeated(program)
     if not found:
@@ -59,7 +60,7 @@ def below_peak(
 
 
 def _repeated(program: SpmdProgram) -> list[_Repeated]:
-    """Return the copies of values that are sent more than once outside of loops."""
+    """Return the copies that collectives outside of loops send more than once."""
     made: dict[Copy, list[int]] = defaultdict(list)
     instructions = program.block.instructions
     read = {local: i for i, one in enumerate(instructions) for local in one.operands}

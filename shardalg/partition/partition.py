@@ -337,7 +337,7 @@ def partition(
     Args:
       roles: of every graph value, for the table of collectives.
       partitioner: a kind of `Partitioner`.
-      kept: gathered copies that stay for the backward pass, beside those of `keep_gathers`.
+      kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
     """
     if not isinstance(options.keep_gathers, bool | None):
         first = partitioner(sharded, roles, options)

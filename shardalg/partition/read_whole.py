@@ -1,9 +1,11 @@
-"""Joined values that every reader wants whole: they are joined whole, from gathered parts.
+"""Concatenations that every reader gathers: their parts are gathered instead.
 
 A concatenation along a sharded dimension moves the borders of all blocks. If its readers gather the
-result anyway (a sort along the dimension), the parts can be gathered instead: no borders move, and
-a part that another operator reads whole is gathered once for both. Of a `top_k` each device sends
-its best, which is less than a gather, but can be more than a gather of the sharded parts alone.
+result anyway (a sort along the dimension), the parts can be gathered instead. No borders move, and
+a part that another operator gathers, too, is gathered only once.
+
+For a `top_k`, each device sends its largest elements. They are fewer than all elements of the
+result, but can be more than the elements of the sharded parts.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ JOINS = ("concatenate", "join_ends", "pad")
 
 
 def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
-    """Return the graph whose joined values are whole where all readers gather them; or None."""
+    """Return the graph with concatenations replicated where all readers gather, or None."""
     graph, found, made = sharded.graph, list(sharded.shardings), []
     fixed = bound(graph) | sharded.fixed
     for node in graph.nodes_of(JOINS):
@@ -41,7 +43,7 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
 
 
 def _whole_dims(graph: Graph, value: int) -> set[int]:
-    """Return the dimensions of a value that none of its readers reads in parts."""
+    """Return the dimensions of a value that all of its readers need whole."""
     every = set(range(len(graph.values[value].type.shape)))
     users = graph.users[value]
     for reader in users:

@@ -85,7 +85,7 @@ def _digits(layout: Sharding) -> set[Digit]:
 
 @once_per_graph
 def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
-    """Return the nodes that have a rule and one result, which crosses no border of a region."""
+    """Return the nodes that have a rule and one result that stays inside its region."""
     crossing = bound(graph)
     return tuple(
         node

@@ -48,7 +48,7 @@ class CostAnswers(Planned):
         """The same, where products of a type without a peak take the chip's slowest one.
 
         Args:
-          text: names the machine and its origin; None: the machine of the plan's options.
+          text: names the machine and its source; None is the machine of the plan's options.
         """
         from shardalg.report.modules.module_costs import costs_by_module
 

@@ -40,8 +40,8 @@ class WhyAnswers(CollectiveAnswers):
           what: a name that `shardings()` prints (`params['w']`, a site's name,
             `dot_general:3@model.py:41`), or a row of `collectives()`, its number, or an instruction
             of `program`.
-          thorough: of a collective, plan every change. Otherwise a large program, which takes long
-            to plan, gets as many trials as fit in about half a second; the text then says so.
+          thorough: for a collective, plan every change of one annotation, then more pairs of
+            changes. Otherwise planning stops after about half a second, and the text says so.
 
         Raises:
           StrategyError: no value has that name, or there is no such collective.

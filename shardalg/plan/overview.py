@@ -61,7 +61,7 @@ class Overview(Answer):
 
     @property
     def numbers(self) -> Table:
-        """Per axes that collectives run along: executions, and bytes and seconds of a step."""
+        """A row per set of axes that collectives use: executions, bytes and seconds of a step."""
         names = ("mesh_axes", "devices", "executions", "wire_bytes_per_step", "communication_s")
         rows = (
             (",".join(axes), *self._along(axes, *sums)[:3], number(sums[2]))

@@ -1,14 +1,14 @@
-"""Merged dimensions of samples that do not divide: the samples are padded while they are merged.
+"""Padding of samples that do not divide, while a reshape merges them with another dimension.
 
-A batched convolution has the samples in its groups: 13 samples of 2 features are 26 features. On 4
-devices a block of 13 has 4 samples, which are 8 features, but a block of 26 has 7. No device's
-samples are a block of the merged dimension, so that all of them would be gathered. Padded to 16
-samples, every device has 4 samples and 8 features:
+A batched convolution merges the samples with its features: 13 samples of 2 features become one
+dimension of 26. On 4 devices, a block of 13 samples has 4 samples, which are 8 features. A block of
+26 features has only 7. The two blocks differ, so that all samples would be gathered. With padding
+to 16 samples, every device has 4 samples and the same 8 features:
 
     x[13] -> pad [16] -> merge [32] -> operators -> split [16, 2] -> slice [13, 2]
 
-Each operator between merge and split computes samples apart from each other, or sums over them; a
-sum reads zeros for the samples that were added.
+Each operator between merge and split computes every sample on its own, or sums over the samples. A
+sum reads zeros in place of the added samples.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _OTHERS = (
     ["reduce_prod", "reduce_sum", "reshape", "transpose"],
 )
 MOVABLE = _POINTWISE.union(*_OTHERS)
-"""Operators that compute padded samples as they compute the others."""
+"""Operators that can compute every sample on its own, padded samples included."""
 SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
 
 
 def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
-    """Return how samples are padded where they are merged, or None if nothing is to be padded."""
+    """Return the padding of all merged samples that do not divide, or None without such samples."""
     changes: dict[int, Change] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
@@ -52,7 +52,7 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
 
 
 def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
-    """Yield the reshapes that merge an unevenly sharded major dimension with others."""
+    """Yield the reshapes that merge an unevenly sharded dimension with more minor dimensions."""
     graph = sharded.graph
     for node in graph.nodes_of(["reshape"]):
         (rule,) = rules(node.signature) or ()
@@ -71,7 +71,7 @@ def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
 
 
 def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
-    """Return the major loop of a merged dimension and the elements of one of its iterations."""
+    """Return the major loop of a merged dimension and the elements per iteration, or None."""
     if len(index.terms) < 2 or index.constant or index.div != 1 or index.mod:
         return None
     name, factor = max(index.terms, key=lambda term: term[1])
@@ -80,11 +80,11 @@ def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
 
 
 class _Merge(NamedTuple):
-    """A merge of samples.
+    """A reshape that merges samples with another dimension.
 
     Attributes:
-      start: value, dimension, and elements of one sample.
-      size, padded: numbers of samples.
+      start: the merged value, its merged dimension, and the elements of one sample in it.
+      size, padded: the numbers of samples without and with padding.
     """
 
     graph: Graph
@@ -93,20 +93,20 @@ class _Merge(NamedTuple):
     padded: int
 
     def region(self) -> _Region | None:
-        """Return the operators between merge and split; None if one of them has to stay."""
+        """Return the operators between merge and split; None if samples cannot be padded in one."""
         made = _Region(self.graph, self.size, self.padded)
         return made if made.grown(*self.start) else None
 
 
 @dataclass
 class _Region:
-    """Operators that compute merged samples.
+    """The operators between merge and split.
 
     Attributes:
-      marks: per value with merged samples, its dimension and the elements of one sample.
+      marks: per value with merged samples, the merged dimension and the elements of one sample.
       ends: per node and tensor (~0 is the result), the dimension of samples that are not merged.
-      loops: per node the loop over samples, and its iterations for one sample.
-      sums: nodes that sum over samples.
+      loops: per node, the loop over samples and its iterations for one sample.
+      sums: the nodes that sum over samples.
     """
 
     graph: Graph
@@ -119,11 +119,11 @@ class _Region:
 
     @property
     def nodes(self) -> set[int]:
-        """The operators that change."""
+        """The numbers of the operators that change."""
         return set(self.ends)
 
     def grown(self, value: int, dim: int, factor: int) -> bool:
-        """Find all operators from a merged value on; False if one of them has to stay."""
+        """Add all operators that a merged value reaches; return False if one cannot be padded."""
         todo = [(value, dim, factor)]
         while todo:
             value, dim, factor = todo.pop()
@@ -144,13 +144,13 @@ class _Region:
         return True
 
     def _is_inner(self, value: int) -> bool:
-        """Return whether only nodes of the program itself make and read a value."""
+        """Return whether a value is neither an argument nor a result of the program or a region."""
         graph = self.graph
         ends = (*graph.results, *(v for region in graph.regions for v in region.results))
         return graph.producer[value] is not None and value not in ends
 
     def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
-        """Return the merged values that a node ties to a value; None if the node has to stay."""
+        """Return the merged values of a node that uses a merged value; None if not padded."""
         found = rules(node.signature)
         if node.primitive not in MOVABLE or node.region or not found or len(node.results) > 1:
             return None
@@ -174,11 +174,11 @@ class _Region:
     def _tied(
         rule: Rule, tensors: Mapping[int, int], loop: tuple[str, int], ends: dict[int, int]
     ) -> list[tuple[int, int, int]] | None:
-        """Return the merged values of a node; None if it reads samples in another way.
+        """Return the merged values of a node; None if an index uses the samples in another way.
 
         Args:
-          loop: its name, and the iterations of one sample.
-          ends: gets the dimensions of samples alone, per tensor.
+          loop: the name of the loop over samples, and its iterations for one sample.
+          ends: receives, per tensor, the dimension of samples that are not merged.
         """
         marked, (name, count) = [], loop
         for tensor, value in tensors.items():
@@ -206,7 +206,7 @@ class _Region:
         return _with_size(type_, dim, self.padded * factor)
 
     def change(self, number: int) -> Change:
-        """Return what stands in place of a node."""
+        """Return the replacement of a node."""
         node, ends = self.graph.nodes[number], self.ends[number]
         chains: list[tuple[int, tuple[Signature, ...]]] = []
         operands = []
@@ -237,7 +237,7 @@ class _Region:
         return Change(tuple(chains), signature, cut)
 
     def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
-        """Yield the operators that set the samples that were added to zero."""
+        """Yield the operators that set the added samples to zero."""
         shape = wide.shape
         split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)
         true = _with_size(split, dim, self.size)
@@ -248,7 +248,7 @@ class _Region:
 
 
 def _param(name: str, old: object, made: ValueType, groups: int) -> object:
-    """Return a parameter of a node whose result is wider, and which has other groups."""
+    """Return a parameter of a node for a wider result and another number of groups."""
     if name in ("new_sizes", "shape"):
         return made.shape
     grouped = name in ("feature_group_count", "batch_group_count") and old != 1
@@ -266,7 +266,7 @@ def _reshape(given: ValueType, made: ValueType) -> Signature:
 
 
 def _pad(given: ValueType, made: ValueType) -> Signature:
-    """Return the operator that pads dimensions at their end with a number."""
+    """Return the operator that pads dimensions at their ends."""
     pairs = zip(given.shape, made.shape, strict=True)
     config = tuple((0, wide - size, 0) for size, wide in pairs)
     zero = ValueType((), given.dtype)

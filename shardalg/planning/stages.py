@@ -131,7 +131,7 @@ def planned(
     """Complete, partition and check.
 
     Fourier transforms run in stages, and samples are padded while they are merged, where the
-    program then sends less. Annotations of single values are of one graph, which stays as it is.
+    program then sends less. A graph with annotations of single values is not rewritten.
 
     Args:
       known: completions that several plans of these annotations share.
@@ -156,7 +156,7 @@ def planned(
 
 
 def _kept(made: Stages, options: Options) -> Stages:
-    """Return the plan that keeps gathered copies where the peak of memory does not rise."""
+    """Return the plan that keeps gathered copies without a higher peak, or the plan itself."""
     traced, chip = made.traced, machine(made.hardware).chip
     is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
     if not (is_open and options.switches.keep_below_peak and options.switches.share_gathers):
@@ -174,7 +174,7 @@ def _kept(made: Stages, options: Options) -> Stages:
 
 @dataclass(frozen=True, eq=False)
 class Completions:
-    """Completed graphs of one set of annotations, each made once."""
+    """A cache of completed graphs under one set of annotations."""
 
     annotations: Annotations
     _made: dict[Any, tuple[Graph, ShardedGraph]] = field(default_factory=dict, repr=False)
@@ -185,7 +185,7 @@ class Completions:
         """Return `completed` of a graph under the settings that completion reads."""
         switches = options.switches
         settled_by = options.hardware, switches.pad_blocks, switches.finite_sums
-        # the graph is kept with what it became, so that no other one gets its identity
+        # the entry holds the graph, so that no other graph gets the same id
         key = id(graph), options.policy, switches.priorities, settled_by, turned
         if key not in self._made:
             self._made[key] = graph, completed(graph, self.annotations, options, turned=turned)
@@ -230,9 +230,9 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
 
 
 def _joined(made: Stages, options: Options) -> Stages:
-    """Return the plan that joins whole what all readers gather, or the plan itself.
+    """Return the plan that gathers the parts of concatenations, or the plan itself.
 
-    By the paper's policy, in numbers.
+    The plan itself is returned under other policies than the paper's, and for named sizes.
     """
     if options.policy != "paper" or made.is_named:
         return made

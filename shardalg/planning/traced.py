@@ -54,8 +54,8 @@ class Traced:
       symbols: the formulas of its sizes; None where all are numbers.
       first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
       narrow: the graph as it was traced, where sums of `graph` were made wide.
-      orders: of Fourier transforms that `graph` has in stages, per rewrite (node, stages); of
-        samples that it pads, the padding.
+      orders: the rewrites of `graph`: per rewrite, pairs (node, stages) of Fourier transforms, or
+        the padding of samples.
       whole: the graph before these rewrites; None where there was none.
       again: traces the function on axes of other sizes; None where none of their sizes is in the
         graph, and in a loaded plan.
@@ -102,7 +102,7 @@ class Traced:
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
 
     def unstaged(self) -> Traced:
-        """Return the same function with every transform and all samples as they were traced."""
+        """Return the same function without transforms in stages and without padded samples."""
         if self.whole is None:
             return self
         return replace(self, graph=self.whole, whole=None, orders=())

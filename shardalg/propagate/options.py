@@ -120,8 +120,8 @@ class Switches:
         result, the larger operand wins, as in XLA; by the paper's policy the other one wins if a
         value beside the result has its layout, a step is then faster, and no more is sent. Named
         sizes go without.
-      keep_below_peak: where `keep_gathers` is open and roles are told, a gathered copy stays for
-        the backward pass if the peak of memory does not rise. Named sizes go without.
+      keep_below_peak: if `keep_gathers` is None and arguments have roles, a gathered copy stays for
+        the backward pass where the peak of memory does not rise. Named sizes ignore the switch.
       priorities: of operators; False lets all of them act at once (to see what the order does).
         Those of annotations (`Sharding.priorities`) hold either way.
 

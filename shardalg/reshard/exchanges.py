@@ -34,9 +34,9 @@ def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
 
 @lru_cache(maxsize=1 << 12)
 def cheaper(exchange: Exchange) -> Exchange:
-    """Return the exchange with its rounds counted as sends fewer elements.
+    """Return the exchange, with the numbering of rounds that sends fewer elements.
 
-    Meshes whose devices are looked at in classes keep the rounds that count from the starts.
+    On more than `FEW` devices, rounds always count from the start of the interval.
     """
     if exchange.devices > FEW or len(exchange.rests) < 2:
         return exchange

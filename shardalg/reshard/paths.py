@@ -380,7 +380,7 @@ def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
     """Return the (source, target) positions: the r-th holder of a block serves its r-th taker.
 
-    Digits that neither layout has are the major ones of r, so that no block is sent along them.
+    Digits that neither layout has are the major digits of r, so that no block is sent along them.
 
     >>> _permutation(((Digit(4, 2),),), ((Digit(1, 2),),), 8)[:4]  # from X to Z of (X, Y, Z)
     ((0, 0), (4, 1), (2, 2), (6, 3))
@@ -401,9 +401,10 @@ def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, i
 
 @lru_cache(maxsize=1 << 12)
 def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, ...]:
-    """Return all positions by the number of their block, those of one block by their free digits.
+    """Return all positions, sorted by the number of their block, then by their free digits.
 
-    `first` are the major ones of the free digits.
+    Args:
+      first: the free digits that come first.
     """
     import numpy as np
 

@@ -37,7 +37,7 @@ def search(
     """Return the path of the fewest elements sent, then of the fewest moves that send.
 
     It is the path of the padded tensor, or gathering and slicing. Among few digits a search over
-    every grid may find a cheaper one. Sizes with names and in numbers are decided alike.
+    every grid may find a cheaper one. Named and numeric sizes give the same path.
 
     Args:
       axes: of the mesh.

@@ -72,7 +72,7 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
         if kind in _BORDERS:
             _BORDERS[kind](program, instruction)
         elif kind is not Apply:
-            # alike instructions are checked once
+            # equal instructions are checked once
             values = (*instruction.operands, *instruction.results)
             types = tuple([_type(program, local) for local in values])
             alike = instruction.attributes, types, len(instruction.operands)

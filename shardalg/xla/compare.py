@@ -275,7 +275,7 @@ Line = tuple[str, str]
 """Source line and phase."""
 NO_LINE: Line = ("", "")
 UNPLACED = "(unknown line)"
-"""Instead of a module: collectives that name no line."""
+"""The module name of collectives that name no line."""
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:

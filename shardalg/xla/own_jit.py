@@ -38,10 +38,9 @@ class Amounts(NamedTuple):
 class OwnJit:
     """What a plan sends and holds, beside a plan in the layouts that the installed jax chooses.
 
-    XLA's collectives between its layouts are its own. `least` is a lower bound of the bytes that
-    they send (`shardalg.xla.least` has the argument), and `theirs` is an estimate: what our
-    collectives send between the same layouts. XLA's own figure is known once XLA was asked
-    (`Plan.compare_xla`).
+    XLA chooses its own collectives between its layouts. `least` is a lower bound of the bytes that
+    they send (`shardalg.xla.least` has the argument). `theirs` is an estimate: the amounts of our
+    collectives between the same layouts. `Plan.compare_xla` gets XLA's own figure.
 
     Attributes:
       asked: the wire bytes that XLA's own program sends, where it was asked.
@@ -71,12 +70,12 @@ class OwnJit:
 
     @cached_property
     def theirs(self) -> Amounts:
-        """The figures of a plan in the partitioner's layouts, which estimate those of XLA."""
+        """The figures of our plan in the partitioner's layouts, as an estimate of XLA's figures."""
         return self.ours if self._followed is self.stages else Amounts.of(self._followed)
 
     @cached_property
     def least(self) -> int | float:
-        """Bytes that XLA's program sends at least per device and step."""
+        """The lower bound of the bytes that XLA's program sends per device and step."""
         return min(least_sent(self._followed), self.theirs.wire_bytes)
 
     @property

@@ -42,9 +42,9 @@ class Exchange:
       held: digits of the partition id of the dimension.
       ids: digits of the partition ids in the start of `want`.
       devices: positions of the mesh.
-      lowest: None if round 0 brings the block in which the interval starts. A number if it brings
-        the block `k + lowest` to the device with partition id k: every round is then one permute
-        between neighbours of one distance.
+      lowest: None if round 0 brings the block in which the interval starts. If it is a number,
+        round 0 brings block `k + lowest` to the device with partition id k. Each round is then one
+        permute between devices at one distance.
     """
 
     want: Interval
@@ -75,9 +75,9 @@ class Exchange:
     def by_neighbours(self) -> Exchange:
         """Return the same exchange with rounds that count from the device's own block.
 
-        Intervals that drift against the blocks start in another block than the neighbour's does
-        (a convolution without padding). Devices then read their own block in different rounds, and
-        each round takes more than one permute.
+        Intervals can drift against the blocks, as in a convolution without padding: the distance
+        from a device's own block to the block where its interval starts differs between devices.
+        Rounds that count from the start of the interval then take more than one permute each.
         """
         if (own := next((n for n, digits in self.ids if digits == self.held), None)) is None:
             own = "own block"
@@ -100,7 +100,7 @@ class Exchange:
 
     @property
     def offset(self) -> Index:
-        """The place in the block of round 0 at which the interval starts, or behind that block."""
+        """The start of the interval, in elements after the start of the block of round 0."""
         start = self.want.start
         if self.lowest is None:
             return start % self.block
@@ -109,7 +109,7 @@ class Exchange:
 
     @cached_property
     def rests(self) -> frozenset[int]:
-        """Return all values of `offset`."""
+        """All values that `offset` has on the devices."""
         if self.lowest is None:
             return residues(self.want.start, self.block, self.ids, self.devices)
         return frozenset((self._starts - self._first * self.block).tolist())
@@ -121,8 +121,8 @@ class Exchange:
     def shift(self, position: int) -> int:
         """Where in the buffer the interval of a device starts.
 
-        The buffer is the rounds side by side, `[lower, upper)` of each; the shift is `offset` less
-        the `lower` of the first round, the least of them.
+        The buffer is the rounds side by side, `[lower, upper)` of each. The shift is `offset` minus
+        the `lower` of the first round, which is the smallest offset.
         """
         if not self.want.length:
             return 0

@@ -21,7 +21,7 @@ from shardalg.sizes.amounts import number
 MOST_TRIED = 4
 """Of so many source lines, those with the most redundant flops, annotations are tried."""
 MOST_LAYOUTS = 6
-"""The number of layouts that are planned per line, and again if these are not cheaper."""
+"""The most even layouts that are planned per line; then as many uneven ones if none is cheaper."""
 
 
 def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
@@ -53,9 +53,10 @@ def _row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object,
 
 
 def _remedy(trials: Trials, one: Idle) -> str:
-    """Return the annotation that repeats less and makes a step cheaper, with what it changes.
+    """Return the annotation that makes a step cheaper and repeats less, with its effect, as text.
 
-    Layouts that split a dimension evenly are planned first, the others if none of these is cheaper.
+    Layouts that split a dimension evenly are planned first. The others are planned if none of the
+    even ones makes a step cheaper.
     """
     stages, now = trials.stages, trials.now
     before = redundant_flops(idle(stages.program, stages.graph))
@@ -84,7 +85,7 @@ def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sh
     """Yield layouts of the result, then of operands, in which the idle axes split a dimension.
 
     Args:
-      even: whether the axes divide the dimension, or leave some devices with less.
+      even: True for dimensions that the axes divide, False for dimensions that they do not.
     """
     node = stages.graph.nodes[one.node]
     (rule, *_) = rules(node.signature) or ()

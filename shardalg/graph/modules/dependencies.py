@@ -1,4 +1,4 @@
-"""Which values are computed from which: the edges of a graph, and all values behind some."""
+"""Dependencies between the values of a graph, direct and transitive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from shardalg.graph.ir import Graph
 
 
 def dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
-    """Return, per value, the values that are computed from it; through bodies by region arguments.
+    """Return, per value, the values that are computed directly from it.
+
+    Values enter and leave the bodies of loops and branches by region arguments.
 
     Args:
       carried: whether an iteration's results reach the arguments of the next iteration.

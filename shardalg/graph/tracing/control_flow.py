@@ -154,7 +154,7 @@ _KEPT = {
 
 
 def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters of a call that stay; "unrolled" if JAX writes out all of a loop."""
+    """Return the parameters that a call keeps; "unrolled" is True if JAX writes the loop out."""
     shown = {k: params[k] for k in _KEPT[name]}
     if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
         shown["unrolled"] = True

@@ -17,8 +17,8 @@ def cuts_joined(graph: Graph) -> Graph:
 
     What lies between them would be brought into blocks of its own, which neither needs. A shift
     written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does, also
-    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it. A slice
-    of one of the tensors that a concatenation joins reads that tensor.
+    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it. If a
+    slice of a concatenation takes elements of only one operand, it reads this operand.
     """
     known = Known(graph)
     join = partial(_joined, known)
@@ -39,7 +39,7 @@ def cuts_joined(graph: Graph) -> Graph:
 
 
 def _part(node: Node, inner: Node) -> Node | None:
-    """Return a slice that reads one operand of a concatenation, as a slice of that operand."""
+    """Return the slice of the only operand of a concatenation that it reads, or None."""
     if (node.primitive, inner.primitive) != ("slice", "concatenate"):
         return None
     if not (_has_elements(node) and _has_elements(inner)):

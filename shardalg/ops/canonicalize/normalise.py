@@ -80,11 +80,12 @@ def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
 
 
 class Change(NamedTuple):
-    """What stands in place of a node of one result.
+    """The replacement of a node that has one result.
 
     Attributes:
-      operands: (position, operators that its operand goes through). A pad gets a zero.
-      signature: of the node. cut: the operator that makes the result from it; None if it does.
+      operands: (operand position, operators that are applied to the operand). A pad adds zeros.
+      signature: the signature of the new node.
+      cut: the operator that computes the old result from the new node, or None.
     """
 
     operands: tuple[tuple[int, tuple[Signature, ...]], ...]
@@ -93,7 +94,7 @@ class Change(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Nodes and types of values that change where samples are padded."""
+    """The nodes, and the types of values, that change if samples are padded."""
 
     changes: tuple[tuple[int, Change], ...]
     types: tuple[tuple[int, ValueType], ...]
@@ -344,7 +345,7 @@ class _Rewrite:
     def _changed(
         self, node: Node, change: Change, operands: list[int]
     ) -> tuple[Signature, list[int]]:
-        """The last operator that stands for a changed node, and its operands."""
+        """Add the operators of a change except the last; return the last one and its operands."""
         for position, steps in change.operands:
             for step in steps:
                 more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
@@ -356,7 +357,7 @@ class _Rewrite:
         return change.cut, [made]
 
     def _zero(self, type_: ValueType) -> int:
-        """A constant zero of a type."""
+        """Add a constant zero of a type; return its number."""
         zero = len(self.values)
         name = f"0:{SHORT.get(type_.dtype, type_.dtype)}"
         self.values.append(Value(zero, type_, "constant", name))

@@ -12,7 +12,7 @@ from shardalg.paper.evaluation.goals import PERCENT, POINTS, UNITS, Goal, Undete
 from shardalg.paper.evaluation.published import Column
 
 KEYS = {PERCENT: "pct", POINTS: "points"}
-"""Units of errors as keys of plain data have them."""
+"""Per unit of an error, its suffix in the keys of plain data."""
 NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
 
 
@@ -89,7 +89,7 @@ class Compared:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The record with the unit of each number in its key."""
+        """Return the record with the unit of each number in its key."""
         found = self.record()
         del found["unit"]
         names = {name: f"{name}_{self.quantity}" for name in ("predicted", "measured")}
@@ -127,7 +127,7 @@ def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
-    """Return the summary as plain data: per goal, in numbers, with units in the keys."""
+    """Return one record of plain data per goal, with units in the keys."""
     groups: dict[tuple[str, str], list[Compared]] = {}
     for value in values:
         if isinstance(value.goal, Goal):

@@ -192,9 +192,9 @@ def _left_partial(key: NodeKey, choice: Choice) -> bool:
 
 
 def _moved(key: NodeKey, choice: Choice) -> bool:
-    """Return whether a result that is read again is moved after it is made.
+    """Return whether a choice moves a result that several nodes read.
 
-    Values that are made of it would be moved, too.
+    Values that are computed from this result would be moved, too.
     """
     return key.read_again and any(
         made.dims != result_sharding.dims and not made.unreduced

@@ -35,8 +35,8 @@ class NodeKey(NamedTuple):
         cost the same, they do.
       required: per component the layouts of operands that were chosen with `loops`.
       shared: operands of a product that a later product reads too, and maybe the same copy.
-      read_again: whether the result is a pointwise float that several nodes read. Of choices that
-        cost the same, one in the result's own sharding is taken.
+      read_again: whether the result is a pointwise float that several nodes read. Among choices of
+        equal cost, the result's own sharding is then preferred.
     """
 
     signature: Signature

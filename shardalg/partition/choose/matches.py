@@ -72,10 +72,10 @@ def twins(key: NodeKey, component: Component) -> dict[str, Digits]:
 
 
 def behind_split(key: NodeKey, component: Component, name: str, idle: Digits) -> Iterator[Digits]:
-    """Yield the digits of a contracted loop with idle axes behind them.
+    """Yield the digits of a contracted loop, followed by the idle axes.
 
-    Operands that all have these digits are cut once more, which sends nothing. The result wants the
-    digits of the loop, too: a reduce-scatter gives it these.
+    All operands are sharded along these digits, and slicing them along the idle axes sends nothing.
+    The result's sharding has the digits, too, and a reduce-scatter delivers them.
     """
     wanted = {digit for layout in key.value_shardings for dim in layout.dims for digit in dim}
     if name not in component.rule.reduced:

@@ -34,7 +34,7 @@ class Kinds:
       unread: per kind, results that nobody reads, and so nobody brings home.
       remade: per kind, whether its only result is made from numbers alone (`remade_values`).
       shared: per kind, operands of a product that a later product of the region reads too.
-      read_again: per kind, whether it makes a pointwise float that several nodes read.
+      read_again: per kind, whether its result is a pointwise float that several nodes read.
       pick: per node, its values' entries in a list: operands, then results.
     """
 
@@ -93,7 +93,7 @@ def _alike(
 
 
 def _is_read_again(graph: Graph, node: Node) -> bool:
-    """Return whether a node makes a pointwise float that several nodes read, as activations are."""
+    """Return whether several nodes read a node's pointwise float result, such as an activation."""
     result = node.results[0]
     return (
         len(graph.users[result]) > 1

@@ -52,10 +52,10 @@ class Group:
         return self.start + leading(self.sizes), self.out_start + leading(self.out_sizes)
 
     def split_dim(self, made: Sharding) -> int:
-        """Return the dimension of the result in which a device holds a run of flat elements.
+        """Return the result's dimension along which devices hold runs of flat elements.
 
-        It is the leading one, or the last sharded one if every dimension before it has one element
-        on a device, and every device holds an element.
+        It is the last sharded dimension if each dimension before it has one element per device and
+        no device is empty. Otherwise it is the leading dimension.
         """
         first, span = leading(self.out_sizes), slice(self.out_start, None)
         rows = list(zip(self.out_sizes, made.shard_shape[span], made.dims[span], strict=False))
@@ -122,7 +122,7 @@ def layouts(
 
 
 def _as_home(every: tuple[Group, ...], out: Dims, home: Sharding) -> Dims:
-    """Return the digits of the result with those of its sharding, where blocks are runs there."""
+    """Return the result's digits, taken from its sharding in groups where its blocks are runs."""
     found = list(out)
     for group in every:
         if not group.is_kept and group.split_dim(home) != leading(group.out_sizes):

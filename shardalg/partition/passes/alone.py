@@ -30,7 +30,7 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
 OWNERS = (Extract, OwnerSelect)
-"""Instructions that give one device at most an element."""
+"""Instructions after which at most one device has the element."""
 PARTS = (Slice, SliceAt, Resize)
 """Instructions that leave elements, or zeros, as they are."""
 COPIES = SAME | {"rev", "slice"}
@@ -46,7 +46,7 @@ def joined_as_bits(program: SpmdProgram) -> SpmdProgram:
 
 
 def _has_owners(block: Block) -> bool:
-    """Whether any instruction gives one device an element that the others lack."""
+    """Return whether after some instruction one device has an element that the others lack."""
     kinds = {type(instruction.attributes) for instruction in block.instructions}
     if not kinds.isdisjoint(OWNERS):
         return True

@@ -72,7 +72,7 @@ class Program:
           TraceError: an operator that no table has.
         """
         function = self.functions[name]
-        if name != _MAIN:  # a plan takes the shardings of its border itself
+        if name != _MAIN:  # the caller applies the shardings of the border of the program
             args = self._stated(function, "arg_attrs", args)
         results = self._block(function.regions[0].blocks[0], {}, args)
         return results if name == _MAIN else self._stated(function, "res_attrs", results)

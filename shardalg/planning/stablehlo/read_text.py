@@ -105,7 +105,6 @@ def _traced(module: Any, path: str) -> Any:
 
     run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")
-    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
     *_, last = block.operations
     starts = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
     into = _layouts(program, said, [kind.shape for kind in types], starts)
@@ -117,6 +116,7 @@ def _traced(module: Any, path: str) -> Any:
         donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
         keep_unused=True,
     ).trace(*types)
+    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
     setattr(traced, STATED, Stated(program.mesh, into, out))
     return traced
 
@@ -135,7 +135,7 @@ def _layouts(
     """Per argument or result its layout, None where the text says none.
 
     Args:
-      places: per argument or result its name and its location.
+      places: per argument or result, its name and its location.
 
     Raises:
       NotationError, ShardingError: a sharding that does not fit, or that has partial sums.

@@ -20,7 +20,7 @@ from shardalg.propagate.other_mesh import placed
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
 """Attributes that say the sharding of an argument or a result."""
 INLINED = r"mesh<\[[^\]]*\](?:, device_ids=\[[^\]]*\])?>"
-"""A mesh that a sharding states itself, instead of the name of one."""
+"""The pattern of a mesh that a sharding contains instead of the name of a mesh."""
 _SUB_AXIS = re.compile(r'"([^"]+)":\((\d+)\)(\d+)')
 
 

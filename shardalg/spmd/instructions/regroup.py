@@ -14,13 +14,13 @@ class Regroup(Attributes):
     """The same elements, in row-major order, under other dimensions.
 
     Of the dimensions that become others only the first that is longer than 1 is held in part, on
-    both sides; the others are whole. In their place a later dimension may be held in part (`held`):
-    of the dimensions before it a device then holds one element.
+    both sides; the others are whole. In the result, `held` may name a later dimension instead. A
+    device then holds one element of each dimension before it.
 
     Attributes:
       groups: (how many dimensions, the global sizes of those in their place), in order.
-      held: per group the dimension in their place that is held in part; () for the first that is
-        longer than 1 in every group.
+      held: per group, the dimension of the result that is held in part; () selects the first
+        dimension that is longer than 1 in every group.
     """
 
     groups: tuple[tuple[int, tuple[int, ...]], ...]
@@ -45,7 +45,7 @@ class Regroup(Attributes):
 
     @property
     def held_dims(self) -> tuple[int, ...]:
-        """Return per group the dimension of the result that is held in part."""
+        """Per group, the dimension of the result that is held in part."""
         return self.held or tuple(leading(sizes) for _, sizes in self.groups)
 
     def text(self, mesh: Mesh) -> str:
@@ -68,7 +68,7 @@ class Regroup(Attributes):
 
 
 def _led(elements: int, sizes: tuple[int, ...], first: int) -> list[int]:
-    """Sizes of which one is cut, with one element before it, so that they hold `elements`."""
+    """Return sizes of `elements` elements: 1 before `first`, a part of it, the rest whole."""
     inner = math.prod(sizes[first + 1 :])
     return [1] * first + [elements // inner] + list(sizes[first + 1 :])
 

@@ -50,10 +50,10 @@ def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[State
 def _rows(
     step: CheckedInstruction, flat: Held, sizes: tuple[int, ...], first: int
 ) -> tuple[list[Held], list[Stated]]:
-    """Flat elements as dimensions of which `first` is held in part, and one element before it.
+    """Return the dimensions of a run of flat elements, with `first` held in part.
 
-    A run that ends behind its row holds elements of the next row there, which are no elements of
-    the dimension.
+    A device holds one element of each dimension before `first`. A run that ends behind its row has
+    elements of the next row there, which do not count as elements of the dimension.
     """
     inner = prod(sizes[first + 1 :])
     fits = flat.size == prod(sizes) and flat.length % inner == 0

@@ -1,4 +1,4 @@
-"""The divisions of one operator: digits for its loops, and for the loops that it sums."""
+"""The divisions of one operator: digits for the loops of its result, and for its summed loops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MOST_DIVISIONS = 512
 
 @lru_cache(maxsize=1 << 12)
 def plain_rule(signature: Signature) -> Rule | None:
-    """Return the row of an operator that only reads at fixed places and combines, or None."""
+    """Return the row of an operator that the bound covers, or None.
+
+    Such an operator has one result, reads at fixed indices, and combines elements by `COMBINED`.
+    """
     found = rules(signature)
     if not found or len(found) > 1 or len(signature.results) > 1:
         return None
@@ -38,8 +41,8 @@ class Loops:
     """The divisions of one operator's loops.
 
     Attributes:
-      layouts: of the operands, then of the result.
-      is_settled: whether devices hold no more of an operand than its layout says.
+      layouts: the layouts of the operands, then of the result.
+      is_settled: whether no device may have more of an operand than the block of its layout.
     """
 
     rule: Rule
@@ -48,7 +51,7 @@ class Loops:
 
     @cached_property
     def ways(self) -> list[tuple[dict[str, Digits], dict[str, Digits]]]:
-        """(digits of each loop of the result, digits of each loop that is summed)."""
+        """All pairs (digits per loop of the result, digits per summed loop)."""
         places = [(name, self._choices(name)) for name in self._of_result]
         sums = [(name, self._subsets(name)) for name in self._summed]
         if self._has_divided_taps:
@@ -78,7 +81,7 @@ class Loops:
 
     @cached_property
     def _has_divided_taps(self) -> bool:
-        """Whether a loop of a window is summed, and a tensor is sharded along it."""
+        """Whether an operand is sharded along a loop of a window that is summed."""
         taps = self._window.intersection(self._summed)
         tensors = [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
         pairs = [pair for tensor in tensors for pair in zip(*tensor, strict=True)]
@@ -86,12 +89,12 @@ class Loops:
 
     @cached_property
     def _window(self) -> frozenset[str]:
-        """The loops that make an index together with others, such as taps of a window."""
+        """The loops that share an index with other loops, such as the taps of a window."""
         dims = [i for dims in self.rule.operands.values() for i in dims]
         return frozenset(v for i in dims if i.loop is None for v in i.variables)
 
     def _choices(self, name: str) -> tuple[Digits, ...]:
-        """Return the digits that a tensor has along a loop, and none."""
+        """Return the digits that each tensor has along a loop, and the empty choice."""
         return tuple(dict.fromkeys((*self._held(name), ())))
 
     def _held(self, name: str) -> Iterator[Digits]:
@@ -103,7 +106,7 @@ class Loops:
     def _subsets(self, name: str) -> tuple[Digits, ...]:
         """Return the sets of digits along which a loop can be summed in parts.
 
-        Where all operands have the same digits, parts are added: premise 3.
+        If all operands have the same digits, the sum is always in parts (premise 3).
         """
         if name in self._window:
             return ((),)
@@ -118,16 +121,17 @@ class Loops:
 
 
 def _apart(digits: list[Digit]) -> bool:
-    """Return whether digits vary independently of each other."""
+    """Return whether no two digits overlap."""
     return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
 
 
 @dataclass(frozen=True)
 class Reads:
-    """How an operand is read if the loops of an operator are divided.
+    """The part of an operand that a device reads in one division.
 
     Attributes:
-      dims: an index per dimension.
+      dims: the index of each dimension of the operand.
+      place: digits per loop of the result. sums: digits per summed loop.
     """
 
     rule: Rule
@@ -136,7 +140,7 @@ class Reads:
     sums: Mapping[str, Digits]
 
     def along(self, index: Index) -> Goal:
-        """Return the elements of a dimension that a device reads."""
+        """Return the elements that devices read along a dimension, as `lengths` takes them."""
         if index.loop:
             return self.place[index.loop]
         loops = tuple(
@@ -151,7 +155,7 @@ class Way:
     """One division of an operator.
 
     Attributes:
-      place: digits per loop of the result. sums: digits per loop that is summed.
+      place: digits per loop of the result. sums: digits per summed loop.
     """
 
     loops: Loops
@@ -159,6 +163,6 @@ class Way:
     sums: Mapping[str, Digits]
 
     def reads(self, operand: int) -> Reads:
-        """Return how an operand is read."""
+        """Return the part of an operand that a device reads."""
         rule = self.loops.rule
         return Reads(rule, rule.operands[operand], self.place, self.sums)

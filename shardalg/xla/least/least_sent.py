@@ -19,15 +19,15 @@ from shardalg.xla.least.lengths import Dims, lacking, lengths, missing
 from shardalg.xla.least.value_facts import Values, dims_of, is_branch
 
 MOST_DEVICES = 1 << 14
-"""On a larger mesh operands count as 0, because blocks are enumerated on every device."""
+"""On a larger mesh operands count as 0, because the blocks of all devices are enumerated."""
 
 
 class Division(NamedTuple):
-    """What a device receives if an operator is divided in one way.
+    """The bytes that a device receives for one division of an operator.
 
     Attributes:
-      copies: bytes per value that is read.
-      results: bytes of the result and of its parts.
+      copies: bytes per value that the operator reads.
+      results: bytes of the result and of its partial sums.
     """
 
     copies: Mapping[int, float]
@@ -35,7 +35,7 @@ class Division(NamedTuple):
 
 
 def least_sent(stages: Stages) -> int:
-    """Return a number of bytes that XLA's program sends per device and step, or fewer."""
+    """Return a lower bound of the bytes that XLA's program sends per device and step."""
     graph = stages.graph
     explicit = sum(_explicit(graph, stages.traffic, stages.mesh.size))
     if graph.block_axes or any(r.kind == "shard_map" for r in graph.regions):
@@ -44,7 +44,7 @@ def least_sent(stages: Stages) -> int:
 
 
 def _explicit(graph: Graph, traffic: Traffic, devices: int) -> Iterator[float]:
-    """Yield the bytes of the collectives that a `shard_map` asks for, each one counted once."""
+    """Yield the bytes of the user's collectives in a `shard_map`; equal ones count once."""
     seen = set()
     for moved in traffic.collectives:
         number = moved.step.instruction.node
@@ -72,7 +72,7 @@ def _manual_axes(graph: Graph, region: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Least:
-    """The bound of one completed graph."""
+    """The lower bound of one completed graph."""
 
     graph: Graph
     sharded: ShardedGraph
@@ -80,13 +80,13 @@ class _Least:
 
     @cached_property
     def values(self) -> Values:
-        """What is known of the graph's values."""
+        """Facts of the graph's values."""
         return Values(self.graph, self.sharded)
 
     @cached_property
     def bytes(self) -> float:
-        """The sum over operators of the cheapest division."""
-        # an operator that may receive nothing is charged nothing, and shares no copy
+        """The bytes of the cheapest division of every operator, added up."""
+        # an operator with a division that receives nothing is charged nothing, and shares no copy
         found = [ways for ways in self._divisions() if ways and all(map(_receives, ways))]
         sure: dict[int, float] = {}
         for ways in found:
@@ -107,7 +107,7 @@ class _Least:
         return total
 
     def _divisions(self) -> Iterator[tuple[Division, ...]]:
-        """Yield the divisions of each operator and result; equal operators are one."""
+        """Yield the divisions of each operator and result; equal operators count once."""
         values, seen = self.values, set()
         for node in self.graph.nodes:
             key = tuple(values.numbers[v] for v in node.results)
@@ -126,7 +126,7 @@ class _Least:
         return _Fact(shape, values.layouts[value], size, counted)
 
     def _of_node(self, node: Node) -> tuple[Division, ...]:
-        """Return the divisions of an operator; none where it counts as 0."""
+        """Return the divisions of an operator; () if it counts as 0."""
         rule = plain_rule(node.signature)
         if rule is None:
             return ()
@@ -150,10 +150,10 @@ class _Least:
         return tuple(made)
 
     def _sent(self, way: Way, facts: tuple[_Fact, ...], split: frozenset[Digit]) -> _Sent:
-        """Return what a device receives if an operator is divided in one way.
+        """Return the bytes that a device receives for one division of an operator.
 
         Args:
-          split: digits along which all readers take a part of the result.
+          split: digits along which every reader takes only a part of the result.
         """
         rule, result = way.loops.rule, facts[-1]
         copies = tuple((k, self._copied(facts[k], way.reads(k))) for k in rule.operands)
@@ -167,22 +167,22 @@ class _Least:
         sliced = [d for d in split if d not in kept and not any(overlap(d, a) for a in added)]
         elements /= parts(tuple(sliced))
         needed = [d for d in added if d not in own and not any(overlap(d, s) for s in split)]
-        # in another layout than the result's, no more than the addition itself is certain
+        # if the result is added up in another layout than its own, only the addition is certain
         m = parts(tuple(needed)) if kept == own - set(added) else 1
         n = parts(added)
         return copies, elements * result.size * (n + m - 2) / n
 
     def _missing(self, fact: _Fact, wanted: Dims) -> float:
-        """Return the bytes that the neediest device lacks of its block."""
+        """Return the largest number of bytes that a device lacks of its block."""
         if not fact.counted or fact.layout == wanted:
             return 0.0
         devices = int(self.sharded.mesh.size)
         return missing(fact.shape, fact.layout, wanted, devices) * fact.counted
 
     def _copied(self, fact: _Fact, reads: Reads) -> float:
-        """Return the bytes that the neediest device lacks of an operand.
+        """Return the largest number of bytes that a device lacks of an operand.
 
-        Along a loop that is summed only numbers of elements count, because any part will do.
+        Along a summed loop only the number of elements counts, because a device may sum any part.
         """
         if not fact.counted:
             return 0.0
@@ -207,11 +207,11 @@ def _receives(way: Division) -> bool:
 
 
 class _Fact(NamedTuple):
-    """What the bytes of a value depend on.
+    """The properties of a value that determine its bytes.
 
     Attributes:
       size: bytes of an element, times the executions in a step.
-      counted: the same where copies of the value count, else 0.
+      counted: `size` if copies of the value count, else 0.
     """
 
     shape: tuple[int, ...]
@@ -221,4 +221,4 @@ class _Fact(NamedTuple):
 
 
 _Sent = tuple[tuple[tuple[int, float], ...], float]
-"""Bytes of each operand, and of the result."""
+"""Pairs (operand, bytes), and the bytes of the result."""

@@ -1,4 +1,4 @@
-"""Elements that devices read of a dimension, and those of them that they hold."""
+"""Numbers of elements that devices read along dimensions, and that they hold of these."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from shardalg.algebra.digits import Digits, partition_id, partition_ids, parts
 
 Dims = tuple[Digits, ...]
 MOST_READ, MOST_APART = 1 << 16, 256
-"""Elements of one dimension, and devices, up to which reads by an index are counted."""
+"""The most elements of a dimension, and the most devices, for which reads are counted."""
 
 
 class Affine(NamedTuple):
-    """Elements at an index that is no single loop.
+    """The elements that an index of several loops, or with a factor, reads.
 
     Attributes:
-      loops: (name, factor, extent, digits that divide it).
+      loops: per loop (name, factor, extent, digits that divide the loop).
     """
 
     at: Index
     loops: tuple[tuple[str, int, int, Digits], ...]
 
     def of(self, size: int, position: int) -> np.ndarray | None:
-        """Return the elements that the device at a position reads; None for too many."""
+        """Return the elements that the device at a position reads; None if they are too many."""
         found = np.array([self.at.constant])
         for _, factor, extent, digits in self.loops:
             block = -(-extent // parts(digits))
@@ -45,12 +45,12 @@ class Affine(NamedTuple):
 
 Goal = Digits | Affine
 Lengths = tuple[np.ndarray, np.ndarray]
-"""Per device the number of elements of a dimension that it reads, and of those that it holds."""
+"""Per device, the number of elements that it reads, and the number that it also holds."""
 
 
 @lru_cache(maxsize=1 << 14)
 def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | None:
-    """Return the numbers of elements along a dimension; None where they are not counted."""
+    """Return the numbers of elements read and held along a dimension; None if not counted."""
     positions = np.arange(devices)
     width = -(-size // parts(held))
     start = np.minimum(partition_ids(held, positions) * width, size)
@@ -76,10 +76,11 @@ def lengths(size: int, held: Digits, wanted: Goal, devices: int) -> Lengths | No
 def lacking(
     found: Iterable[Lengths], devices: int, *, need: float = 1.0, both: float = 1.0
 ) -> float:
-    """Return the elements of a block that the neediest device reads and does not hold.
+    """Return the largest number of elements that a device reads and does not hold.
 
     Args:
-      need, both: the shares that are read, and held of what is read, along other dimensions.
+      need: the share that a device reads along further dimensions.
+      both: the share that a device reads and holds along further dimensions.
     """
     whole, common = np.ones(devices), np.ones(devices)
     for read, inside in found:
@@ -88,7 +89,7 @@ def lacking(
 
 
 def missing(shape: tuple[int, ...], held: Dims, wanted: Dims, devices: int) -> float:
-    """Return the elements of its wanted block that the neediest device does not hold.
+    """Return the largest number of elements that a device lacks of its wanted block.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(4, 2), Digit(1, 4)

@@ -1,4 +1,4 @@
-"""Facts of the values of a completed graph: equal ones, copies, loop-invariant ones, readers."""
+"""Facts of a completed graph's values: equal values, copies, loop invariants and readers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from shardalg.xla.least.lengths import Dims
 
 _FORMATTING = "annotate convert_element_type copy copy_p reduce_precision reshape rev squeeze"
 FORMATTING = frozenset((*_FORMATTING.split(), "transpose"))
-"""Operators that XLA may move across a collective, or share between readers."""
+"""Operators that XLA may move across a collective."""
 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """The values of a completed graph."""
+    """Facts of the values of a completed graph."""
 
     graph: Graph
     sharded: ShardedGraph
 
     @cached_property
     def layouts(self) -> tuple[Dims, ...]:
-        """Per value the digits of its dimensions."""
+        """Per value, the digits of its dimensions."""
         return tuple(map(dims_of, self.sharded.shardings))
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Per value the first equal one: the same operator of equal operands, in any region."""
+        """Per value, the first value that is equal: the same operator on equal operands."""
         number = list(range(len(self.graph.values)))
         known: dict[object, tuple[int, ...]] = {}
         for tie in self.graph.region_arguments:
@@ -55,7 +55,7 @@ class Values:
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
-        """Per value the one that it is a formatted copy of, by numbers."""
+        """Per value, the number of the value of which it is a formatted copy."""
         root = list(range(len(self.graph.values)))
         for node in self.graph.walk():
             if node.primitive in FORMATTING and len(node.operands) == len(node.results) == 1:
@@ -65,7 +65,7 @@ class Values:
 
     @cached_property
     def item_sizes(self) -> tuple[int, ...]:
-        """Per value the narrowest type in which it exists, before or after."""
+        """Per value, the bytes of an element in the narrowest type that formatting converts."""
         types = [value.type for value in self.graph.values]
         sizes = [t.itemsize for t in types]
         nodes = [n for n in self.graph.walk() if n.primitive in FORMATTING and len(n.operands) == 1]
@@ -79,9 +79,9 @@ class Values:
     def is_known(self) -> bytearray:
         """Per value, 1 if a device may have the whole of it without a copy.
 
-        So are constants and broadcasts, which XLA makes anew on each device, results of operators
-        that XLA may compute whole (a triangular solve), because it cannot divide them, and
-        arguments without an annotation, whose layout XLA chooses.
+        These values are constants and broadcasts, which XLA computes anew on each device;
+        arguments without an annotation, whose layout XLA chooses; and results of operators that XLA
+        may compute whole because it cannot divide them, such as a triangular solve.
         """
         graph = self.graph
         known = bytearray(len(graph.values))
@@ -102,9 +102,9 @@ class Values:
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
-        """Per value, how often it is computed in a step if loop-invariant values are hoisted.
+        """Per value, its executions in a step if loop-invariant values are hoisted.
 
-        Inside of a branch the number is 0.
+        The number is 0 inside of a branch.
         """
         graph, depth = self.graph, self._depths
         level = [0] * len(graph.values)
@@ -138,7 +138,7 @@ class Values:
 
     @cached_property
     def splits(self) -> tuple[frozenset[Digit], ...]:
-        """Per value, the digits along which each of its readers takes only a part of it."""
+        """Per value, the digits along which each of its readers takes only a part."""
         graph = self.graph
         every = frozenset(d for s in self.sharded.shardings for dim in s.dims for d in dim)
         split = [every] * len(graph.values)
@@ -167,7 +167,7 @@ class Values:
 
 
 def is_branch(graph: Graph, region: int | None) -> bool:
-    """Return whether a region is inside of a branch of a condition."""
+    """Return whether a region is inside a branch of a condition."""
     while region is not None:
         if graph.regions[region].kind == "cond":
             return True
@@ -180,7 +180,7 @@ def _parts_read(rule: Rule, operand: int, layouts: tuple[Dims, ...]) -> frozense
     """Return the digits along which an operator reads only a part of an operand.
 
     Args:
-      layouts: of the operands, then of the result.
+      layouts: the layouts of the operands, then of the result.
     """
     found: set[Digit] = set()
     results = {index.variables for index in rule.results[0]}
