@@ -46,7 +46,7 @@ def names():
 
 
 def columns(numbers, named):
-    """Return the columns of each public table; a table may choose them by its content."""
+    """Return the columns of each public table."""
     return {name: list(table(numbers, named).columns) for name, table in TABLES.items()}
 
 

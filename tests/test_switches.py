@@ -29,7 +29,7 @@ def recurrent(w, x, xs):
 
 
 def two_layers(w, x):
-    """The copy for the first layer is held longest."""
+    """Return gradients of two layers; the first layer's copy is held longest."""
 
     def loss(w):
         return (jnp.tanh(jnp.tanh(x @ w["a"]) @ w["b"]) ** 2).sum()
@@ -128,7 +128,7 @@ def test_as_many_gathers_are_kept_as_fit():
 
 @pytest.mark.parametrize("name", ["unrolled", "two_layers"])
 def test_copies_below_the_peak_are_kept(name):
-    """Fewer bytes at the same peak; a copy that would raise the peak is gathered again."""
+    """The plan sends fewer bytes at the same peak; a copy that would raise it is gathered again."""
     plan, kept = (planned(name, keep_below_peak=keep) for keep in (False, True))
     every = planned(name, keep_gathers=True)
     assert sent(every) <= sent(kept) < sent(plan)
@@ -140,7 +140,7 @@ def test_copies_below_the_peak_are_kept(name):
 
 
 def test_feed_forward_gradients_under_attempt_2_send_what_xla_sends():
-    """3,670,016 bytes by XLA (benchmarks/results/step_time.md); the peak stays."""
+    """XLA sends 3,670,016 bytes (benchmarks/results/step_time.md); the peak does not rise."""
     chosen, mesh = part("ffn_gradient"), sa.Mesh({"X": 2, "Y": 4})
     config = Config(B=16, S=128, M=256, H=1024, N=8, D=32, dtype="float32")
     strategy = table1.STRATEGIES["attempt 2"](mesh, config, "ffn_gradient")

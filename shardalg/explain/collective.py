@@ -25,7 +25,7 @@ from shardalg.explain.removals import (
 from shardalg.explain.trials import Outcome, Trials
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
+from shardalg.io.units import bytes_text, counted, seconds_text
 from shardalg.partition.choose.regions import stops
 from shardalg.planning.layer_stacks import stacks
 from shardalg.planning.stages import Stages
@@ -147,10 +147,10 @@ class CollectiveExplanation(Answer):
         advice = self._advice()
         if not self._effort.leaves_out:
             return (advice,)
-        count = len(self.trials) + len(self.pairs)
+        count = counted(len(self.trials) + len(self.pairs), "change")
         return (
             advice,
-            f"The program is large, so only {count} changes were planned: "
+            f"The program is large, so planning stopped after {count}: "
             f"plan.explain({self.moved.number}, thorough=True) plans more.",
         )
 

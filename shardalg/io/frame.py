@@ -111,7 +111,8 @@ class Frame(pd.DataFrame):
         refuse_old_names(values, self.columns)
         missing = [name for name in values if name not in self.columns]
         if missing:
-            raise TableError(f"Table: no column {missing[0]!r}; there are {list(self.columns)}.")
+            names = ", ".join(map(str, self.columns))
+            raise TableError(f"Table: no column {missing[0]!r}; the columns are {names}.")
         chosen = [all(row[n] == v for n, v in values.items()) for row in self.to_dict("records")]
         return self[chosen]
 

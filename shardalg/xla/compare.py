@@ -90,9 +90,9 @@ class BesideXla(Answer):
     def modules(self) -> Table:
         """Collectives of each module of the function, ours and XLA's; alike modules are one.
 
-        `verdict` is as in `lines`. A row "(unknown line)" has the collectives that name no line;
-        they may belong to any module, so that other rows have a verdict only if all of these
-        together would not change it.
+        `verdict` is as in `lines`. The row "(unknown line)" has the collectives that name no line.
+        They may belong to any module, so that a module has a verdict only if all of them together
+        would not change it.
         """
         stages = self._trials.stages
         mine, asked = stages.graph, self.told.graph or stages.graph
@@ -302,11 +302,13 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
 def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
     """Return who sends less for a line or a module; "" if bytes without a line could turn it.
 
-    Inside a `shard_map` XLA's collectives do not say which operator they are for. They may belong
-    to any line, so that a line has a verdict only if all of them together would not change it.
+    Inside a `shard_map`, XLA's collectives do not name their operator. They may belong to any line,
+    so that a line has a verdict only if all of them together would not change it. Equal bytes are
+    always "even".
 
     Args:
-      sent: bytes of the plan and of XLA for the line. unplaced: the same of no line.
+      sent: bytes of the plan and of XLA for the line.
+      unplaced: bytes of the plan and of XLA in collectives that name no line.
     """
     ours, theirs = sent
     verdict = _verdict(ours, theirs)

@@ -61,7 +61,7 @@ def test_symbols_of_other_hints_are_not_mixed_up(hint):
 
 
 def test_the_largest_of_two_is_decided_between_numbers_alone():
-    """sympy compares the arguments after each replaced symbol, here wrongly: 2/(X*Y) > 1."""
+    """sympy compares the arguments after each substitution and takes `2/(X*Y) > 1` as true here."""
     B, N, X, Y = symbols("B N X Y")
     formula = larger(ceiling(B / (8 * X * Y)), ceiling(N / 8))
     positive = {n: sympy.Symbol(n, positive=True, integer=True) for n in "BNXY"}

@@ -218,7 +218,7 @@ def test_a_cut_of_any_sizes_is_exact(arcs):
 
 @pytest.mark.parametrize("strategy", table1.STRATEGIES)
 def test_traits_are_what_the_rows_of_each_instruction_say(strategy):
-    """The bits that passes read, and the functions that decide them one by one."""
+    """The bits of `traits` equal the answers of the functions that decide one trait each."""
     config = Config(B=8, S=8, M=16, H=32, N=4, D=4, V=32, L=2)
     chosen, mesh = part("train_step"), sa.Mesh({"X": 2, "Y": 2})
     layout = table1.STRATEGIES[strategy](mesh, config)

@@ -1,4 +1,4 @@
-"""Programs that users wrote: no more bytes than XLA's better partitioner, right and proved."""
+"""Programs of users send no more bytes than with XLA's better partitioner, and are proved."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ BOTH = P(("X", "Y"))
 
 
 def coupling_flow(x, w1, w2):
-    """The gradient of three couplings: halves are split, changed and joined the other way round."""
+    """Return the gradient of three couplings, each of which splits, changes and swaps halves."""
 
     def loss(w1, w2):
         z, volume = x, 0.0
@@ -30,7 +30,7 @@ def coupling_flow(x, w1, w2):
 
 
 def step_on_merged_tokens(x, w1, w2):
-    """A training step that merges batch and sequence, both sharded, by a reshape."""
+    """Return weights after a step that merges the sharded batch and sequence by a reshape."""
 
     def loss(w1, w2):
         hidden = jax.nn.gelu(x @ w1).reshape(-1, w1.shape[1])

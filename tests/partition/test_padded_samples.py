@@ -14,7 +14,7 @@ from shardalg.spmd.host.simulate import simulate
 
 
 def per_sample(loss):
-    """Gradients of a loss by its weights, for each sample apart."""
+    """Return the function of the gradients of a loss by its weights, one per sample."""
     return jax.vmap(jax.grad(loss), in_axes=(None, 0))
 
 
@@ -33,7 +33,7 @@ def two_layers(ws, x):
 
 
 def tokens(w, x):
-    """A dense layer on the tokens of all samples, merged as users write it."""
+    """Return a dense layer of the merged tokens of all samples."""
     n, t, d = x.shape
     return jnp.tanh(x.reshape(n * t, d) @ w).reshape(n, t, -1)
 
@@ -105,7 +105,7 @@ def test_gradients_of_two_layers_send_nothing():
 
 
 def test_a_sum_over_merged_samples_reads_zeros_for_those_that_were_added():
-    """The loss of a sample of zeros is infinite and its gradient is no number."""
+    """The loss of a sample of zeros is infinite, and its gradient is nan."""
     w, x = drawn(4, 6), drawn(13, 3, 4, seed=1)
     function = jax.grad(tokens_loss)
     plan = planned(function, w, x, 4, out=P())
@@ -116,20 +116,20 @@ def test_a_sum_over_merged_samples_reads_zeros_for_those_that_were_added():
 
 
 def gram(w, x):
-    """Every token of all samples by every other one: the samples are two loops of a product."""
+    """Return products of all pairs of tokens: samples are two loops of one product."""
     n, t, d = x.shape
     y = x.reshape(n * t, d)
     return ((y @ w) @ (y @ w).T) @ y
 
 
 def softmax(w, x):
-    """Tokens of all samples that are compared with each other: a maximum over samples."""
+    """Return a softmax over the tokens of all samples: its maximum is over samples."""
     n, t, d = x.shape
     return jax.nn.softmax(x.reshape(n * t, d) @ w, axis=0).reshape(n, t, -1)
 
 
 def channels_first(w, x):
-    """Samples that are the minor part of a merged dimension."""
+    """Return a layer in which samples are the minor part of a merged dimension."""
     n, t, d = x.shape
     return jnp.tanh(x.transpose(1, 0, 2).reshape(t * n, d) @ w).reshape(t, n, -1).sum(0)
 

@@ -123,7 +123,7 @@ def test_pending_sums_arrive(chain):
 
 
 def place_beside(digits, position):
-    """Return a position without what the digits say of it."""
+    """Return a position with these digits set to 0."""
     return position - sum((position // d.stride % d.size) * d.stride for d in digits)
 
 
@@ -133,7 +133,7 @@ X_TO_Z = [Sharding.from_axes(axes, MESHES[0], (24, 24)) for axes in (["x", None]
 @given(chains(length=2))
 @example(X_TO_Z)
 def test_a_permute_sends_along_the_axes_that_it_names(chain):
-    """No pair of devices differs along another one, so that the price is of the right links."""
+    """Both devices of a pair have the same position along all other axes."""
     for step in reshard_path(*chain).steps:
         if isinstance(step.attributes, p.CollectivePermute):
             for pair in step.attributes.pairs:

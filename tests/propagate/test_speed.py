@@ -37,7 +37,7 @@ def test_decisions_do_not_grow_with_depth(monkeypatch):
 
 
 def test_a_graph_has_one_index():
-    """However its arguments are spelled: else every first plan makes two."""
+    """All spellings of the arguments return one index, so that a first plan makes only one."""
     graph, _ = stack(2)
     assert (
         index(graph, rules) is index(graph, rules, True) is index(graph, rules, results_given=True)

@@ -29,7 +29,7 @@ def rotated(x):
 
 
 def in_runs(x):
-    """Blocks of two elements become runs of two of a row of seven."""
+    """Return a reshape whose blocks become runs of two elements in rows of seven."""
     return x.reshape(2, 7)
 
 

@@ -29,11 +29,11 @@ def recorded(names=None):
 
 
 def drawn(count, seed, templates=siblings.TEMPLATES | farther.TEMPLATES):
-    """Yield the same of random programs; XLA's partitioner is asked."""
+    """Yield the same for random programs, which XLA's partitioner compiles now."""
     for number, program in enumerate(siblings.programs(count, seed, templates)):
         told = beside_xla.ask(program, installed_partitioner())
         if number % beside_xla.KEPT == beside_xla.KEPT - 1:
-            jax.clear_caches()  # a system maps so many pieces of memory, and no more
+            jax.clear_caches()  # the operating system limits the number of memory maps
         if told is not None:
             plan = planned(program.mesh, program.function, program.types, program.specs, None)
             yield program.name, least(plan), float(told.wire_bytes)

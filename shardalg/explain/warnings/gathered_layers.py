@@ -63,7 +63,7 @@ def _row(
     trips = stages.graph.trip_count(node)
     said = f"{remedy}: {_change(trials, other)}"
     if other.price >= trials.now.price:
-        said = f"none of those tried is cheaper; {said}"
+        said = f"tried, and not cheaper: {said}"
     return (node.primitive, node.source, trips, sent, text, said, 0)
 
 

@@ -150,9 +150,9 @@ def _layouts(
             raise type(error)(f"{place}: {error}") from None
         if read is not None and read.unreduced:
             raise NotationError(
-                f"{place}: {layout} has partial sums at the border of the program, which a plan "
-                "neither takes nor gives. Leave out unreduced=; an argument is then the sum, and a "
-                "result is reduced before it is returned."
+                f"{place}: {layout} has partial sums at the border of the program. A plan supports "
+                "partial sums only inside the program. Leave out unreduced=: an argument is then "
+                "the sum, and a result is reduced before it is returned."
             )
         found.append(read)
     return tuple(found)
