@@ -64,7 +64,7 @@ def literal(tree):
 def value(tree, here):
     """Return the value of an expression; None where an argument is left open.
 
-    A call with open arguments stands for its function, of which the keywords are checked.
+    For a call with open arguments, only the names of its keywords are checked.
     """
     if isinstance(tree, ast.Name):
         return here[tree.id]

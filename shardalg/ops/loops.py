@@ -307,8 +307,8 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
     """Return the count of `inside` for two loops of which one has slope 1 or -1, else None.
 
     With positive slopes, the index is `s*o + r + c`, and `r` has K values. For one value of `o`,
-    `s*o + r < n` holds for `min(K, max(0, n - s*o))` of them, which is `max(0, n - s*o)` minus
-    `max(0, n - K - s*o)`. Over all `o`, each term sums up to an arithmetic series.
+    `s*o + r < n` holds for `min(K, max(0, n - s*o))` of them. This number is the difference of
+    `max(0, n - s*o)` and `max(0, n - K - s*o)`. Over all `o`, each term is an arithmetic series.
 
     >>> from shardalg.sizes.formula import symbol
     >>> index, H, K = Index.of("o") * 2 + "r" - 1, symbol("H"), symbol("K")

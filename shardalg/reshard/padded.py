@@ -106,9 +106,10 @@ def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[S
 
 
 def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Move, State]]:
-    """Yield the moves of a path with their states; exchanges at once are one after the other.
+    """Yield the moves of a path and the states after them, with one move per exchange.
 
-    Each of them pads and cuts blocks of its own dimensions.
+    Exchanges that a path makes at once become separate moves, because each of them pads and cuts
+    the blocks of its own dimensions.
     """
     dims = start[0]
     for step in steps:

@@ -56,7 +56,7 @@ UNITS = re.compile(
 
 
 def answered(self, topology):
-    """Return what a compiler would answer; none is installed here."""
+    """Return the answer of a compiler, which is not installed here."""
     planned = Figures(10, 5, 2.0, 1.5, {("all_gather", "m"): (1, 4)})
     return BesideCompiler("here", planned, Compiled(1.0, None, 12, flops=3.0), Compiled(1.0))
 

@@ -1,4 +1,4 @@
-"""Formulas of the reads of a window whose kernel and image have named sizes, by brute force."""
+"""Formulas of window reads with named kernel and image sizes equal a brute-force count."""
 
 import random
 

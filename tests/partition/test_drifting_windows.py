@@ -1,4 +1,4 @@
-"""Windows whose blocks drift against those of what they read, planned and run on every device."""
+"""Windows whose blocks drift against the operand's blocks, planned and run on every device."""
 
 import jax
 import numpy as np

@@ -22,7 +22,8 @@ class Sweep:
     """What a step takes at each point, arrays of the shape that the sizes broadcast to.
 
     Attributes:
-      hardware: of which the seconds are. machine: its number of devices and origin, in words.
+      hardware: of which the seconds are.
+      machine: text that names the chip, the number of devices, and the source of both.
       sizes: the sizes that were given. step_time_s, peak_memory_bytes: in double precision.
       holds: whether all that planning asked of the sizes has the hints' answer, so that the
         formulas are the plan's.

@@ -52,7 +52,7 @@ def _rows(
 ) -> tuple[list[Held], list[Stated]]:
     """Return the dimensions of a run of flat elements, with `first` held in part.
 
-    A device holds one element of each dimension before `first`. A run that ends behind its row has
+    A device holds one element of each dimension before `first`. A run that ends after its row has
     elements of the next row there, which do not count as elements of the dimension.
     """
     inner = prod(sizes[first + 1 :])

@@ -4,9 +4,9 @@ The bound rests on three premises on XLA's partitioner:
 
 1. Every value has the layout that completion gives it. Each operator is computed in blocks, and
    its result is then moved to the layout of the result.
-2. Later passes share equal values and copies of one value, convert values to narrower types before
-   they are sent, combine an all-reduce with the slices that read it, and move loop-invariant values
-   out of loops. These passes do not change the values that the program computes.
+2. Later passes share equal values and copies of one value. They convert values to narrower types
+   before they send them, combine an all-reduce with the slices that read it, and move
+   loop-invariant values out of loops. They do not change the values that the program computes.
 3. If all operands have the same digits along a summed loop, each device sums its own part. XLA does
    not gather the operands instead, except if a device may have the whole of one operand.
 
@@ -33,9 +33,9 @@ prefixes, whole loops or several results; windows with divided taps; reshapes th
 calls and loop borders; branches of a condition; broadcasts; constants; and copies of arguments
 without an annotation.
 
-In a program with a `shard_map`, only the collectives that the function itself calls count, because
-completion may choose any layout at the border along axes that are not manual. Their bytes are
-divided by the number of devices along these axes.
+In a program with a `shard_map`, only the collectives inside of it count. At its border, completion
+may choose any layout along the axes that are not manual. The bytes of these collectives are divided
+by the number of devices along the same axes.
 
 Source: `n - 1 + m - 1` messages: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms
 (2009), for `m = n`.
