@@ -139,6 +139,10 @@ SHARDINGS = {
         lambda: sa.Sharding.from_spec(P("Z"), MESH, (8,)),
         MeshError, r"shape \(8,\) on Mesh", "'Z'", "Its axes are",
     ),
+    "a dict in place of the mesh of another plan": (
+        lambda: plan_dot().replan(mesh={"X": 2}),
+        MeshError, "expected a JAX mesh", r"dict: \{'X': 2\}", r"Pass a jax.sharding.Mesh, or .*Mesh\(",
+    ),
     "shardings of two tensors": (
         lambda: sa.merge(split((8,), ["X"]), split((9,), ["X"])),
         ShardingError, "cannot be compared", r"\(8,\) and \(9,\)", "must be of one tensor",

@@ -151,6 +151,8 @@ def test_sizes_made_in_python_are_listed_with_their_line():
     assert not len(plan.at(B=16).changes)
     change, *prices = plan.at(B=40).changes
     assert {row["kind"] for row in prices} == {"peak", "formula"}
+    numbers = [row["here"] for row in prices if row["kind"] == "formula"]
+    assert numbers == [f"{float(number):.12g}" for number in numbers]
     assert (change["kind"], change["source"]) == ("constant", row["source"])
 
 

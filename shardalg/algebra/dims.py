@@ -75,13 +75,18 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
         stands for all.
 
     Raises:
-      SymbolError: a name that is no identifier, a hint that is no integer of at least 1, another
-        number of hints than names, one name with two hints.
+      SymbolError: names that are no text, a name that is no identifier, a hint that is no integer
+        of at least 1, another number of hints than names, one name with two hints.
 
     >>> B, S, M = dims("B S M", hint=(64, 1024, 8192))
     >>> hint_of(4 * M), evaluate(B * S, {"B": 2})
     (32768, 2048)
     """
+    if not isinstance(names, str):
+        raise SymbolError(
+            f"names are text, as in dims('B S', hint=(64, 1024)), got "
+            f"{type(names).__name__}: {names!r}."
+        )
     parts = names.replace(",", " ").split()
     hints = list(hint) if isinstance(hint, Sequence) else [hint] * len(parts)
     if len(parts) != len(hints) or not parts:

@@ -25,7 +25,10 @@ def axes_of(jax_mesh: Any) -> tuple[list[tuple[str, int]], list[int] | None]:
     ([('x', 2), ('y', 4)], None)
     """
     if not isinstance(jax_mesh, jax.sharding.Mesh | AbstractMesh):
-        raise MeshError(f"expected a JAX mesh, got {type(jax_mesh).__name__}: {jax_mesh!r}.")
+        raise MeshError(
+            f"expected a JAX mesh, got {type(jax_mesh).__name__}: {jax_mesh!r}. Pass a "
+            "jax.sharding.Mesh, or shardalg.Mesh({'X': 2, 'Y': 4})."
+        )
     pairs = [(str(name), int(n)) for name, n in jax_mesh.shape.items()]
     if isinstance(jax_mesh, AbstractMesh):
         return pairs, None

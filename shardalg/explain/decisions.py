@@ -84,7 +84,8 @@ def _prices(
         formula = Formula.of(quantity(by_formula)).at(point)
         number = quantity(found)
         if abs(formula - number) > _ROUNDED * abs(number):
-            yield "formula", "", "", f"{name} {float(formula):.12g} by the formula", f"{number}"
+            said = f"{name} {float(formula):.12g} by the formula"
+            yield "formula", "", "", said, f"{float(number):.12g}"
 
 
 _ROUNDED = 1e-9

@@ -52,6 +52,8 @@ def test_evaluation_is_arithmetic(b, s):
         ("B", (2.0,), "B=2.0"),
         ("B", (True,), "B=True"),
         ("2B", 4, "2B=4.*identifier"),
+        (3, 4, "names are text, as in dims.*int: 3"),
+        (("B", "S"), (4, 8), r"tuple: \('B', 'S'\)"),
         ("B B", (4, 8), "B has two hints, (4 and 8|8 and 4)"),
     ],
 )

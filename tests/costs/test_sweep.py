@@ -121,9 +121,19 @@ def test_overlap_and_what_fits():
     assert found.fits.tolist() == [True, False]
     assert repr(found).startswith(
         "Sweep of B on 4 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of "
-        "its own: 2 points, the plan holds at 2 (0 in doubt)"
+        "its own: 2 points, the plan holds for certain at 2, fits at 1"
     )
     assert "fastest B=64: " in repr(found)
+
+
+def test_the_text_does_not_deny_what_the_plan_confirms():
+    """Where a question has another answer, the decisions may still be those of the hints."""
+    plan = layers()
+    points = np.array([1, 2, 3, 63, 64, 4096])
+    found = plan.sweep("tpu_v3", B=points)
+    assert not found.holds.all()
+    assert "the plan holds for certain at" in repr(found)
+    assert "(plan.holds decides at the others)" in repr(found)
 
 
 WRONG = {

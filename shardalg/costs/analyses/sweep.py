@@ -26,7 +26,8 @@ class Sweep:
       machine: text that names the chip, the number of devices, and the source of both.
       sizes: the sizes that were given. step_time_s, peak_memory_bytes: in double precision.
       holds: whether all that planning asked of the sizes has the hints' answer, so that the
-        formulas are the plan's.
+        formulas are the plan's. False is no proof of another decision: `Plan.holds` then compares
+        the plan made at a point.
       doubtful: where only questions of functions that planning calls have other answers: they may
         still return the same, which `Plan.holds` tells of a point.
     """
@@ -47,9 +48,10 @@ class Sweep:
     def __repr__(self) -> str:
         names, good = ", ".join(self.sizes), self.holds & self.fits
         on = self.machine or f"{self.hardware.name} (as asked for)"
+        others = "" if self.holds.all() else " (plan.holds decides at the others)"
         text = (
-            f"Sweep of {names} on {on}: {self.holds.size:,} points, the plan holds "
-            f"at {self.holds.sum():,} ({self.doubtful.sum():,} in doubt), fits at {good.sum():,}"
+            f"Sweep of {names} on {on}: {self.holds.size:,} points, the plan holds for certain "
+            f"at {self.holds.sum():,}{others}, fits at {good.sum():,}"
         )
         if not good.any():
             return text
