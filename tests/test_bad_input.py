@@ -143,6 +143,10 @@ SHARDINGS = {
         lambda: plan_dot().replan(mesh={"X": 2}),
         MeshError, "expected a JAX mesh", r"dict: \{'X': 2\}", r"Pass a jax.sharding.Mesh, or .*Mesh\(",
     ),
+    "keyword arguments in a list": (
+        lambda: sa.plan(dot, X, mesh=MESH, kwargs=[W]),
+        TraceError, "kwargs", r"got \[", "a dict by the names of parameters",
+    ),
     "shardings of two tensors": (
         lambda: sa.merge(split((8,), ["X"]), split((9,), ["X"])),
         ShardingError, "cannot be compared", r"\(8,\) and \(9,\)", "must be of one tensor",

@@ -54,6 +54,8 @@ def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         )
     if not callable(fn):
         raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TraceError(f"kwargs are a dict by the names of parameters, got {kwargs!r:.80}.")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of a builtin nothing is known
