@@ -141,7 +141,7 @@ SHARDINGS = {
     ),
     "a dict in place of the mesh of another plan": (
         lambda: plan_dot().replan(mesh={"X": 2}),
-        MeshError, "expected a JAX mesh", r"dict: \{'X': 2\}", r"Pass a jax.sharding.Mesh, or .*Mesh\(",
+        MeshError, "expected a JAX mesh", r"dict: \{'X': 2\}", "Pass a jax.sharding.Mesh, or shard",
     ),
     "keyword arguments in a list": (
         lambda: sa.plan(dot, X, mesh=MESH, kwargs=[W]),
