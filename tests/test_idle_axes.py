@@ -68,6 +68,27 @@ def test_lines_that_repeat_work_are_listed_costliest_first():
     assert list(rows["redundant_flops"]) == sorted(rows["redundant_flops"], reverse=True)
 
 
+def test_the_overview_names_the_chip_on_which_remedies_are_cheaper():
+    """The same annotation makes a step faster on one chip and three times slower on another."""
+
+    def step(p, x):
+        loss = lambda p: ((jax.nn.relu(x @ p["a"]) @ p["b"]) ** 2).mean()  # noqa: E731
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
+    given = {"a": f32(128, 256), "b": f32(256, 128)}, f32(512, 128)
+    plans = [
+        sa.plan(step, *given, mesh=sa.Mesh({"d": 2, "m": 4}), in_shardings=(None, P("d")),
+                options=sa.Options(hardware=chip))
+        for chip in ("tpu_v3", "a100_80gb")
+    ]  # fmt: skip
+    here, there = (str(plan.overview("a100_80gb")) for plan in plans)
+    assert "annotate dot_general:1" in here
+    assert "none makes a step cheaper" in there
+    assert "Remedies are tried on tpu_v3; Options(hardware='a100_80gb') tries them on" in here
+    assert "Remedies are tried" not in there + str(plans[0].overview())
+
+
 def test_a_remedy_is_shown_only_if_it_makes_a_step_cheaper():
     plan = sa.plan(lambda a: a @ a.T, ODD, mesh=MESH, in_shardings=(P(),))
     (row,) = plan.warnings().to_dict("records")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.cost import Cost
+from shardalg.costs.topology import machine
 from shardalg.explain.policies import cheaper_policy
 from shardalg.io.answers import Answer, Parts
 from shardalg.io.table import Table
@@ -106,6 +107,14 @@ class Overview(Answer):
         return cheaper_policy(self.plan._trials, self.hardware)
 
     @property
+    def tried_on(self) -> str:
+        """The chip on which remedies make a step cheaper; "" if it is the priced one."""
+        asked, own = self.priced.hardware.name, machine(self.plan.options.hardware).chip.name
+        if asked == own:
+            return ""
+        return f"Remedies are tried on {own}; Options(hardware={asked!r}) tries them on {asked}."
+
+    @property
     def warned(self) -> Table:
         """What is done in a roundabout way, without the figures."""
         return self.plan._warnings_table.select(*WARNED)
@@ -118,4 +127,5 @@ class Overview(Answer):
         warned = self.warned.where(op="jax.jit").rows
         others = tuple(row for row in self.warned.rows if row not in warned)
         once = (self.counted_once,) if self.counted_once else ()
-        return (self.sentence, *once, *own, shown, Table(WARNED, others))
+        tried = (self.tried_on,) if others and self.tried_on else ()
+        return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
