@@ -345,7 +345,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
     found = joined.default(chips) if type(chips) is int and chips > 0 else None
     if found is None:
         offered = ", ".join(str(math.prod(s)) for s in joined.shapes)
-        known = offered or f"fewer than {joined.island}, and multiples of {joined.island}"
+        known = offered or f"1 to {joined.island - 1}, and multiples of {joined.island}"
         raise HardwareError(
             f"chips={chips!r}: no slice of {chip.name} has so many; there are {known}. "
             f"Give one of these, or the shape itself: shape={some}."

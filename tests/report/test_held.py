@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.io.units import seconds_text
 from tests.report.planned import plan_on  # noqa: F401 - eight devices
 
 S = jax.ShapeDtypeStruct
@@ -71,3 +72,28 @@ def test_padding_is_counted_in_bytes_of_a_device():
     assert f"{block - true:.3g} B of padding" in row["warning"]
     even = sa.plan(lambda x: x, S((12, 3), "float32"), mesh=plan.mesh, in_shardings=(P("X"),))
     assert not rows(even, "uneven")
+
+
+def momentum_step(w, m, x):
+    m = 0.9 * m + jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+    return w - m, m
+
+
+@pytest.mark.parametrize(("size", "is_slower"), [(64, True), (256, False)])
+def test_a_remedy_for_replicated_state_says_that_a_step_takes_longer(size, is_slower):
+    shapes = [S(s, "float32") for s in ((size, size), (size, size), (64, size))]
+    roles = "parameters", "optimizer_state", "data"
+    mesh = sa.Mesh({"x": 8})
+
+    def seconds(*specs):
+        plan = sa.plan(
+            momentum_step, *shapes, mesh=mesh, in_shardings=(*specs, P("x")), roles=roles
+        )
+        return plan, plan.cost("tpu_v3").step_time_s
+
+    plan, now = seconds(P(), P())
+    _, then = seconds(P("x"), P("x"))
+    (remedy,) = plan.warnings()["remedy"]
+    assert remedy.startswith("annotate w as [x, None] and 1 more alike: ")
+    assert (then > now) == is_slower
+    assert (f", a step {seconds_text(now)} to {seconds_text(then)}" in remedy) == is_slower

@@ -16,7 +16,7 @@ from shardalg.explain.changes import filled
 from shardalg.explain.trials import Trials
 from shardalg.explain.why_not import annotated_as
 from shardalg.graph.ir import Value, ValueType
-from shardalg.io.units import bytes_text, counted
+from shardalg.io.units import bytes_text, counted, seconds_text
 from shardalg.planning.stages import Stages
 from shardalg.propagate.strategy import Annotations
 from shardalg.sizes.amounts import number
@@ -278,13 +278,21 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
 
 
 def _effect(trials: Trials, asked: Annotations) -> str:
-    """Return what other annotations change at the peak and in the bytes sent, or `NOTHING`."""
+    """Return what other annotations change at the peak and in the bytes sent, or `NOTHING`.
+
+    The seconds of a step are added if they are more.
+    """
     now, then = trials.now, trials.outcome(asked)
     if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
         return NOTHING
+    slower = (
+        f", a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}"
+        if then.step_time_s > now.step_time_s
+        else ""
+    )
     return (
         f"peak {_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
-        f"{_change(now.wire_bytes, then.wire_bytes)}"
+        f"{_change(now.wire_bytes, then.wire_bytes)}{slower}"
     )
 
 
