@@ -55,7 +55,8 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
         items = [_without_mesh(inner, known) for inner in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items)
-    if isinstance(value, core.ClosedJaxpr):
+    # jax 0.11 has one class for both: such a jaxpr is its own.
+    if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:
         return value.replace(jaxpr=_without_mesh(value.jaxpr, known))
     if isinstance(value, core.Literal):
         return type(value)(np.asarray(value.val), _type_without_mesh(value.aval))
