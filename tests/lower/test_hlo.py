@@ -194,3 +194,28 @@ def test_trip_counts(bound, direction, config, trips):
     assert trip_count(module, loop) == trips
     counts = {i.name: (count, exact) for i, count, exact in walk(module)}
     assert counts["b"] == (trips or 1, trips is not None)
+
+
+ELEMENTS = """HloModule elements
+
+%body (param: (s32[], (f32[2], f32[8]))) -> (s32[], f32[8]) {
+  %param = (s32[], (f32[2]{0}, f32[8]{0})) parameter(0)
+  %pair = (f32[2]{0}, f32[8]{0}) get-tuple-element(%param), index=1
+  %sent = f32[8]{0} collective-permute(%pair#1), source_target_pairs={{0,1},{1,0}}
+  ROOT %tuple = (s32[], f32[8]{0}) tuple(%param#0, %sent)
+}
+
+ENTRY %main (x: (s32[], (f32[2], f32[8]))) -> (s32[], f32[8]) {
+  %x = (s32[], (f32[2]{0}, f32[8]{0})) parameter(0)
+  ROOT %call = (s32[], f32[8]{0}) call(%x), to_apply=%body
+}
+"""
+
+
+def test_elements_of_tuples_that_operands_name_have_their_bytes():
+    """XLA of jax 0.11 writes `param#1` where it wrote a get-tuple-element."""
+    (sent,) = collectives(ELEMENTS, Mesh({"x": 2}))
+    assert (sent.operand_bytes, sent.wire_bytes) == (32, 32)
+    body = parse(ELEMENTS).computations["body"]
+    assert body["param#0"].leaves == (("s32", ()),)
+    assert body["pair#1"].opcode == "get-tuple-element"

@@ -131,6 +131,7 @@ def parse(text: str) -> HloModule:
     """
     computations: dict[str, Computation] = {}
     roots: dict[str, HloInstruction] = {}
+    shapes: dict[tuple[str, str], str] = {}
     entry = current = ""
     for number, line in enumerate(text.splitlines(), 1):
         header = _COMPUTATION.match(line)
@@ -148,7 +149,10 @@ def parse(text: str) -> HloModule:
                     f"line {number} of the HLO text cannot be read, {error}: {line.strip()[:120]}\n"
                     "Pass the whole of compiled.as_text(), or of a dump."
                 ) from None
+            for operand in instruction.operands:
+                _add_element(computations[current], operand, shapes)
             computations[current][instruction.name] = instruction
+            shapes[current, instruction.name] = rest
             if match[1]:
                 roots[current] = instruction
     if not entry:
@@ -157,6 +161,22 @@ def parse(text: str) -> HloModule:
             f"{text[:40]!r}. Pass the whole of compiled.as_text(), or of a dump."
         )
     return HloModule(computations, roots, entry)
+
+
+def _add_element(found: Computation, name: str, shapes: Mapping[tuple[str, str], str]) -> None:
+    """Add the element of a tuple that an operand such as `param#1` names, as an instruction.
+
+    Newer versions of XLA write it in place of a `get-tuple-element`.
+    """
+    base, mark, index = name.partition("#")
+    if not mark or name in found or base not in found or not index.isdigit():
+        return
+    computation = found[base].computation
+    text = shapes[computation, base]
+    parts = split_top(text[1 : _bracket_end(text) - 1]) if text.startswith("(") else []
+    if int(index) < len(parts):
+        leaves, where = parse_leaves(parts[int(index)]), {"index": index}
+        found[name] = HloInstruction(name, "get-tuple-element", leaves, (base,), where, computation)
 
 
 def _instruction(name: str, text: str, computation: str) -> HloInstruction:
