@@ -119,7 +119,7 @@ def content(
     settings = _as_before(options.settings) if schema == BEFORE else options.settings
     if not options.trips:  # earlier versions have no such setting
         settings = {name: value for name, value in settings.items() if name != "trips"}
-    if isinstance(options.hardware, DefaultChip):  # so that a loaded plan does not say it was asked
+    if isinstance(options.hardware, DefaultChip):  # a loaded plan says so again
         settings = {**settings, _DEFAULT: True}
     annotated = annotations_json(annotations)
     asked = {**traced.to_json(), "annotations": annotated, "options": settings}

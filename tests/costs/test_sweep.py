@@ -127,7 +127,7 @@ def test_overlap_and_what_fits():
 
 
 def test_the_text_does_not_deny_what_the_plan_confirms():
-    """Where a question has another answer, the decisions may still be those of the hints."""
+    """A plan may keep the decisions of its hints even if a recorded question has another answer."""
     plan = layers()
     points = np.array([1, 2, 3, 63, 64, 4096])
     found = plan.sweep("tpu_v3", B=points)
