@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, PlanFileError
-from shardalg.planning import plan_file
 from tests import plan_edits
 from tests.plan_edits import BASES, base, edited, tried
 
@@ -57,7 +56,7 @@ def written(folder, name, change):
     """The file with a change, its digest made again."""
     content = json.loads(json.dumps(base(name, folder)))
     change(content)
-    plan_file.write(folder / "changed.json", content)
+    plan_edits.write(folder / "changed.json", content)
     return folder / "changed.json"
 
 
@@ -83,7 +82,7 @@ DIFFERENCES = {
 def test_everything_that_was_asked_for_is_compared(name, folder):
     """Each of these is a plan by itself, and is not the one that was saved."""
     path = written(folder, "matmul", DIFFERENCES[name])
-    with pytest.raises(PlanFileError, match="was edited, or planned by a version"):
+    with pytest.raises(PlanFileError, match="was edited, or saved by other code of this version"):
         sa.load_plan(path)
     assert isinstance(plan_edits.restored(path), sa.Plan)
 
@@ -116,7 +115,7 @@ TEXTS = {
     "101 levels": '{"schema": ' + "[" * 101 + "]" * 101 + "}",
     "digits": '{"schema": ' + "9" * 10_000 + "}",
     "NaN": '{"schema": NaN}',
-    "Infinity": '{"schema": "shardalg.plan/4", "plan": -Infinity}',
+    "Infinity": '{"schema": "shardalg.plan/5", "plan": -Infinity}',
 }
 
 
@@ -255,12 +254,12 @@ def test_parameters_that_no_trace_leaves_are_refused(name, tmp_path):
     specs = {"mesh": sa.Mesh({"X": 2}), "in_shardings": (P("X"),)}
     path = tmp_path / "plan.json"
     sa.plan(function, sa_type((8, 4)), **specs).save(path)
-    content = plan_file.read(path).content
+    content = plan_edits.content_of(path)
     (signature,) = (s for s in content["graph"]["signatures"] if s[0] == primitive)
     params = dict(signature[1])
     change(params)
     signature[1] = [[name, params[name]] for name in sorted(params)]
-    plan_file.write(path, content)
+    plan_edits.write(path, content)
     with pytest.raises(PlanFileError, match=message):
         plan_edits.restored(path)
 

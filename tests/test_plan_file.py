@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.costs import hardware
 from shardalg.errors import LoweringError, PlanFileError
 from shardalg.planning import plan_file
-from tests import small_step
+from tests import plan_edits, small_step
 from tests.small_step import MESH
 
 X, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((7, 16), (16, 6)))
@@ -184,21 +186,27 @@ def test_bytes_that_are_no_text(path):
 @pytest.mark.parametrize("text", ["[]", "3", '{"schema": "other/1"}', '{"plan": {}}', "null"])
 def test_other_files(path, text):
     path.write_text(text)
-    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/4'"):
+    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/5'"):
         sa.load_plan(path)
 
 
 def test_a_later_schema(path):
-    path.write_text(path.read_text().replace("shardalg.plan/4", "shardalg.plan/9", 1))
+    path.write_text(path.read_text().replace("shardalg.plan/5", "shardalg.plan/9", 1))
     with pytest.raises(PlanFileError, match=r"has schema 'shardalg\.plan/9', not"):
         sa.load_plan(path)
 
 
 def resigned(path, change):
-    """The file with changed content and the digest that fits it."""
-    content = json.loads(path.read_text())["plan"]
-    change(content)
-    plan_file.write(path, content)
+    """The file with changed inputs and the digest that fits it."""
+    content = json.loads(path.read_text())
+    change(content["inputs"])
+    write(path, content)
+
+
+def write(path, content):
+    """The file of some parts, with the digest that fits them."""
+    parts = {part: content[part] for part in plan_file.PARTS}
+    plan_file.write(path, plan_file.PlanFile(**parts))
 
 
 def edits():
@@ -243,13 +251,131 @@ def test_an_edit_is_seen(path):
 @pytest.mark.parametrize("name", edits())
 def test_an_edit_that_is_signed_again_is_refused(path, name):
     resigned(path, edits()[name])
-    with pytest.raises(PlanFileError, match=r"plan\.json.*(is no plan|decides otherwise)"):
+    with pytest.raises(PlanFileError, match=r"plan\.json.*(is no plan|was edited)"):
         sa.load_plan(path)
 
 
-def test_a_version_that_plans_otherwise_is_noticed(path):
-    resigned(path, lambda content: content.update(program="0" * 64))
-    with pytest.raises(PlanFileError, match=r"decides otherwise.*Plan the function again"):
+def of_version(path, **versions):
+    """The file as another version would have written it, with another layout and other figures."""
+    content = json.loads(path.read_text())
+    content["versions"].update(versions)
+    summary = content["summary"]
+    summary["seal"] = "0" * 64
+    summary["shardings"]["[Y, X]"] = summary["shardings"].pop("[X, Y]")
+    summary["collectives"] = summary["collectives"][:-1]
+    summary["peak_bytes"]["results"] += 1
+    summary["step_time_s"] *= 2
+    write(path, content)
+
+
+def test_a_version_that_plans_otherwise_is_a_warning(path):
+    plan = sa.load_plan(path)
+    of_version(path, shardalg="0.0.9", jax="0.1.2")
+    with pytest.warns(UserWarning, match=r"plan\.json: shardings: .*Save the plan again") as seen:
+        loaded = sa.load_plan(path)
+    assert seen[0].filename == __file__
+    assert loaded.text() == plan.text()
+    told = loaded.warnings()
+    rows = told[told["op"] == "plan file"]["warning"].tolist()
+    assert [row.split(":")[0] for row in rows] == [
+        "shardings", "collectives", "peak memory", "step time",
+    ]  # fmt: skip
+    assert all(f"shardalg 0.0.9 in the file, {sa.__version__} here" in row for row in rows)
+    assert all("jax 0.1.2 in the file" in row for row in rows)
+    assert "x [Y, X] in the file, [X, Y] here" in rows[0]
+    assert "all_gather Y:(1)2 none in the file, 1 x, 84 B here" in rows[1]
+    assert "results 169 B in the file, 168 B here" in rows[2]
+    assert "plan file" not in loaded.replan().warnings()["op"].tolist()
+
+
+def test_the_same_version_that_plans_otherwise_is_an_error(path):
+    of_version(path)
+    with pytest.raises(PlanFileError, match=r"was edited.*x \[Y, X\] in the file, \[X, Y\] here"):
+        sa.load_plan(path)
+
+
+def test_another_version_that_plans_the_same_says_nothing(path):
+    content = json.loads(path.read_text())
+    content["versions"]["shardalg"] = "0.0.9"
+    write(path, content)
+    assert "plan file" not in sa.load_plan(path).warnings()["op"].tolist()
+
+
+def test_a_setting_that_another_version_did_not_have_is_its_default(path):
+    resigned(path, lambda content: content["options"].pop("turn_products"))
+    with pytest.raises(PlanFileError, match=r"no object with.*turn_products"):
+        sa.load_plan(path)
+    content = json.loads(path.read_text())
+    content["versions"]["shardalg"] = "0.0.9"
+    write(path, content)
+    assert plan_edits.restored(path).options == sa.Options()
+
+
+FILES = Path(__file__).with_name("plan_files")
+
+
+@pytest.mark.parametrize("name", plan_edits.BASES)
+def test_files_of_the_earlier_schema_load(name):
+    """They hold all inputs, and a digest of the program with its comments."""
+    loaded, now = sa.load_plan(FILES / f"{name}-4.json"), plan_edits.BASES[name][0]()
+    assert loaded.program.text(comments=False) == now.program.text(comments=False)
+    assert loaded.options == now.options
+    assert "plan file" not in loaded.warnings()["op"].tolist()
+
+
+def test_a_file_of_the_earlier_schema_with_another_program_is_a_warning(tmp_path):
+    content = json.loads((FILES / "matmul-4.json").read_text())
+    content["plan"]["program"] = "0" * 64
+    content["sha256"] = plan_file.digest(plan_file.body(content["plan"]))
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match=r"files of shardalg\.plan/4 have no summary.*Save the"):
+        loaded = sa.load_plan(tmp_path / "old.json")
+    assert loaded.warnings()["op"].tolist()[0] == "plan file"
+    loaded.save(tmp_path / "new.json")
+    assert sa.load_plan(tmp_path / "new.json").text() == loaded.text()
+
+
+def test_a_chip_with_other_figures_is_named(tmp_path):
+    chip = Path(sa.__file__).parent / "costs/chips/tpu_v3.json"
+    own, path = tmp_path / "own.json", tmp_path / "plan.json"
+    own.write_text(chip.read_text())
+    small_step.plan().replan(options=sa.Options(hardware=str(own))).save(path)
+    figures = json.loads(chip.read_text())
+    figures["figures"]["hbm_bytes_per_s"] = [{"value": 1e9, "source": "slower"}]
+    own.write_text(json.dumps(figures))
+    hardware._read.cache_clear()
+    with pytest.warns(UserWarning, match=r"step time: .*own\.json \(figures \w{12}\) in the file"):
+        sa.load_plan(path)
+    own.unlink()
+    hardware._read.cache_clear()
+    with pytest.raises(PlanFileError, match=r"HardwareError: no hardware .*own\.json"):
+        sa.load_plan(path)
+
+
+def test_the_jits_partitioner_is_part_of_the_versions():
+    assert plan_file.versions(sa.Options(policy="jit"))["partitioner"] in ("gspmd", "shardy")
+    assert "partitioner" not in plan_file.versions(sa.Options())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("seal"), "summary is .*no object with seal"),
+        (lambda s: s.update(seal=3), r"summary\['seal'\] is 3, no text"),
+        (
+            lambda s: s.update(shardings={"[X]": [0]}),
+            r"summary\['shardings'\]\['\[X\]'\]\[0\] is 0",
+        ),
+        (lambda s: s["collectives"][0].pop(), r"summary\['collectives'\]\[0\] is .*not 5 values"),
+        (lambda s: s.update(peak_bytes={"data": "x"}), r"summary\['peak_bytes'\]\['data'\] is 'x'"),
+        (lambda s: s.update(step_time_s=None), r"summary\['step_time_s'\] is None"),
+    ],
+)
+def test_a_summary_that_is_none_is_refused(path, change, message):
+    content = json.loads(path.read_text())
+    change(content["summary"])
+    write(path, content)
+    with pytest.raises(PlanFileError, match=message):
         sa.load_plan(path)
 
 
@@ -263,5 +389,5 @@ def test_no_text_of_a_file_is_evaluated(path):
 
 def test_the_file_is_plain_json_of_its_owner(path):
     content = json.loads(path.read_text())
-    assert list(content) == ["schema", "sha256", "plan"]
+    assert list(content) == ["schema", "sha256", "inputs", "summary", "versions"]
     assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR

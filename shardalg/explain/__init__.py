@@ -13,6 +13,9 @@ first change leaves is explained anew, and a second annotation is changed with i
 from all annotations that they come from, until nothing moves the value, and then all but what that
 takes is put back.
 
+Plan files: `explain/plan_summary.py` makes the summary that a file keeps of a plan, and compares it
+with the plan that loading makes.
+
 Idle axes: A product that is executed with an axis on none of its loops repeats work
 (`costs/analyses/idle_axes.py`): `plan.warnings()` says how many flops, and the annotation that uses
 the axis, found by planning again (`explain/warnings/idle.py`). Attempt 1 of the paper's Table 1 has

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from shardalg.graph.ir import (
 )
 from shardalg.graph.loaded import item_type, loaded
 from shardalg.graph.well_formed import check
-from shardalg.io.records import read, row_of
+from shardalg.io.records import read, row_of, to_data
 
 SCHEMA = "shardalg.graph/2"
 # A larger constant is kept as its hash: such a graph prints, plans and costs, but cannot run.
@@ -44,7 +43,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     """
     types = _Interned(lambda t: [list(t.shape), t.dtype])
     signatures = _Interned(
-        lambda s: [s.primitive, _encode(s.params), types.all(s.operands), types.all(s.results)]
+        lambda s: [s.primitive, to_data(s.params), types.all(s.operands), types.all(s.results)]
     )
     values = [[types(v.type), v.kind, v.name] for v in graph.values]
     nodes = [
@@ -56,11 +55,11 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "types": types.items,
         "signatures": signatures.items,
         "values": values,
-        "nodes": _encode(nodes),
+        "nodes": to_data(nodes),
         **_modules(graph),
         **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
-        "regions": [_encode(_fields(r)[1:]) for r in graph.regions],
-        "sites": [_encode(_fields(site)) for site in graph.sites],
+        "regions": [to_data(_fields(r)[1:]) for r in graph.regions],
+        "sites": [to_data(_fields(site)) for site in graph.sites],
         "left_out": [_fields(effect) for effect in graph.left_out],
         "constants": [[i, *_stored(array, limit_bytes)] for i, array in graph.constants],
         **{key: list(getattr(graph, key)) for key in _PLAIN_FIELDS},
@@ -155,15 +154,6 @@ class _Interned:
 
 def _fields(record: Region | Site | LeftOut) -> list[Any]:
     return [getattr(record, name) for name in record.__dataclass_fields__]
-
-
-def _encode(value: Any) -> Any:
-    """Tuples as lists; JSON has no number for infinity and NaN."""
-    if isinstance(value, tuple | list):
-        return [_encode(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value
 
 
 def _stored(array: object, limit_bytes: int) -> list[Any]:

@@ -60,6 +60,21 @@ def read(kind: Any, data: object, where: str) -> Any:
         raise PlanFileError(f"{where}{wrong.place} {wrong}.") from None
 
 
+def to_data(value: Any) -> Any:
+    """Return plain data as JSON has it: tuples as lists, and no infinity or NaN.
+
+    >>> to_data({"a": (1, float("inf"))})
+    {'a': [1, {'float': 'inf'}]}
+    """
+    if isinstance(value, tuple | list):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_data(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
 def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> GenericAlias:
     """The type of a row: a dataclass's fields in order.
 

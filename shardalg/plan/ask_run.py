@@ -223,10 +223,17 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
 
-        The file holds the graph, the annotations and the options; the rest is derived again.
+        The file holds the inputs of planning (the graph, the annotations and the options), the
+        versions that the plan was made with, and a summary: a digest of the program, shardings,
+        collectives by module, the peak of memory by class, and seconds of a step. The chip's
+        figures are not in it, nor the partitioner that policy "jit" asks the installed jax for.
         """
-        plan_file.write(path, self._content())
+        from shardalg.explain.plan_summary import bare_text, summary
 
-    def _content(self, schema: str = plan_file.SCHEMA) -> dict[str, Any]:
-        parts = self._traced, self._annotations, self.options
-        return plan_file.content(*parts, text=self.text(), schema=schema)
+        content = plan_file.PlanFile(self._inputs(), plan_file.versions(self.options))
+        made = summary(self._stages, content.sealed(bare_text(self._stages)))
+        plan_file.write(path, replace(content, summary=made.to_json()))
+
+    def _inputs(self) -> dict[str, Any]:
+        """Return the inputs of planning, as plain data."""
+        return plan_file.inputs(self._traced, self._annotations, self.options)

@@ -82,7 +82,9 @@ class WhyAnswers(CollectiveAnswers):
         `remedy` is then the annotation that uses the axis, found by planning again. Both per
         device and step. An effect without a result (a print, a callback) is left out of
         the program, and named with its line; so is a copy to the host (`jax.device_put`, a policy
-        of `jax.checkpoint` that offloads), whose value is then in the device's peak of memory.
+        of `jax.checkpoint` that offloads), whose value is then in the device's peak of memory. Of a
+        loaded plan, rows with the op "plan file" say what the version that saved it decided
+        otherwise.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -112,7 +114,12 @@ class WhyAnswers(CollectiveAnswers):
         idle = (*idle_rows(self._trials), *whole_rows(self._trials))
         stacked = stack_rows(self._trials)
         trips = roundabout.unknown_trips(self.program, self.graph).rows
-        found = (*fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own.rows)
+        saved = [
+            ("plan file", "", 1, 0, text, "save the plan again", 0) for text in self._since_saved
+        ]
+        found = (
+            *saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own.rows
+        )  # fmt: skip
         return Table(fallbacks.columns, found)
 
     def beside_jit(self) -> DataFrame:

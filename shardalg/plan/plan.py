@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -370,31 +371,40 @@ def _checked(stages: Stages, options: Options) -> Plan:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan that `Plan.save` wrote: it prints, costs and verifies.
+    """Read a plan that `Plan.save` wrote, and plan again: it prints, costs and verifies.
 
     `lower` then needs the function again, and checks that its graph is the planned one. No text of
-    the file is evaluated. Every value is checked by its type, every operator by JAX's own rules;
-    the program is derived again, and the digest compared of all that was asked for and of it.
+    the file is evaluated: every value is checked by its type, every operator by JAX's own rules.
+
+    The plan made here is compared with the summary in the file. If another version of shardalg or
+    jax, another partitioner (policy "jit") or other figures of the chip made the file, a
+    difference is a warning, which `plan.warnings()` repeats; the plan is then the one made here. A
+    file of the same version that gives another plan was edited.
 
     Raises:
-      PlanFileError: no such file, cut short, edited, of another schema, or made by a version of
-        shardalg that plans otherwise.
+      PlanFileError: no such file, cut short, edited, or of another schema.
     """
+    from shardalg.explain.plan_summary import read_summary, since_saved
     from shardalg.planning import plan_file
 
     saved = plan_file.read(path)
     try:
-        loaded = from_annotations(*plan_file.parts(saved))
+        loaded = from_annotations(*plan_file.read_inputs(saved))
+        told = None if saved.summary is None else read_summary(saved.summary)
     except ShardalgError as error:
         raise PlanFileError(
             f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
         ) from None
-    if plan_file.body(loaded._content(saved.schema)) != plan_file.body(saved.content):
+    here = plan_file.versions(loaded.options)
+    found = since_saved(saved, told, loaded._stages, here)
+    if found and saved.versions == here:
         raise PlanFileError(
-            f"{path} was edited, or planned by a version of shardalg that decides otherwise: what "
-            "it asks for gives another program here. Plan the function again."
+            f"{path} was edited, or saved by other code of this version: its inputs give another "
+            f"plan than its summary says: {'; '.join(found)}. Plan the function again."
         )
-    return loaded
+    if found:
+        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=2)
+    return replace(loaded, _since_saved=found)
 
 
 def _from_bytes(content: bytes) -> Plan:

@@ -43,6 +43,8 @@ class Planned:
     options: Options
     _make: Callable[[], Stages]
     changes: Table = NO_CHANGES
+    _since_saved: tuple[str, ...] = ()
+    """Of a loaded plan, what the version that saved it decided otherwise."""
 
     @cached_property
     def _stages(self) -> Stages:

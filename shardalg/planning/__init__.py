@@ -18,10 +18,11 @@ what makes the best one the best (`first_least`): of a scanned train step 570 fa
 each of them the condition under which a choice stays. `plan.conditions` (`plan/plan_conditions.py`)
 shows them, the nearest first, each with its margin and the size at which it turns.
 
-Saved plans hold the graph as data, the annotations and the options. Every value is read as the
-type that a dataclass declares for it (`io/records.py`); the graph must be one that tracing makes
-(`graph/loaded.py`), its operators ones that JAX takes and gives these types (`graph/judged.py`:
-one abstract trace of all kinds of nodes). Loading completes and partitions again and compares a
-digest of all that was asked for and of the program, so a plan file cannot disagree with itself nor
-with the code that reads it, and no text is ever evaluated.
+Saved plans hold the inputs of planning: the graph as data, the annotations and the options. Each
+value is read as the type that a dataclass declares for it (`io/records.py`); the graph must be one
+that tracing makes (`graph/loaded.py`), its operators ones that JAX takes and gives these types
+(`graph/judged.py`: one abstract trace of all kinds of nodes). No text is ever evaluated. Loading
+completes and partitions again, and compares the result with the file's summary
+(`explain/plan_summary.py`). The same versions must give the same program; other versions may decide
+otherwise, and the loaded plan names the parts that differ.
 """

@@ -1,43 +1,91 @@
-"""Plan files: JSON with a schema and a digest, written atomically, read without evaluating text."""
+"""Plan files: JSON with the inputs of planning and a summary of the plan, written atomically.
+
+A file of today's schema has the parts `versions` (what the plan was made with), `inputs` (all that
+planning needs, as plain data) and `summary` (`explain/plan_summary.py`), under one SHA-256. Reading
+evaluates no text: each value is checked by its declared type, and the plan is made again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
+from shardalg import __version__
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.topology import machine
 from shardalg.errors import PlanFileError
 from shardalg.graph.ir import Graph
+from shardalg.graph.tracing.installed import jax_version
 from shardalg.io import records
 from shardalg.io.files import write_whole
 from shardalg.planning.traced import Traced, read_traced
-from shardalg.propagate.options import DefaultChip, Options, Switches
+from shardalg.propagate.options import JIT, DefaultChip, Options, Switches
 from shardalg.propagate.strategy import Annotations, check_fit
 from shardalg.renamed import warn_renamed
 
-SCHEMA = "shardalg.plan/4"
-BEFORE = "shardalg.plan/3"
-"""Its "gspmd" is today's "paper": the name now stands for the completion of XLA's own GSPMD."""
-KEYS = (
-    "graph", "symbols", "argument_roles", "donated", "home", "annotations", "options", "program",
-)  # fmt: skip
+SCHEMA = "shardalg.plan/5"
+PARTS = ("inputs", "summary", "versions")
+EARLIER = ("shardalg.plan/4", "shardalg.plan/3")
+"""Their one part is `plan`: the inputs, and as `program` a digest of inputs and program."""
+WITH_GSPMD = EARLIER[1]
+"""Its policy "gspmd" is today's "paper": the name now means the completion of XLA's own GSPMD."""
+INPUTS = ("graph", "symbols", "argument_roles", "donated", "home", "annotations", "options")
 
 
-def write(path: str | Path, content: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class PlanFile:
+    """The content of a plan file.
+
+    Attributes:
+      inputs: what `read_inputs` reads.
+      versions: what the plan was made with (`versions`); empty in files of earlier schemas.
+      summary: of the plan, as plain data; None in files of earlier schemas.
+      seal: of files of earlier schemas, the digest of inputs and program (`sealed`).
+    """
+
+    inputs: Mapping[str, Any]
+    versions: Mapping[str, str]
+    summary: Any = None
+    schema: str = SCHEMA
+    seal: str = ""
+
+    @property
+    def is_of_other_version(self) -> bool:
+        """Whether another version of shardalg wrote the file, or an unknown one."""
+        return self.versions.get("shardalg") != __version__
+
+    @cached_property
+    def inputs_text(self) -> str:
+        """The inputs as a file has them."""
+        return body(self.inputs)
+
+    def sealed(self, program: str) -> str:
+        """Return the digest of the inputs and of a program's text, which ties one to the other."""
+        return digest(f"{self.inputs_text}\n{program}")
+
+    @property
+    def text(self) -> str:
+        """The parts as JSON."""
+        others = f'"summary": {body(self.summary)}, "versions": {body(self.versions)}'
+        return f'{{"inputs": {self.inputs_text}, {others}}}'
+
+
+def write(path: str | Path, content: PlanFile) -> None:
     """Write `content`, atomically: another file of that name is replaced whole or not at all.
 
     Raises:
       PlanFileError: the folder does not exist, or cannot be written to.
     """
-    inside = body(content)
-    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", "plan": {inside}}}\n'
+    inside = content.text
+    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", {inside[1:]}\n'
     try:
         write_whole(Path(path), text)
     except (OSError, TypeError, ValueError) as error:  # a name with a zero in it: ValueError
@@ -46,7 +94,7 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def body(content: object) -> str:
-    """Content as the one text that JSON of a file has for it."""
+    """Return the one JSON text of some content, whose digest a file has."""
     return json.dumps(content, sort_keys=True)
 
 
@@ -55,15 +103,8 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Saved(NamedTuple):
-    """What a file holds, and by which schema."""
-
-    content: Mapping[str, Any]
-    schema: str
-
-
-def read(path: str | Path) -> Saved:
-    """The content that `write` was given.
+def read(path: str | Path) -> PlanFile:
+    """Return the content that `write` was given, or that of a file of an earlier schema.
 
     Raises:
       PlanFileError: no such file, cut short, edited, or of another schema.
@@ -74,18 +115,35 @@ def read(path: str | Path) -> Saved:
     except (OSError, TypeError, ValueError) as error:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
     whole = _parsed(path, text)
-    schema = whole.get("schema") if isinstance(whole, dict) else None
-    if schema not in (SCHEMA, BEFORE):
+    schema = whole.pop("schema", None) if isinstance(whole, dict) else None
+    if schema not in (SCHEMA, *EARLIER):
         raise PlanFileError(f"{path} has schema {schema!r}, not {SCHEMA!r}: it is no plan file.")
-    found = digest(body(whole.get("plan")))
-    if found != whole.get("sha256"):
+    told = whole.pop("sha256", None)
+    if schema == SCHEMA:
+        _check_keys(path, whole, PARTS)
+        found = PlanFile(**whole)
+        _check_digest(path, told, found.text)
+        _check_keys(path, found.inputs, INPUTS)
+        records.read(dict[str, str], found.versions, "versions")
+        return found
+    inputs = whole.get("plan")
+    _check_digest(path, told, body(inputs))
+    _check_keys(path, inputs, (*INPUTS, "program"))
+    return PlanFile(inputs, {}, schema=schema, seal=str(inputs.pop("program")))
+
+
+def _check_digest(path: Path, told: object, text: str) -> None:
+    found = digest(text)
+    if found != told:
         raise PlanFileError(
             f"{path} was edited: its content has digest {found[:12]}, the file says "
-            f"{str(whole.get('sha256'))[:12]}. Change the plan in Python and save it again."
+            f"{str(told)[:12]}. Change the plan in Python and save it again."
         )
-    if not isinstance(whole["plan"], dict) or set(whole["plan"]) != set(KEYS):
-        raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(KEYS)}, no more.")
-    return Saved(whole["plan"], schema)
+
+
+def _check_keys(path: Path, content: Any, keys: tuple[str, ...]) -> None:
+    if not isinstance(content, dict) or set(content) != set(keys):
+        raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(keys)}, no more.")
 
 
 def _parsed(path: Path, text: str) -> Any:
@@ -107,55 +165,58 @@ def _refused(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def sealed(content: Mapping[str, Any], text: str) -> str:
-    """The digest that ties all that was asked for to the program that came of it."""
-    return digest(f"{body(content)}\n{text}")
+def versions(options: Options) -> dict[str, str]:
+    """Return what a plan is made with and no file holds, by name.
+
+    Args:
+      options: the chip's figures are not in a file, and policy "jit" asks the installed jax for
+        its partitioner.
+
+    >>> sorted(versions(Options(policy="jit")))
+    ['hardware', 'jax', 'partitioner', 'shardalg']
+    """
+    given = machine(options.hardware)
+    figures = digest(body(given.chip.to_json()))[:12]
+    made = {"shardalg": __version__, "jax": jax_version()}
+    made["hardware"] = f"{options.hardware} (figures {figures})"
+    return made | ({"partitioner": options.partitioner} if options.policy == JIT else {})
 
 
-def content(
-    traced: Traced, annotations: Annotations, options: Options, *, text: str, schema: str = SCHEMA
-) -> dict[str, Any]:
-    """What a file of a schema holds of a plan, as plain data; `text` is its program."""
-    settings = _as_before(options.settings) if schema == BEFORE else options.settings
-    if not options.trips:  # earlier versions have no such setting
-        settings = {name: value for name, value in settings.items() if name != "trips"}
+def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[str, Any]:
+    """Return all that planning needs, as plain data."""
+    settings = options.settings
     if isinstance(options.hardware, DefaultChip):  # a loaded plan says so again
         settings = {**settings, _DEFAULT: True}
-    annotated = annotations_json(annotations)
-    asked = {**traced.to_json(), "annotations": annotated, "options": settings}
-    return {**asked, "program": sealed(asked, text)}
+    return {
+        **traced.to_json(), "annotations": annotations_json(annotations), "options": settings,
+    }  # fmt: skip
 
 
-def _as_before(settings: dict[str, Any]) -> dict[str, Any]:
-    renamed = {"paper": "gspmd"}.get(settings["policy"], settings["policy"])
-    return {**settings, "policy": renamed}
+def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
+    """Return what `inputs` wrote.
 
-
-def _as_now(options: Options) -> Options:
-    if options.policy != "gspmd":
-        return options
-    warn_renamed("a plan file's policy 'gspmd'", "'paper', as which it is loaded")
-    return replace(options, policy="paper")
-
-
-def parts(saved: Saved) -> tuple[Traced, Annotations, Options]:
-    """What a plan is made of, from the content of a file; the digest inside is not looked at.
+    A setting that another version of shardalg did not have is its default.
 
     Raises:
       PlanFileError: a value that its type does not allow, or a graph that no trace makes.
       ShardalgError: what cannot be of layouts, meshes, options and sizes.
     """
-    content, schema = saved
-    traced = read_traced(content)
-    annotations = read_annotations(content["annotations"], traced.graph, traced.first_mesh)
-    said = content["options"]
-    told = {"trips": [], **said} if isinstance(said, dict) else said
-    is_default = isinstance(told, dict) and told.pop(_DEFAULT, False) is True
+    traced = read_traced(saved.inputs)
+    annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
+    told = saved.inputs["options"]
+    is_default = False
+    if isinstance(told, dict):
+        known = Options().settings if saved.is_of_other_version else {}
+        told = {**known, **told}
+        is_default = told.pop(_DEFAULT, False) is True
     settings = records.read(_Settings, told, "options")
     options = Options.of(records.values(settings, _Settings))
     if is_default and isinstance(options.hardware, str):
         options = replace(options, hardware=DefaultChip(options.hardware))
-    return traced, annotations, _as_now(options) if schema == BEFORE else options
+    if saved.schema == WITH_GSPMD and options.policy == "gspmd":
+        warn_renamed("a plan file's policy 'gspmd'", "'paper', as which it is loaded")
+        options = replace(options, policy="paper")
+    return traced, annotations, options
 
 
 _DEFAULT = "hardware_is_default"
@@ -163,7 +224,7 @@ _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # What a file holds of a layout: all of it but the mesh, which is that of all layouts.
 _Layout: Any = records.without(Sharding, "mesh")
-# Switches stand beside the other options in a file: versions that had them there read it too.
+# Switches stand beside the other options in a file.
 _Settings = records.joined(records.without(Options, "switches"), Switches)
 _Saved = make_dataclass(
     "_Saved",

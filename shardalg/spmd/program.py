@@ -31,9 +31,14 @@ class SpmdProgram:
     constants: tuple[tuple[int, int], ...] = field(default=())
     """(local, graph value) of the constants that the program starts with."""
 
-    def text(self, graph: Graph | None = None) -> str:
-        """The whole program; with the graph, names of arguments and source lines stand behind."""
-        return Printer(self.mesh, self.locals, graph).program(self.block, self.constants)
+    def text(self, graph: Graph | None = None, *, comments: bool = True) -> str:
+        """The whole program; with the graph, names of arguments and source lines stand behind.
+
+        Args:
+          comments: whether the reasons of collectives and source lines stand behind instructions.
+        """
+        printer = Printer(self.mesh, self.locals, graph, comments)
+        return printer.program(self.block, self.constants)
 
     def __str__(self) -> str:
         return self.text()

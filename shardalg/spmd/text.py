@@ -28,11 +28,16 @@ def local_text(local: Local) -> str:
 
 @dataclass(frozen=True)
 class Printer:
-    """Lines of a program; with the graph, names of arguments and source lines stand behind them."""
+    """Lines of a program; with the graph, names of arguments and source lines stand behind them.
+
+    Attributes:
+      comments: whether the reasons of collectives and source lines stand behind them.
+    """
 
     mesh: Mesh
     locals: Sequence[Local]
     graph: Graph | None = None
+    comments: bool = True
 
     def program(self, block: Block, constants: Sequence[tuple[int, int]]) -> str:
         """The whole program, with the (local, graph value) of its constants."""
@@ -76,7 +81,9 @@ class Printer:
         yield indent + "return " + " ".join(f"%{r}" for r in block.results)
 
     def _comment(self, instruction: Instruction) -> str:
-        words = []
+        words: list[str] = []
+        if not self.comments:
+            return ""
         if isinstance(instruction.attributes, Collective) and str(instruction.why):
             words.append(str(instruction.why))
         if self.graph is not None and instruction.node is not None:

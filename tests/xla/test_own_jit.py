@@ -96,10 +96,12 @@ def test_what_differs_is_said_and_xla_is_asked_only_when_asked():
 
 def test_a_file_of_the_old_schema_loads_as_the_papers(tmp_path):
     plan = planned()
-    old = plan._content(plan_file.BEFORE)
-    assert old["options"]["policy"] == "gspmd"
-    inside = plan_file.body(old)
-    whole = {"schema": plan_file.BEFORE, "sha256": plan_file.digest(inside), "plan": old}
+    inputs = plan._inputs()
+    inputs["options"]["policy"] = "gspmd"
+    seal = plan_file.PlanFile(inputs, {}).sealed(plan.text())
+    content = {**inputs, "program": seal}
+    digest = plan_file.digest(plan_file.body(content))
+    whole = {"schema": plan_file.WITH_GSPMD, "sha256": digest, "plan": content}
     (tmp_path / "old.json").write_text(json.dumps(whole))
     with pytest.warns(RenamedWarning, match="'paper'"):
         loaded = sa.load_plan(tmp_path / "old.json")

@@ -17,6 +17,17 @@ def installed_partitioner() -> str:
     return "shardy" if getattr(jax.config, SWITCH, True) else "gspmd"
 
 
+def jax_version() -> str:
+    """Return the version of the installed jax.
+
+    >>> jax_version().split(".")[0].isdecimal()
+    True
+    """
+    import jax
+
+    return jax.__version__
+
+
 def sorts_permutes() -> bool:
     """Whether `lax.ppermute` counts places along the mesh, in whichever order axes are named.
 
