@@ -173,14 +173,6 @@ def liveness(
     return known[key][1]
 
 
-def described(
-    program: SpmdProgram, graph: Graph, roles: Sequence[str]
-) -> Callable[[int, Held], Alive]:
-    """From a local value and what it takes to its row, with class and name."""
-    scan = Scan(program, graph, tuple(roles))
-    return lambda v, held: Alive(v, scan.memory_class(v), scan.name(v), *held)
-
-
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
     """The instruction at which `liveness` finds its peak."""
     scan = Scan(program, graph, ())

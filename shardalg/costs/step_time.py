@@ -26,7 +26,6 @@ from shardalg.costs.compute import (
     windows,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.cpu.occupied import cpu_liveness
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
@@ -81,13 +80,9 @@ def estimate(
     check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
-    shares_cores = math.isfinite(hardware.chip.cores)
     hardware = hardware.shared(hints.mesh.size)
     chip = hardware.chip
-    if shares_cores:
-        held = cpu_liveness(hints, graph, roles=roles or (), donated=donated)
-    else:
-        held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
+    held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = pricing(hints, graph, hardware)
     formulas = numbers
     if named:
@@ -100,12 +95,9 @@ def estimate(
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
-    peaks = None
-    if not shares_cores:
-        found = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
-        peaks = cache(found)
+    peaks = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
     items = formulas.items(runs, prices)
-    totals = Totals(items, *formulas.useful(), named.devices, peak, peaks)
+    totals = Totals(items, *formulas.useful(), named.devices, peak, cache(peaks))
     return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=beside)
 
 

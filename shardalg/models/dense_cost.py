@@ -7,7 +7,6 @@ does is linear in their number, and so is what is alive at each of its instructi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,6 @@ from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import Topology, machine
 from shardalg.errors import HardwareError, StrategyError
 from shardalg.models.deeper import Shallow, deeper
-from shardalg.models.deeper import between as alive_between
 from shardalg.models.dense_strategies import SLICE
 from shardalg.plan.plan import Plan
 
@@ -95,8 +93,6 @@ def between(low: Amounts, high: Amounts, share: float) -> Amounts:
 def _memory(low: Plan, high: Plan, share: int, on: Topology | Hardware) -> Liveness:
     """What a device holds at the peak of the deeper model."""
     chip = chip_of(on)
-    if math.isfinite(chip.cores):  # of those that share cores, memory is CPU's
-        return alive_between(low.cost(on).memory, high.cost(on).memory, share)
     traced = [(plan.program, plan.graph, plan._traced) for plan in (low, high)]
     one, other = (Shallow(p, g, t.roles, t.donated, chip.rebuilds) for p, g, t in traced)
     return deeper(one, other, share)

@@ -34,6 +34,11 @@ class CostAnswers(Planned):
         the program allows) or "full". Numbers; of a plan with named sizes, sympy expressions.
         `cost(...).table(by="module")` says what each module takes.
 
+        The peak of memory on CPU devices is estimated as on any chip. XLA's CPU compiler fuses,
+        copies and orders operators in its own way: of 44 programs, the estimate was 0.37 to 2.19
+        times the bytes that it allocates (median 0.93). `plan.lower().compiled.memory_analysis()`
+        compiles the step and returns these bytes.
+
         Raises:
           HardwareError: an unknown chip, a mesh that does not tile the topology, or products of an
             item type for which the chip has no peak (what a plan prints takes its slowest one).

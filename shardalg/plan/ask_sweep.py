@@ -28,10 +28,9 @@ class SweepAnswers(CostAnswers, SizeAnswers):
 
         Arrays broadcast against each other: a grid, `B=batches[:, None], X=axis`, costs least.
         Other sizes have their hints. The peak is the largest of the bytes at every instruction, so
-        that it may stand elsewhere than at the hints, but for CPU devices (`costs.cpu`); what is
-        alive when is the hints'. Seconds and bytes are those of the hints' decisions; `Sweep.holds`
-        says where these are taken: nowhere for certain where `unguarded` says that the questions
-        are not known.
+        that it may stand elsewhere than at the hints; what is alive when is the hints'. Seconds and
+        bytes are those of the hints' decisions; `Sweep.holds` says where these are taken: nowhere
+        for certain where `unguarded` says that the questions are not known.
 
         Args:
           overlap: "none" or "full", as in `cost`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -90,8 +89,6 @@ class Stages:
         from shardalg.costs.topology import machine
 
         chip, traced = machine(self.hardware).chip, self.traced
-        if math.isfinite(chip.cores):  # devices that share cores hold what XLA's CPU compiler keeps
-            return self.cost.peak_memory_bytes
         border: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
         return liveness(self.program, self.graph, rebuild=chip.rebuilds, **border).peak_bytes
 

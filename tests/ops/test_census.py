@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from shardalg.costs import fusion
-from shardalg.costs.cpu import written_out
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.opened import READERS as HANDLERS
 from shardalg.ops.excluded import EXCLUDED, REASONS
@@ -53,10 +52,6 @@ def test_nothing_is_named_that_jax_does_not_have(installed):
 
 TABLES = {
     "costs": (fusion.VIEWS, fusion.READS_PART, fusion.SAME_BUFFER),
-    "costs on CPU": (
-        *(written_out.SAME, written_out.SHAPES, written_out.MOVES, written_out.OWN_LOOPS),
-        *(written_out.SLOW, written_out.ORDERED),
-    ),
     "propagate": (
         *(hlo_class.LATER, *hlo_class.BOXES, tuple_steps.ARGUMENTS),
         *(lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),

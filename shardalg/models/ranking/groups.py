@@ -7,7 +7,6 @@ of which a question of planning or pricing has another answer are planned again,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,12 +73,9 @@ class Pricing:
     def prices(
         self, found: Sequence[Candidate], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """Of candidates on one mesh that are of one kind (`template.kind_of`).
-
-        On devices that share cores, whose memory is counted otherwise, each is planned by itself.
-        """
+        """Of candidates on one mesh that are of one kind (`template.kind_of`)."""
         for group, templates in self.together(found):
-            if templates and math.isinf(chip_of(on).cores):
+            if templates:
                 yield from self._parted(group, templates, on)
                 continue
             self.alone += len(group)
