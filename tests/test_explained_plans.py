@@ -26,7 +26,7 @@ SAMPLE = (
 
 def unexplained(plan):
     """Collectives that no annotation explains, or whose sides say less than they should."""
-    for number, moved in enumerate(plan.stages.traffic.collectives):
+    for number, moved in enumerate(plan._stages.traffic.collectives):
         found = plan.explain(number)
         value = plan.graph.values[moved.value].name
         complete = found.annotations and value in found.headline and found.has.words
@@ -47,7 +47,7 @@ def test_every_collective_of_every_plan_names_an_annotation(policy, show):
     for name, planned in {**every_plan.models(policy), **every_plan.oracle(policy)}.items():
         if policy != "cost" or not ("step" in name or "level" in name):
             plan = planned()
-            count += len(plan.stages.traffic.collectives)
+            count += len(plan._stages.traffic.collectives)
             assert not list(unexplained(plan)), name
     show(f"{policy}: {count} collectives, each explained by an annotation")
 
@@ -67,18 +67,18 @@ REMOVED = [
 
 def assert_removed(plan, number):
     """The plan under the proposed change has the promised figures, and one of the kind less."""
-    moved, found = plan.stages.traffic.collectives[number], plan.explain(number)
+    moved, found = plan._stages.traffic.collectives[number], plan.explain(number)
     other = from_annotations(plan.traced, found.change.applied(plan.annotations), plan.options)
     promised, table = found.df.loc[0], other.collectives_table
     assert promised["wire_bytes"] == sum(r["wire_bytes"] * r["executions"] for r in table)
-    assert promised["collectives"] == len(other.stages.traffic.collectives)
+    assert promised["collectives"] == len(other._stages.traffic.collectives)
     assert promised["peak_memory_bytes"] == other.memory.peak_bytes
     runs = [
-        sum(m.step.count for m in p.stages.traffic.collectives if m.alike == moved.alike)
+        sum(m.step.count for m in p._stages.traffic.collectives if m.alike == moved.alike)
         for p in (plan, other)
     ]
     assert runs[1] < runs[0]
-    more = other.stages.traffic.wire_bytes > plan.stages.traffic.wire_bytes
+    more = other._stages.traffic.wire_bytes > plan._stages.traffic.wire_bytes
     assert ("MORE: it moves elsewhere" in repr(found)) == more
 
 
@@ -98,7 +98,7 @@ def test_proposals_hold_in_all_small_plans(show):
         if "step" in name or "level" in name:
             continue
         plan = planned()
-        for number in range(min(3, len(plan.stages.traffic.collectives))):
+        for number in range(min(3, len(plan._stages.traffic.collectives))):
             change = plan.explain(number).change
             if change is None:
                 counts["not"] += 1
@@ -126,7 +126,7 @@ def random_question(plan, rng):
 def assert_costs(plan, value, spec):
     """What a layout would cost is what the plan sends and holds in which the value has it."""
     found = plan.why_not(value.name, spec)
-    annotations = annotated_as(plan.stages, value.index, found.wanted)
+    annotations = annotated_as(plan._stages, value.index, found.wanted)
     other = from_annotations(plan.traced, annotations, plan.options)
     assert other.sharded.shardings[value.index].dims == found.wanted.dims
     totals = found.cost.totals.df.set_index("quantity")
@@ -168,9 +168,9 @@ def test_of_many_changes_none_can_be_left_out():
         for step in steps:
             annotations = annotations if step == left_out else step.applied(annotations)
         other = from_annotations(plan.traced, annotations, plan.options)
-        traffic = other.stages.traffic.collectives
+        traffic = other._stages.traffic.collectives
         alike = sum(m.step.count for m in traffic if m.alike == moved.alike)
-        before = plan.stages.traffic.collectives
+        before = plan._stages.traffic.collectives
         same = any(m.place == moved.place for m in traffic)
         assert same or alike >= sum(m.step.count for m in before if m.alike == moved.alike)
 

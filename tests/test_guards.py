@@ -31,7 +31,7 @@ LAYER = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2, scan=False)
 def there(plan, point):
     """The plan retraced and planned at a point, whatever is known of it; what changed."""
     full = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
-    stages, constant = planned_at(plan.stages, full, plan.options)
+    stages, constant = planned_at(plan._stages, full, plan.options)
     found = Plan(plan.options, lambda: stages)
     both = plan._stages, stages
     changes = decisions.changes(*both, plan._named, point=full, constant=constant)

@@ -14,7 +14,7 @@ from shardalg.plan.planned import OLD_NAMES, Planned
 
 MEMBERS = {
     "overview": ("overview", "draw"),
-    "shardings": ("shardings", "text", "listing"),
+    "shardings": ("shardings", "text", "listing", "stages"),
     "collectives": ("collectives", "gathers", "formatting"),
     "cost": ("cost", "timeline", "memory"),
     "why": (

@@ -29,6 +29,7 @@ from shardalg.spmd.instructions import (
     kinds,
 )
 from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import blocks
 
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
@@ -195,7 +196,7 @@ def _constants(instruction: Instruction) -> int:
 
 def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Values that pointwise instructions make and only such instructions read: never in memory."""
-    found = [_made_and_read(block, graph) for block in _blocks(program.block)]
+    found = [_made_and_read(block, graph) for block in blocks(program.block)]
     made, read = (set().union(*sets) for sets in zip(*found, strict=True))
     return frozenset(made - read)
 
@@ -209,7 +210,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     if not marked:
         return frozenset()
     found: set[int] = set()
-    read = {value for block in _blocks(program.block) for value in block.results}
+    read = {value for block in blocks(program.block) for value in block.results}
     same: dict[int, int] = {}
     for step in walk(program):
         instruction = step.instruction
@@ -277,11 +278,3 @@ def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
         written = [instruction.operands[update.position]] * update.times
         return written + [v for v in instruction.operands[1:] if v not in inside]
     return [value for value in values if value not in inside]
-
-
-def _blocks(block: Block) -> Iterator[Block]:
-    """A block and the bodies of the loops in it."""
-    yield block
-    for instruction in block.instructions:
-        for body in instruction.attributes.bodies:
-            yield from _blocks(body)

@@ -20,8 +20,8 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import LoweringError
-from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import instructions
 
 FOR_DEVICES = ("pure_callback", "io_callback", "custom_partitioning")
 """Primitives that JAX lowers for devices at hand only (jax 0.10.2)."""
@@ -75,15 +75,8 @@ def used_digits(program: SpmdProgram) -> Iterator[Digit]:
     for sharding in borders:
         for digits in sharding.dims:
             yield from digits
-    yield from _block_digits(program.block)
-
-
-def _block_digits(block: Block) -> Iterator[Digit]:
-    for instruction in block.instructions:
-        attributes = instruction.attributes
-        yield from getattr(attributes, "digits", ())
-        for body in attributes.bodies:
-            yield from _block_digits(body)
+    for instruction in instructions(program.block):
+        yield from getattr(instruction.attributes, "digits", ())
 
 
 def user_axes(mesh: Mesh, jax_mesh: JaxMesh | AbstractMesh) -> Axes:

@@ -20,7 +20,7 @@ from shardalg.partition.choose.key import LoopDigits
 from shardalg.partition.choose.node_classes import remade_values
 from shardalg.partition.choose.regions import TiedArguments, border, laid, layouts, tied
 from shardalg.partition.descent import Asked, Option, Problem, best_of
-from shardalg.partition.partition import partition
+from shardalg.partition.pipeline import partition
 from shardalg.partition.prices import Neighbours, Part, fused_values, move_s, operator_s
 from shardalg.propagate.options import Options
 from shardalg.propagate.sharded import Reason, RegionBorder, ShardedGraph

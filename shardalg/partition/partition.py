@@ -1,9 +1,9 @@
-"""`partition(sharded) -> SpmdProgram`: walk the graph once and make every movement explicit."""
+"""Emit a sharded graph as a program: walk the graph once and make every movement explicit."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -27,14 +27,11 @@ from shardalg.partition.choose.sent import sent_bytes
 from shardalg.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.partition.emit.node import remake, settle
 from shardalg.partition.emit.recipe import Recipe, recipe
-from shardalg.partition.passes.collective_matmul import collective_matmuls
-from shardalg.partition.passes.simplify import simplify
 from shardalg.propagate.options import Options
 from shardalg.propagate.orders import border_orders
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.reshard.links import links_on
 from shardalg.reshard.paths import reshard_price
-from shardalg.spmd.check import check
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.manual import written
 from shardalg.spmd.program import SpmdProgram
@@ -78,7 +75,7 @@ class Partitioner(BodyPartitioner):
         self.rates = lru_cache(maxsize=None)(given.chip.rates)
 
     def run(self) -> SpmdProgram:
-        """The whole program."""
+        """Return the program before the passes of `partition/pipeline.py`."""
         graph, context = self.graph, self.context
         context.available = [
             context.tuples.number((result_sharding,)) for result_sharding in self.value_shardings
@@ -98,7 +95,7 @@ class Partitioner(BodyPartitioner):
             _turned(layout, leaving.get(number)) for number, layout in enumerate(results_at)
         )
         results = tuple(map(self._left, graph.results, results_at))
-        program = SpmdProgram(
+        return SpmdProgram(
             mesh=self.sharded.mesh,
             locals=tuple(context.locals),
             block=Block(arguments, tuple(context.instructions), results),
@@ -106,11 +103,6 @@ class Partitioner(BodyPartitioner):
             result_shardings=results_at,
             constants=constants,
         )
-        switches = self.options.switches
-        program = simplify(program, graph, join=switches.join_formatting)
-        if switches.collective_matmul:
-            program = collective_matmuls(program, graph, self.options.hardware)
-        return check(program)
 
     def _entered(self, value: int, order: Mesh | None) -> int:
         """An argument; one in another order of the devices is permuted first."""
@@ -318,33 +310,6 @@ def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
     found = in_order(replace(layout, mesh=order), layout.mesh)
     assert found is not None, f"{order} is over the devices of {layout.mesh}"
     return found
-
-
-def partition(
-    sharded: ShardedGraph,
-    roles: Sequence[str],
-    options: Options,
-    partitioner: Callable[..., Partitioner] = Partitioner,
-    *,
-    kept: Kept = NONE,
-) -> SpmdProgram:
-    """Turn completed shardings into the program that every device runs.
-
-    Each node is computed where its operands and results suggest, on the most devices and then with
-    the fewest wire bytes; what has to move is moved by explicit collectives (GSPMD,
-    arXiv:2105.04663, section 4). Partial sums wait where operators let them (`Rule.passes`).
-
-    Args:
-      roles: of every graph value, for the table of collectives.
-      partitioner: a kind of `Partitioner`.
-      kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
-    """
-    if not isinstance(options.keep_gathers, bool | None):
-        first = partitioner(sharded, roles, options)
-        first.run()
-        found = gathers.gather_choices(sharded.graph, first.context.repeated())
-        kept = gathers.within(found, options.keep_gathers)
-    return partitioner(sharded, roles, options, kept=kept).run()
 
 
 def gather_choices(

@@ -26,8 +26,7 @@ from shardalg.ops.rows import rules
 from shardalg.partition.choose.choices import Candidate
 from shardalg.partition.choose.component import components
 from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.partition.partition import partition
-from shardalg.partition.passes.simplify import simplify
+from shardalg.partition.pipeline import after_passes, partition
 from shardalg.propagate.options import Options, Switches
 from shardalg.propagate.sharded import ShardedGraph
 from shardalg.propagate.strategy import Annotations
@@ -205,7 +204,7 @@ def _move(
     last = context.move(first, source, target, Cause(None))
     block = Block((first,), tuple(context.instructions), (last,))
     program = SpmdProgram(source.mesh, tuple(context.locals), block, (source,), (target,))
-    return simplify(program, graph, join=True), graph
+    return after_passes(program, graph, Options()), graph
 
 
 def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[int]) -> float:

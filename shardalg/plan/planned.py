@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 OLD_NAMES = frozenset({
-    "stages", "traced", "annotations", "sharded", "symbols", "symbolised", "named",
+    "traced", "annotations", "sharded", "symbols", "symbolised", "named",
     "collectives_table", "conditions_table", "warnings_table",
 })  # fmt: skip
 """What a plan is made of, once without an underscore; still found so for one version."""

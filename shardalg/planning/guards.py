@@ -20,7 +20,8 @@ from shardalg.costs.symbolic import Size, Sizes, Symbolised
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
 from shardalg.graph.plain import is_code, is_same
 from shardalg.partition.emit.recipe import Recipe
-from shardalg.partition.partition import Partitioner, partition
+from shardalg.partition.partition import Partitioner
+from shardalg.partition.pipeline import partition
 from shardalg.pause import collection_paused
 from shardalg.planning.restated import annotations_at
 from shardalg.planning.same_formulas import locals_made

@@ -14,7 +14,8 @@ from shardalg.costs.traffic import Traffic
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
 from shardalg.ops.canonicalize.transforms import Order, stage_order
-from shardalg.partition.partition import partition
+from shardalg.partition.partition import NONE, Kept
+from shardalg.partition.pipeline import partition
 from shardalg.partition.read_whole import joined_whole
 from shardalg.partition.unreached import settled
 from shardalg.pause import collection_paused
@@ -53,6 +54,7 @@ class Stages:
       annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
       streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
+      kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
     """
 
     traced: Traced
@@ -61,6 +63,7 @@ class Stages:
     program: SpmdProgram
     hardware: str
     streams: bool = False
+    kept: Kept = NONE
 
     @property
     def graph(self) -> Graph:
@@ -164,7 +167,7 @@ def _kept(made: Stages, options: Options) -> Stages:
     if not copies:
         return made
     program = partition(made.sharded, traced.roles, options, kept=copies)
-    other = replace(made, program=program)
+    other = replace(made, program=program, kept=copies)
     is_no_larger = other.peak_memory_bytes <= made.peak_memory_bytes
     return other if is_no_larger and _sent(other) < _sent(made) else made
 

@@ -71,7 +71,7 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
             point |= {n: -(-point[n] // 60) * 60 for n in "BMH"}
         if seen == 16 or not plan.holds(**point):
             continue
-        stages, _ = planned_at(plan.stages, point, plan.options)
+        stages, _ = planned_at(plan._stages, point, plan.options)
         for overlap, formula in formulas.items():
             there = priced(stages.traced, stages.program, chip, overlap=overlap)
             assert float(formula.at(point)) == pytest.approx(there.step_time_s, rel=1e-12), point

@@ -151,7 +151,7 @@ class Formulas:
 
 def compared(plan, point):
     """A plan retraced and planned at a point, whatever is known of it, with what changed."""
-    stages, constant = planned_at(plan.stages, point, plan.options)
+    stages, constant = planned_at(plan._stages, point, plan.options)
     there = Plan(plan.options, lambda: stages)
     both = plan._stages, stages
     return there, decisions.changes(*both, plan._named, point=point, constant=constant)

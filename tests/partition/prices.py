@@ -8,7 +8,7 @@ from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import machine
 from shardalg.ops.rows import rules
 from shardalg.partition.by_cost import CostProblem
-from shardalg.partition.partition import partition
+from shardalg.partition.pipeline import partition
 from shardalg.partition.prices import _graph_of, _sharded
 from tests.partition.fuzz import some_spec
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.passes.merge_formatting import joined
+from shardalg.partition.passes.merge_formatting import MergeFormatting
 from shardalg.report.formatting import formatting
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Block, Instruction
@@ -33,7 +33,8 @@ def chain(size, *steps):
 
 def left(size, *steps):
     """What stands for the chain: the instructions between its argument and its result."""
-    block = joined(*chain(size, *steps))
+    block, made = chain(size, *steps)
+    block = MergeFormatting(made).run(block)
     made = {step.results[0]: step for step in block.instructions}
     found, local = [], block.results[0]
     while local != 0:

@@ -24,7 +24,7 @@ from shardalg.graph.tracing.trace import trace
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.partition.partition import partition
+from shardalg.partition.pipeline import partition
 from shardalg.propagate import Options, Strategy, propagate, resolve
 from shardalg.report import tables
 from shardalg.xla import align, dump

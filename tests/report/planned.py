@@ -11,7 +11,7 @@ from shardalg.models.transformer import Config
 from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.ops.roles import roles
 from shardalg.paper import table1_strategies as table1
-from shardalg.partition.partition import partition
+from shardalg.partition.pipeline import partition
 from shardalg.propagate import Options, Strategy, propagate, resolve
 
 MESH = Mesh({"X": 2, "Y": 4})

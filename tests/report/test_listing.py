@@ -69,7 +69,7 @@ def test_titles_are_escaped_and_need_no_script():
 def test_what_a_collective_makes_tells_the_sides_that_disagree():
     x = jax.ShapeDtypeStruct((8, 16), "float32")
     plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 4}), in_shardings=(P("X"),))
-    (made,) = plan.stages.traffic.collectives[0].step.instruction.results
+    (made,) = plan._stages.traffic.collectives[0].step.instruction.results
     title = dict(plan.listing().titles)[f"%{made}"]
     assert "collective 0, see plan.explain(0):" in title
     assert "is a sum in parts: [None]{U:X} (argument x)" in title

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import AllReduce
+from shardalg.spmd.rewrite import blocks
 
 Levels = dict[AllReduce, int]
 """How many all-reduces of each kind follow one another up to a value."""
@@ -20,12 +21,9 @@ def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
     all_reduce_combiner.h`): of the 50 of an optimizer's step for 25 weights two are left.
     """
     found: dict[int, tuple[Instruction, ...]] = {}
-    for members in _groups(block):
+    for members in (group for each in blocks(block) for group in _groups(each)):
         found[id(members[0])] = tuple(members)
         found.update({id(other): () for other in members[1:]})
-    for instruction in block.instructions:
-        for body in instruction.attributes.bodies:
-            found.update(together(body))
     return found
 
 

@@ -1,5 +1,8 @@
 """Passes over a program: formatting joined, sums scattered, masks moved or left out.
 
+`partition/pipeline.py` lists them in their order; each is a list of rules that `spmd/rewrite.py`
+applies.
+
 Formatting that repeats or undoes itself (masks, resizes, slices, permutes) is one instruction
 (`partition/passes/merge_formatting.py`); what is left, and its share of bytes and time, is
 `plan.formatting()` (`report/formatting.py`) and `Cost.formatting_s`. A reduction that is only cut

@@ -11,12 +11,11 @@ saves more. Blocks of more than one element go both ways round, half each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import parts
-from shardalg.costs.topology import machine
 from shardalg.graph.ir import Graph
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM
@@ -25,12 +24,11 @@ from shardalg.spmd.instructions import (
     AllGather,
     Apply,
     CollectiveMatmul,
-    Control,
     Direction,
     Manual,
     ReduceScatter,
 )
-from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import Rewriter
 from shardalg.spmd.why import Purpose
 
 if TYPE_CHECKING:
@@ -40,23 +38,23 @@ Pair = tuple[Instruction, Instruction]
 Ring = Instruction[CollectiveMatmul]
 
 
-def collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> SpmdProgram:
-    """The same program, its products with gathers and scatters as rings where that is faster."""
-    from shardalg.costs.step_time import pricing  # only plans with rings are priced here
+@dataclass
+class CollectiveMatmuls(Rewriter):
+    """Products with their gathers and scatters are rings where that is faster.
 
-    times = pricing(program, graph, machine(hardware)).ring
-    return replace(program, block=_Rings(program, graph, times).block(program.block))
+    Attributes:
+      times: of a ring, and of the two instructions that it replaces.
+    """
 
+    # a region by hand stays as it is
+    leaves = (Manual,)
 
-@dataclass(frozen=True)
-class _Rings:
-    program: SpmdProgram
     graph: Graph
     times: Callable[[Ring], RingTimes]
 
-    def block(self, block: Block) -> Block:
-        """The block with rings, in loops and branches too; a region by hand stays as it is."""
-        instructions = [self.inside(one) for one in block.instructions]
+    def finish(self, block: Block) -> Block:
+        """Return the block with the rings that save most."""
+        instructions = block.instructions
         made = {local: one for one in instructions for local in one.results}
         reads = Counter(local for one in instructions for local in one.operands)
         reads.update(block.results)
@@ -68,14 +66,6 @@ class _Rings:
         kept = (taken.get(id(one), one) for one in instructions)
         return replace(block, instructions=tuple(one for one in kept if one is not None))
 
-    def inside(self, instruction: Instruction) -> Instruction:
-        """A loop or a branch with its bodies done."""
-        attributes = instruction.attributes
-        if not isinstance(attributes, Control) or isinstance(attributes, Manual):
-            return instruction
-        blocks = [self.block(body) for body in attributes.bodies]
-        return replace(instruction, attributes=attributes.with_bodies(blocks))
-
     def saved_s(self, ring: Ring) -> float:
         """Seconds of one execution that are saved."""
         times = self.times(ring)
@@ -83,7 +73,7 @@ class _Rings:
 
     def rings(
         self,
-        instructions: list[Instruction],
+        instructions: Sequence[Instruction],
         made: dict[int, Instruction],
         reads: Counter[int],
     ) -> Iterator[Ring]:
@@ -114,7 +104,7 @@ class _Rings:
         if along is None:
             return None
         travels = collective.operands[0] if gathers else collective.results[0]
-        block = self.program.locals[travels].shape[moves.dim]
+        block = self.locals[travels].shape[moves.dim]
         operands = (*first.operands, *(v for v in second.operands if v not in first.results))
         operands = tuple(dict.fromkeys(operands))
         body = Block(operands, pair, second.results)
@@ -132,7 +122,7 @@ class _Rings:
         tensors = [*(rule.operands[k] for k in range(len(product.operands))), *rule.results]
         number, dim = where
         name = tensors[number][dim].loop
-        is_bool = self.program.locals[product.results[0]].dtype == "bool"
+        is_bool = self.locals[product.results[0]].dtype == "bool"
         if name is None or name in rule.whole or is_bool:
             return None
         dims = [[d for d, index in enumerate(indices) if index.loop == name] for indices in tensors]

@@ -7,114 +7,27 @@ and what is done twice to one value in one phase is done once. GSPMD, arXiv:2105
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.instruction import Attributes, Instruction
 from shardalg.spmd.instructions import (
     CollectivePermute,
     Concatenate,
-    Control,
     DynamicSlice,
     Mask,
     MaskAt,
     Resize,
     Slice,
     SliceAt,
-    kinds,
 )
-from shardalg.spmd.local import Local
+from shardalg.spmd.rewrite import Rewriter
 
-REPEATED = frozenset({Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt})
+REPEATED = (Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
 """Local instructions that cost nothing to keep: a second one like it in a phase is left out."""
+OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
+"""Instructions that are formatting if operand and result are one value of the graph."""
 Shape = tuple[int, ...]
-
-
-def joined(block: Block, locals_: Sequence[Local]) -> Block:
-    """The same block with its formatting joined; what nobody reads any more stays in it."""
-    return _Joining(locals_).run(block)
-
-
-@dataclass
-class _Joining:
-    """One block: who made its locals, what stands for a local, and what was done to which."""
-
-    locals: Sequence[Local]
-    made: dict[int, Instruction] = field(default_factory=dict)
-    stands: dict[int, int] = field(default_factory=dict)
-    done: dict[tuple[Attributes, tuple[int, ...], str], int] = field(default_factory=dict)
-
-    def run(self, block: Block) -> Block:
-        """The joined block."""
-        kept, stands = [], self.stands.keys()
-        for instruction in block.instructions:
-            if type(instruction.attributes) in _JOINED or not stands.isdisjoint(
-                instruction.operands
-            ):
-                instruction = self.step(instruction)
-            kept.append(instruction)
-        results = tuple([self.stands.get(local, local) for local in block.results])
-        return replace(block, instructions=tuple(kept), results=results)
-
-    def step(self, instruction: Instruction) -> Instruction:
-        """An instruction on what stands for its operands, together with the one before it."""
-        instruction = self.reading(instruction)
-        if self.makes_a_value(instruction):
-            self.made.update(dict.fromkeys(instruction.results, instruction))
-            return instruction
-        if len(instruction.operands) == 1 and type(instruction.attributes) in _JOINS:
-            instruction = self.joined(instruction)
-        if self.does_nothing(instruction):
-            self.stands[instruction.results[0]] = instruction.operands[0]
-        elif type(instruction.attributes) in REPEATED:
-            (result,) = instruction.results
-            key = (instruction.attributes, instruction.operands, instruction.phase)
-            self.stands[result] = self.done.setdefault(key, result)
-        self.made.update(dict.fromkeys(instruction.results, instruction))
-        return instruction
-
-    def makes_a_value(self, instruction: Instruction) -> bool:
-        """Whether its result is another value of the graph than its operand: a user's permute."""
-        if type(instruction.attributes) not in _JOINS:
-            return False
-        sides = {
-            self.locals[local].origin for local in (*instruction.operands, *instruction.results)
-        }
-        return len(sides - {None}) > 1
-
-    def reading(self, instruction: Instruction) -> Instruction:
-        """With what stands for its operands, and joined bodies."""
-        operands = instruction.operands
-        if not self.stands.keys().isdisjoint(operands):
-            operands = tuple([self.stands.get(local, local) for local in operands])
-        blocks = [_Joining(self.locals).run(body) for body in instruction.attributes.bodies]
-        if blocks:
-            attributes = instruction.attributes.with_bodies(blocks)
-            return replace(instruction, attributes=attributes, operands=operands)
-        if operands is instruction.operands:
-            return instruction
-        return replace(instruction, operands=operands)
-
-    def joined(self, instruction: Instruction) -> Instruction:
-        """With the instruction before it in it, if they are of one kind that joins."""
-        before = self.made.get(instruction.operands[0])
-        second = instruction.attributes
-        if before is None or type(before.attributes) is not type(second):
-            return instruction
-        if self.makes_a_value(before):
-            return instruction
-        (source, *_) = before.operands
-        one = _JOINS[type(second)](before.attributes, second, self.locals[source].shape)
-        if one is None:
-            return instruction
-        return replace(instruction, attributes=one, operands=(source,))
-
-    def does_nothing(self, instruction: Instruction) -> bool:
-        """Whether the result is the operand."""
-        known = _NOTHING.get(type(instruction.attributes))
-        if known is None:
-            return False
-        return known(instruction.attributes, self.locals[instruction.operands[0]].shape)
 
 
 def _masks(first: Mask, second: Mask, shape: Shape) -> Mask | None:
@@ -144,19 +57,76 @@ def _permutes(
     return CollectivePermute(digits, tuple((came[s], t) for s, t in second.pairs))
 
 
-_JOINS: Mapping[type, Callable[..., Attributes | None]] = {
+_COMPOSED: Mapping[type, Callable[..., Attributes | None]] = {
     CollectivePermute: _permutes,
-    DynamicSlice: lambda first, second, shape: None,
     Mask: _masks,
-    MaskAt: lambda first, second, shape: None,
     Resize: _resizes,
     Slice: _slices,
-    SliceAt: lambda first, second, shape: None,
 }
-_NOTHING: Mapping[type, Callable[..., bool]] = {
+_IDENTITY: Mapping[type, Callable[..., bool]] = {
     CollectivePermute: lambda a, shape: all(source == target for source, target in a.pairs),
     Resize: lambda a, shape: a.size == shape[a.dim],
     Slice: lambda a, shape: a.size == shape[a.dim],
 }
-_JOINED = frozenset({*_JOINS, *_NOTHING, *REPEATED, *kinds(Control)})
-"""What may be joined or holds blocks; all else stays as it is."""
+
+
+@dataclass
+class MergeFormatting(Rewriter):
+    """Formatting of one value that repeats, continues or undoes itself is one instruction.
+
+    Attributes:
+      made: per local, the formatting that makes it.
+      done: formatting of a phase, with its operands, to its result.
+    """
+
+    needs = (CollectivePermute, *REPEATED)
+
+    made: dict[int, Instruction] = field(default_factory=dict, init=False)
+    done: dict[tuple[Attributes, tuple[int, ...], str], int] = field(
+        default_factory=dict, init=False
+    )
+
+    def keep_other_values(self, instruction: Instruction) -> Instruction | None:
+        """Keep an instruction that makes another value of the graph: a user's permute."""
+        ends = (*instruction.operands, *instruction.results)
+        if len({self.locals[local].origin for local in ends} - {None}) < 2:
+            return instruction
+        self.kept.append(instruction)
+        return None
+
+    def compose(self, instruction: Instruction) -> Instruction:
+        """Return one instruction in place of two of one kind that follow one another."""
+        before, second = self.made.get(instruction.operands[0]), instruction.attributes
+        if before is None or type(before.attributes) is not type(second):
+            return instruction
+        (source, *_) = before.operands
+        one = _COMPOSED[type(second)](before.attributes, second, self.locals[source].shape)
+        if one is None:
+            return instruction
+        return replace(instruction, attributes=one, operands=(source,))
+
+    def drop_identity(self, instruction: Instruction) -> Instruction | int:
+        """Return the operand of an instruction that changes nothing."""
+        (operand,), attributes = instruction.operands, instruction.attributes
+        is_identity = _IDENTITY[type(attributes)](attributes, self.locals[operand].shape)
+        return operand if is_identity else instruction
+
+    def share(self, instruction: Instruction) -> Instruction | int:
+        """Return the result of an equal instruction of the phase."""
+        (result,) = instruction.results
+        key = (instruction.attributes, instruction.operands, instruction.phase)
+        known = self.done.setdefault(key, result)
+        return instruction if known == result else known
+
+    def note(self, instruction: Instruction) -> Instruction:
+        """Note the formatting that makes a local."""
+        self.made[instruction.results[0]] = instruction
+        return instruction
+
+    rules = (
+        (OF_ONE_VALUE, keep_other_values),
+        (_COMPOSED, compose),  # f(f(x)) = f(x)
+        (_IDENTITY, drop_identity),  # f(x) = x
+        (REPEATED, share),  # f(x), f(x) = one f(x)
+        (_COMPOSED, note),
+    )

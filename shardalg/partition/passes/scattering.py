@@ -15,19 +15,12 @@ from typing import Any, TypeGuard
 
 from shardalg.algebra.digits import Digits
 from shardalg.spmd.instruction import Block, Instruction, is_a
-from shardalg.spmd.instructions import AllReduce, Control, DynamicSlice, ReduceScatter, Resize
+from shardalg.spmd.instructions import AllReduce, DynamicSlice, ReduceScatter, Resize
 from shardalg.spmd.local import Local
-from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import Rewriter
 
 RESULT = -1
 """Stands for the reader of what a block hands on."""
-
-
-def scattered(program: SpmdProgram) -> SpmdProgram:
-    """The same program, where a reduction that is only cut is a reduce-scatter."""
-    locals_ = list(program.locals)
-    block = _scattered(program.block, locals_)
-    return replace(program, locals=tuple(locals_), block=block)
 
 
 @dataclass(frozen=True)
@@ -37,33 +30,6 @@ class Cut:
     number: int
     slice: Instruction[DynamicSlice]
     pad: Instruction[Resize] | None
-
-
-def _scattered(block: Block, locals_: list[Local]) -> Block:
-    instructions = [
-        _inside(one, locals_) if isinstance(one.attributes, Control) else one
-        for one in block.instructions
-    ]
-    if not _has_cuts(instructions):
-        return replace(block, instructions=tuple(instructions))
-    readers: dict[int, list[int]] = defaultdict(list)
-    for number, instruction in enumerate(instructions):
-        for operand in instruction.operands:
-            readers[operand].append(number)
-    for local in block.results:
-        readers[local].append(RESULT)
-    placed = {number: [instruction] for number, instruction in enumerate(instructions)}
-    for number, first in enumerate(instructions):
-        if _combines(first):
-            cuts = list(_cuts(instructions, readers, first))
-            if cuts:
-                gone = [placed[number], *(placed[c.number] for c in cuts)]
-                gone += [placed[c.number - 1] for c in cuts if c.pad]
-                for place in gone:
-                    place.clear()
-                placed[cuts[-1].number] += _joined(first, cuts, locals_)
-    kept = tuple(instruction for place in placed.values() for instruction in place)
-    return replace(block, instructions=kept)
 
 
 def _has_cuts(instructions: Sequence[Instruction]) -> bool:
@@ -78,11 +44,6 @@ def _has_cuts(instructions: Sequence[Instruction]) -> bool:
 def _combines(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
     """Whether it is a reduction, but for a sum, which went to the layout that was wanted of it."""
     return is_a(instruction, AllReduce) and instruction.attributes.combine != "sum"
-
-
-def _inside(instruction: Instruction, locals_: list[Local]) -> Instruction:
-    blocks = [_scattered(body, locals_) for body in instruction.attributes.bodies]
-    return replace(instruction, attributes=instruction.attributes.with_bodies(blocks))
 
 
 def _cuts(
@@ -151,3 +112,32 @@ def _joined(
     if left:
         last = cuts[-1].slice.results
         yield replace(first, attributes=AllReduce(left, combine), operands=(local,), results=last)
+
+
+class ScatterReductions(Rewriter):
+    """A reduction that is only cut is a reduce-scatter."""
+
+    needs = (AllReduce,)
+
+    def finish(self, block: Block) -> Block:
+        """Return the block in which every chain of cuts is at the place of its last cut."""
+        instructions = block.instructions
+        if not _has_cuts(instructions):
+            return block
+        readers: dict[int, list[int]] = defaultdict(list)
+        for number, instruction in enumerate(instructions):
+            for operand in instruction.operands:
+                readers[operand].append(number)
+        for local in block.results:
+            readers[local].append(RESULT)
+        placed = {number: [instruction] for number, instruction in enumerate(instructions)}
+        for number, first in enumerate(instructions):
+            cuts = list(_cuts(instructions, readers, first)) if _combines(first) else []
+            if cuts:
+                gone = [placed[number], *(placed[c.number] for c in cuts)]
+                gone += [placed[c.number - 1] for c in cuts if c.pad]
+                for place in gone:
+                    place.clear()
+                placed[cuts[-1].number] += _joined(first, cuts, self.locals)
+        kept = tuple(instruction for place in placed.values() for instruction in place)
+        return replace(block, instructions=kept)

@@ -1,0 +1,130 @@
+"""Rewrite a program by rules: one driver substitutes values, enters bodies and applies the rules.
+
+A pass is a subclass of `Rewriter`. It lists its rules, each with the kinds of instructions that it
+reads; the driver does the rest. The idea is that of MLIR's pattern rewriting (xDSL's
+`RewritePattern`, tinygrad's `graph_rewrite`). A block is visited once, from its first instruction
+to its last one, so that a rule sees operands that are rewritten already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from shardalg.spmd.instruction import Attributes, Block, Instruction
+from shardalg.spmd.instructions import Control, kinds
+from shardalg.spmd.local import Local
+from shardalg.spmd.program import SpmdProgram
+
+Kinds = Collection[type[Attributes]]
+Rule = Callable[[Any, Instruction[Any]], Instruction | int | None]
+"""Return the instruction to go on with, the local that replaces the instruction's one result, or
+None if the rule kept what replaces the instruction (`Rewriter.keep`)."""
+
+
+@dataclass
+class Rewriter:
+    """The rules of a pass, and the rewriting of one block by these rules.
+
+    A body gets a rewriter of its own: fields of `__init__` are shared with it, all others are new.
+
+    Attributes:
+      rules: kinds of instructions and the rule for these kinds, in order of application.
+      needs: kinds of instructions; a program without them stays as it is.
+      leaves: kinds of control flow whose bodies stay as they are.
+      locals: of the program. A rule may append to them.
+      kept: the rewritten instructions, in order.
+      replaced: local to the local that is read in its place from here on.
+
+    >>> import shardalg as sa
+    >>> from shardalg.spmd.instructions import Resize
+    >>> class DropResizes(Rewriter):
+    ...     def drop(self, instruction):
+    ...         return instruction.operands[0]
+    ...     rules = (((Resize,), drop),)
+    >>> whole = sa.Sharding(sa.Mesh({"X": 2}), (4,), ((),))
+    >>> rewriter = DropResizes([Local(i, (4,), "float32", whole) for i in range(3)])
+    >>> steps = [Instruction(Resize(0, 4), (i,), (i + 1,), None) for i in range(2)]
+    >>> rewriter.run(Block((0,), tuple(steps), (2,)))
+    Block(arguments=(0,), instructions=(), results=(0,))
+    """
+
+    rules: ClassVar[tuple[tuple[Kinds, Rule], ...]] = ()
+    needs: ClassVar[Kinds] = kinds()
+    leaves: ClassVar[Kinds] = ()
+    _rules_of: ClassVar[Mapping[type, tuple[Rule, ...]]] = {}
+
+    locals: list[Local]
+    kept: list[Instruction] = field(default_factory=list, init=False)
+    replaced: dict[int, int] = field(default_factory=dict, init=False)
+
+    def __init_subclass__(cls) -> None:
+        found: dict[type, tuple[Rule, ...]] = {}
+        for some, rule in ((set(kinds(Control)) - {*cls.leaves}, Rewriter.entered), *cls.rules):
+            for kind in some:
+                found[kind] = (*found.get(kind, ()), rule)
+        cls._rules_of = found
+
+    def run(self, block: Block) -> Block:
+        """Return the rewritten block."""
+        self.begin(block)
+        rules_of, replaced, keep = self._rules_of, self.replaced, self.kept.append
+        is_read = replaced.keys().isdisjoint
+        for instruction in block.instructions:
+            if not is_read(instruction.operands):
+                operands = tuple([replaced.get(local, local) for local in instruction.operands])
+                instruction = replace(instruction, operands=operands)
+            rules = rules_of.get(type(instruction.attributes))
+            if rules is None:
+                keep(instruction)
+            else:
+                self._apply(rules, instruction)
+        results = tuple([replaced.get(local, local) for local in block.results])
+        return self.finish(replace(block, instructions=tuple(self.kept), results=results))
+
+    def _apply(self, rules: tuple[Rule, ...], instruction: Instruction) -> None:
+        for rule in rules:
+            found = rule(self, instruction)
+            if found is None:
+                return
+            if isinstance(found, int):
+                (result,) = instruction.results
+                self.replaced[result] = found
+                return
+            instruction = found
+        self.kept.append(instruction)
+
+    def begin(self, block: Block) -> None:
+        """Read the block before its first instruction is visited."""
+
+    def finish(self, block: Block) -> Block:
+        """Return the block in its last form: for rules that read all of it at once."""
+        return block
+
+    def entered(self, instruction: Instruction) -> Instruction:
+        """Return an instruction around its rewritten bodies."""
+        blocks = [replace(self).run(body) for body in instruction.attributes.bodies]
+        return replace(instruction, attributes=instruction.attributes.with_bodies(blocks))
+
+
+def rewrite(program: SpmdProgram, rewriter: Rewriter) -> SpmdProgram:
+    """Return the program as a pass rewrites it; `rewriter.locals` become its locals."""
+    if {type(one.attributes) for one in instructions(program.block)}.isdisjoint(rewriter.needs):
+        return program
+    block = rewriter.run(program.block)
+    return replace(program, locals=tuple(rewriter.locals), block=block)
+
+
+def blocks(block: Block) -> Iterator[Block]:
+    """Yield a block and all blocks inside of it, from the outside in."""
+    yield block
+    for instruction in block.instructions:
+        for body in instruction.attributes.bodies:
+            yield from blocks(body)
+
+
+def instructions(block: Block) -> Iterator[Instruction]:
+    """Yield every instruction of a block and of the blocks inside of it."""
+    for each in blocks(block):
+        yield from each.instructions
