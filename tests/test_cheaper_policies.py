@@ -35,14 +35,14 @@ def step(w, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads)
 
 
-def planned(fn=step, **options):
+def planned(fn=step, mesh=MESH, **options):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
     w = {"router": f32(64, EXPERTS), "up": f32(EXPERTS, 64, 256), "down": f32(EXPERTS, 256, 64)}
     layout = {"router": P(), "up": P("E"), "down": P("E")}
     given = (layout, P("E"))
     wanted = layout if fn is step else P("E")
     options = sa.Options(**options)
-    return sa.plan(fn, w, f32(8, 32, 64), mesh=MESH, in_shardings=given, out_shardings=wanted,
+    return sa.plan(fn, w, f32(8, 32, 64), mesh=mesh, in_shardings=given, out_shardings=wanted,
                    options=options)  # fmt: skip
 
 
@@ -86,3 +86,21 @@ def test_nothing_is_said_where_no_policy_is_cheaper_or_the_graph_is_large(monkey
     monkeypatch.setattr(policies, "LARGEST", 10)
     monkeypatch.setattr(policies, "planned", lambda *args: pytest.fail("planned again"))
     assert planned(switches=FIRST).overview().cheaper == ""
+
+
+def test_a_long_search_by_cost_is_left_out(monkeypatch):
+    """The size of the search grows with the devices, not with the operators alone."""
+    tried = []
+
+    def noted(traced, annotations, options):
+        tried.append(options.policy)
+        return stages
+
+    monkeypatch.setattr(policies, "planned", noted)
+    for axes, searched in (({"E": 4}, True), ({"E": 4, "M": 16}, False)):
+        plan = planned(mesh=sa.Mesh(axes), policy="gspmd")
+        stages = plan._stages
+        tried.clear()
+        plan.overview().cheaper  # noqa: B018
+        assert ("cost" in tried) == searched, axes
+        assert "shardy" in tried
