@@ -18,11 +18,11 @@ from shardalg.models.ranking.ranked import strategies
 from shardalg.models.ranking.workers import cores
 
 ABOUT = """`sa.strategies` of the paper's narrow model on 256 cores of TPU v3, layers recomputed:
-candidates of one step on one mesh are planned and priced together. `candidates` are all points that
-get a number or a reason; `planned` counts runs of planning. Each space is a process of its own,
-from a cold start: `seconds` are those of the clock until it is ranked, imports and tracing in them,
-`processor_s` those of all its processes, one a core. Drawn candidates are priced by plans of their
-own, one by one, and compared."""
+candidates of one step on one mesh are priced together, by the formulas of one plan wherever its
+guards hold. `candidates` are all points that get a number or a reason; `planned` counts runs of
+planning. Each space is a process of its own, from a cold start: `seconds` are those of the clock
+until it is ranked, imports and tracing in them, `processor_s` those of all its processes, one a
+core. Drawn candidates are priced by plans of their own, one by one, and compared."""
 FLAT: dict[str, Any] = {"strategy": ["finalized"], "remat": ["full"]}
 PIPES: dict[str, Any] = {"strategy": ["pipelined"], "remat": ["full"]}
 MANY = [*range(4, 20)]

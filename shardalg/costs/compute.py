@@ -13,7 +13,7 @@ from shardalg.ops.loops import dim_loops, flops, read_dims, slides
 from shardalg.ops.rows import rules
 from shardalg.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula import has_formula
 
 Shapes = tuple[tuple[Any, ...], ...]
 """Of operands, then of results; numbers or formulas."""
@@ -91,7 +91,7 @@ def executed(
             sizes = _loop_sizes(rule, places, shapes)
             found.append(Executed(rule, sizes, flops(rule, sizes)))
             continue
-        named = any(type(size) is Formula for shape in shapes for size in shape)
+        named = has_formula(size for shape in shapes for size in shape)
         own = row or (rule if named else local_row(signature, shapes, params))
         # A window over a dimension does not tell how long it is itself.
         count, read = len(signature.operands), read_dims(own)

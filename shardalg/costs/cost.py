@@ -18,7 +18,7 @@ from shardalg.io.answers import html_part
 from shardalg.io.table import Table
 from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.amounts import number
-from shardalg.sizes.formula import Formula, FormulaError
+from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.sums import total
 
@@ -161,7 +161,7 @@ class Cost:
 
     def _shown(self, value: Any) -> Any:
         """A number as it is, a formula in sympy."""
-        return self.sizes.sympy(value) if self.sizes and type(value) is Formula else value
+        return self.sizes.sympy(value) if self.sizes and has_formula((value,)) else value
 
     @property
     def items(self) -> tuple[Item, ...]:

@@ -17,7 +17,7 @@ from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.io.table import Table
-from shardalg.sizes.recorded import first_largest
+from shardalg.sizes.recorded import are_numbers, first_largest
 from shardalg.sizes.sums import total
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import (
@@ -159,7 +159,7 @@ def liveness(
     """
     # The scan is two thirds of a price, so it is made once for all chips. Sizes that take notes of
     # comparisons are scanned each time, for whoever reads the notes.
-    is_plain = all(type(local.bytes) is int for local in program.locals)
+    is_plain = are_numbers(local.bytes for local in program.locals)
     known = vars(program).setdefault("_liveness", {}) if is_plain else {}
     key = (id(graph), tuple(roles or ()), tuple(donated), rebuild)
     if key not in known:
@@ -180,7 +180,7 @@ def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) 
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
-    """`Liveness.peak_bytes` of a program whose sizes may be lanes: at each point its own peak."""
+    """`Liveness.peak_bytes` alone."""
     scan = Scan(program, graph, (), rebuild)
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 

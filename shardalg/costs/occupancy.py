@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from shardalg.sizes.points.lanes import Lanes, largest
 from shardalg.sizes.recorded import first_largest
 
 ProgramPoint = tuple[int, ...]
@@ -39,11 +38,8 @@ class Timeline:
 
     @cached_property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """The first of the largest totals, and where it is; of lanes nowhere: it may differ."""
-        found = [total for total, _ in self.totals]
-        if any(type(total) is Lanes for total in found):
-            return largest(found), ()
-        return self.totals[first_largest(found)]
+        """The first of the largest totals, and where it is."""
+        return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
         """Count a value as freed."""

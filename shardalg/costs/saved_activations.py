@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,8 +21,7 @@ from shardalg.costs.fusion import (
 )
 from shardalg.graph.ir import Graph
 from shardalg.sizes.decided import decided
-from shardalg.sizes.points.between import one_answer
-from shardalg.sizes.recorded import recorder_of
+from shardalg.sizes.sums import least_sum
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
@@ -251,17 +249,16 @@ class _Span:
 
 
 def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
-    """Values to keep. Sizes count by their ratios alone, so that lanes ask once for many points."""
+    """Values to keep: those of the fewest bytes."""
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
-    if recorder_of(sizes) is not None:
-        return _recorded_cut(span, tuple(sizes))
-    return one_answer(sizes, partial(_cut, span))
+    return _least_cut(span, tuple(sizes))
 
 
 @decided(64, lambda span, sizes: sizes)
-def _recorded_cut(span: _Span, sizes: tuple[Any, ...]) -> frozenset[int]:
-    """Return the cut of recorded sizes: a call that is asked again at other sizes."""
-    return _cut(span, tuple(map(int, sizes)))
+def _least_cut(span: _Span, sizes: tuple[Any, ...]) -> frozenset[int]:
+    values = list(span.values)
+    places = least_sum(sizes, lambda row: frozenset(span.values[v] for v in _cut(span, row)))
+    return frozenset(values[place] for place in places)
 
 
 def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:

@@ -17,8 +17,9 @@ from shardalg.graph.ir import Graph
 from shardalg.ops.rule import Rule
 from shardalg.pause import collection_paused
 from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
-from shardalg.sizes.formula import Formula, FormulaError, ceiling
+from shardalg.sizes.formula import Formula, FormulaError, ceiling, has_formula
 from shardalg.sizes.read_sympy import from_sympy
+from shardalg.sizes.recorded import are_numbers
 from shardalg.sizes.tile import is_whole, multiple
 from shardalg.spmd.instruction import Along, Attributes, Block, Collective, Instruction
 from shardalg.spmd.instructions import (
@@ -91,11 +92,12 @@ class Sizes:
 
     def sympy(self, formula: Size) -> sympy.Expr | int:
         """A formula as users read it, in the symbols that they made; a number as it is."""
-        if type(formula) is not Formula:
+        if not has_formula((formula,)):
             return formula
-        if formula not in self._shown:
-            self._shown[formula] = formula.sympy(symbols=self.symbols)
-        return self._shown[formula]
+        made = Formula.of(formula)
+        if made not in self._shown:
+            self._shown[made] = made.sympy(symbols=self.symbols)
+        return self._shown[made]
 
 
 @lru_cache(maxsize=16)
@@ -211,8 +213,8 @@ class _Symboliser:
             self.known[digits] = formula_digits(mesh, axes, digits)
             for ref in (ref for digit in digits for ref in mesh.axis_refs(digit)):
                 axis = axes[ref.name]
-                if ref.size is not None and isinstance(axis, Formula):
-                    self.facts[Exactly(axis, mesh.digit(ref.name).size)] = None
+                if ref.size is not None and has_formula((axis,)):
+                    self.facts[Exactly(Formula.of(axis), mesh.digit(ref.name).size)] = None
         return self.known[digits]
 
     def enter(self, index: int) -> None:
@@ -247,7 +249,7 @@ class _Symboliser:
             self.sizes.hints,
             zip(self.shapes[result], self.program.locals[result].shape, strict=False),
         )
-        return all(type(n) is not Formula or n.at(hints) == there for n, there in pairs)
+        return all(Formula.of(n).at(hints) == there for n, there in pairs)
 
     def attributes(self, instruction: Instruction) -> Attributes:
         """The attributes with formulas where prices read them."""
@@ -292,7 +294,7 @@ class _Symboliser:
         found: list[Any] = []
         for count, sizes in regroup.groups:
             group, before = before[:count], before[count:]
-            if any(type(size) is not int for size in group) and (count, len(sizes)) != (1, 1):
+            if not are_numbers(group) and (count, len(sizes)) != (1, 1):
                 raise FormulaError(self.unknown(instruction, list(group)))
             stays = (count, len(sizes)) == (1, 1)
             found += group if stays else numbers[len(found) : len(found) + len(sizes)]
@@ -333,7 +335,7 @@ class _Symboliser:
         made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
         if isinstance(attributes, (*CUT, OwnerSelect)):
             made = local.shape[attributes.dim]
-        if isinstance(attributes, CUT) and type(sizes[0]) is not int:
+        if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
             made = self.cut(instruction, (sizes[0], before), made)
         shape[attributes.dim] = _plain(Formula.of(made))
@@ -452,5 +454,5 @@ def share(total: Size, count: Size) -> Size:
 
 def _plain(formula: Size) -> Any:
     """An int where the formula is one."""
-    number = formula.number if type(formula) is Formula else formula
+    number = Formula.of(formula).number
     return formula if number is None else number

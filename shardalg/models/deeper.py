@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from shardalg.costs.memory import Alive, Liveness, Scan, peak_bytes
+from shardalg.costs.memory import Alive, Liveness, Scan
 from shardalg.costs.occupancy import Held, ProgramPoint, Timeline
 from shardalg.graph.ir import Graph
-from shardalg.sizes.points.lanes import Lanes, largest
 from shardalg.sizes.recorded import first_largest
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.instructions import Apply
@@ -41,6 +40,11 @@ class _Every(Timeline):
 
     instants: list[tuple[ProgramPoint, Any]] = field(default_factory=list)
 
+    @property
+    def peak(self) -> tuple[int, ProgramPoint]:
+        """Nothing, so that no sizes are compared."""
+        return 0, ()
+
     def reach(self, i: int, inner: Timeline | None) -> None:
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
         super().reach(i, inner)
@@ -58,6 +62,13 @@ class _Instants(Scan):
         line = super().begin(start)
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
+    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+        """The first body, with the instants of all of them."""
+        both = lines[most]
+        assert isinstance(both, _Every), "begun by this scan"
+        both.instants = [at for line in lines if isinstance(line, _Every) for at in line.instants]
+        return both
+
 
 @dataclass(frozen=True, eq=False)
 class Shallow:
@@ -71,7 +82,7 @@ class Shallow:
 
     @cached_property
     def instants(self) -> list[Instant]:
-        """Every instant; sizes may be lanes."""
+        """Every instant; sizes may be recorded."""
         scan = _Instants(self.program, self.graph, (), self.rebuild)
         line = scan.peak(self.program.block, scan.lives(self.donated))
         assert isinstance(line, _Every), "begun by this scan"
@@ -85,14 +96,9 @@ class Shallow:
         return scan.liveness(scan.lives(self.donated), place)
 
     @property
-    def peak_bytes(self) -> Any:
-        """The most bytes alive at once; of lanes at each point its own."""
-        return peak_bytes(self.program, self.graph, donated=self.donated, rebuild=self.rebuild)
-
-    @property
-    def peak(self) -> ProgramPoint:
-        """Where most is alive."""
-        return self.instants[first_largest([one.bytes for one in self.instants])].place
+    def peak(self) -> int:
+        """The instant at which most is alive."""
+        return first_largest([one.bytes for one in self.instants])
 
 
 @dataclass(frozen=True)
@@ -115,19 +121,16 @@ class _Keys:
         return type(attributes), primitive, instruction.phase, made
 
     def type(self, result: int) -> Key:
-        """Item type and shape; numbers that are equal at all points are one object."""
+        """Item type and shape."""
         local = self.program.locals[result]
-        return local.dtype, *(n if type(n) is int else id(n) for n in local.shape)
-
-
-Places = tuple[ProgramPoint, ProgramPoint]
+        return local.dtype, *local.shape
 
 
 def deeper(low: Shallow, high: Shallow, share: int) -> Liveness:
     """Memory of the model at `low + share * (high - low)`, by class."""
-    _, places = deeper_peak(low, high, share)
-    here, there = places or (low.peak, high.peak)
-    return between(low.at(here), high.at(there), share)
+    sizes, pairs = held_bytes(low, high, share)
+    i, j = pairs[first_largest(sizes)]
+    return between(low.at(low.instants[i].place), high.at(high.instants[j].place), share)
 
 
 def between(low: Liveness, high: Liveness, share: float) -> Liveness:
@@ -149,22 +152,20 @@ def between(low: Liveness, high: Liveness, share: float) -> Liveness:
     )
 
 
-def deeper_peak(low: Shallow, high: Shallow, share: int) -> tuple[Any, Places | None]:
-    """The peak alone, and where both programs have that instant; of lanes nowhere.
+def held_bytes(low: Shallow, high: Shallow, share: int) -> tuple[list[Any], list[tuple[int, int]]]:
+    """What is alive at each instant of the model, the most of it at the peak, and its instants.
 
-    Where the larger program is not the smaller one with some runs more, it is on the line through
-    the peaks of both.
+    Where the larger program is not the smaller one with some runs more, there is one instant, on
+    the line through the peaks of both.
+
+    Returns:
+      The bytes, and for each the instant of the smaller and of the larger program.
     """
     one, other = low.instants, high.instants
     pairs = aligned([at.key for at in one], [at.key for at in other])
     if pairs is None:
-        return low.peak_bytes + (high.peak_bytes - low.peak_bytes) * share, None
-    found = [one[i].bytes + (other[j].bytes - one[i].bytes) * share for i, j in pairs]
-    peak = largest(found)
-    if type(peak) is Lanes:
-        return peak, None
-    i, j = pairs[first_largest(found)]
-    return peak, (one[i].place, other[j].place)
+        pairs = [(low.peak, high.peak)]
+    return [one[i].bytes + (other[j].bytes - one[i].bytes) * share for i, j in pairs], pairs
 
 
 def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | None:

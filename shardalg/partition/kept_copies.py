@@ -18,6 +18,7 @@ from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.memory import held_bytes
 from shardalg.costs.walk import sent_bytes
 from shardalg.graph.ir import Graph
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.program import SpmdProgram
 
@@ -73,7 +74,7 @@ def _repeated(program: SpmdProgram) -> list[_Repeated]:
     found = []
     for copy, places in made.items():
         size = program.locals[instructions[places[0]].results[0]].bytes
-        if len(places) < 2 or type(size) is not int or not size:
+        if len(places) < 2 or not are_numbers((size,)) or not size:
             continue
         ends = [read.get(instructions[i].results[0], i) for i in places]
         gaps = [np.arange(end + 1, i) for end, i in zip(ends, places[1:], strict=False)]

@@ -132,8 +132,11 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
     """
     how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
     largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
-    facts = partial(memory_facts, named, **how)
-    return asked_again(recorded, facts, largest, partial(peak_at, named, **how))
+
+    def work(inside: Recorder) -> None:
+        memory_facts(named, inside.size, **how)
+
+    return asked_again(recorded, work, largest, partial(peak_at, named, **how))
 
 
 class Asked(NamedTuple):

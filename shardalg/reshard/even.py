@@ -32,6 +32,7 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.shuffle import Swap, together
 from shardalg.sizes.amounts import quotient
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
@@ -297,7 +298,7 @@ def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Searc
 
 def plain(dims: Dims) -> Dims:
     """Digits in plain numbers: what is found from here on holds for these sizes alone."""
-    if all(type(d.size) is int for digits in dims for d in digits):
+    if are_numbers(d.size for digits in dims for d in digits):
         return dims
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 

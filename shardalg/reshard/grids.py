@@ -26,6 +26,7 @@ from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.closed_forms import replaced
 from shardalg.reshard.retile import margin
 from shardalg.reshard.shares import Labels, Layout, ShareMove, Shares, shares
+from shardalg.sizes.recorded import are_numbers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,8 +106,7 @@ class _Grids:
         self.needed = prod(self.wanted)
         self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
         # named sizes note what is asked of them: of those only what devices lack is compared
-        named = any(type(size) is not int for size in puzzle.shape)
-        self.elements = 0 if named else prod(puzzle.shape)
+        self.elements = prod(puzzle.shape) if are_numbers(puzzle.shape) else 0
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         """The state of a layout, each dimension in blocks of `ceil(size / n)`."""

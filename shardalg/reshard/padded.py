@@ -9,7 +9,6 @@ it is whole, else by a retile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from itertools import pairwise
 from math import lcm, prod
 from typing import Any
@@ -20,7 +19,9 @@ from shardalg.reshard.closed_forms import replaced
 from shardalg.reshard.even import Dims, Move, SearchStep, Shape, State, tile
 from shardalg.reshard.even import search as even_search
 from shardalg.reshard.retile import Retile, margin
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.amounts import quotient
+from shardalg.sizes.formula import has_formula
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAlls, DynamicSlice
 
@@ -50,7 +51,7 @@ class _Way:
             return True
         move = Retile(dim, digits, self.shape[dim], before // n, size // n)
         width = None
-        if type(before) is type(size) is int:
+        if are_numbers((before, size)):
             width = margin(self.shape[dim], n, move.before, move.after)
         if width is not None:
             others = prod(self.block(d) for d in range(len(self.shape)) if d != dim)
@@ -153,7 +154,7 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
 def _growth(size: int, n: int) -> Any:
     """Elements that a gather adds, of those that are sent for it; formulas all alike."""
     block = tile(size, n)
-    if type(block) is Formula or not block or n == 1:
+    if has_formula((block,)) or not block or n == 1:
         return 0
     added, sent = size - block, block * (n - 1)
-    return Fraction(added, sent) if type(added) is type(sent) is int else added / sent
+    return quotient(added, sent)

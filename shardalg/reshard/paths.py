@@ -33,6 +33,7 @@ from shardalg.reshard.links import Links
 from shardalg.reshard.padded import gathered
 from shardalg.reshard.retile import Retile
 from shardalg.sizes.decided import decided
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
@@ -130,7 +131,7 @@ def path_moves(
     """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
     start, goal = _states(source, target)
     axes = _axes(source.mesh)
-    if any(type(n) is int and n == 0 for n in source.shape):
+    if 0 in source.shape:
         return tuple(gathered(source.shape, start, goal))  # of no bytes: all paths cost the same
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
@@ -195,7 +196,7 @@ class _Spelling:
             digit
             for digits in (*source.dims, *target.dims, axes)
             for digit in digits
-            if type(digit.size) is not int or type(digit.stride) is not int
+            if not are_numbers((digit.size, digit.stride))
         ]
         self.known = dict(zip(*_numbers((tuple(sized),)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))

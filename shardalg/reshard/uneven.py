@@ -18,6 +18,7 @@ from shardalg.reshard.grids import State as Found
 from shardalg.reshard.padded import gathered, padded_path
 from shardalg.reshard.retile import Retile
 from shardalg.reshard.shares import Labels, Layout
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
@@ -45,7 +46,6 @@ def search(
     """
     first, last = _in_primes(start), _in_primes(goal)
     names = _named((last, first), plain((axes,))[0])
-    named = any(type(n) is not int for n in shape)
     whole = gathered(shape, start, goal)
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
@@ -55,7 +55,7 @@ def search(
         return best
     puzzle = _puzzle(shape, (first, last), names, padded=padded)
     # recorded sizes note what is asked of them, so they are asked every time
-    hops = (solve.__wrapped__ if named else solve)(puzzle, _price(best))
+    hops = (solve if are_numbers(shape) else solve.__wrapped__)(puzzle, _price(best))
     if hops is None:
         return best
     return [_step(shape, before, hop, names) for before, hop in hops]

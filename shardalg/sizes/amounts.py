@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.points.lanes import real
 
 
 def over(amount: Any, rate: float) -> Any:
@@ -18,7 +17,7 @@ def over(amount: Any, rate: float) -> Any:
     >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
     (3e-09, B/1000000000, 0)
     """
-    return _over(amount, rate) if type(amount) is Formula else real(amount) / rate
+    return _over(amount, rate) if type(amount) is Formula else float(amount) / rate
 
 
 @lru_cache(maxsize=1 << 14)

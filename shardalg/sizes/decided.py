@@ -4,24 +4,23 @@ The facts of a whole run (`sizes.recorded`) are more than what its outcome needs
 cheapest path also compares what it then drops. So each call of a `decided` function is recorded by
 itself. Where one of its facts fails, the function is asked again in numbers, and the call stands if
 its result is the same there.
-
-On numbers of many points (`sizes.points.lanes`) a call is made by itself too: points that go other
-ways inside of it come together again where what it gives is one value with a number per point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from fractions import Fraction
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
+import numpy as np
+
 from shardalg.algebra.mesh import Mesh
+from shardalg.sizes.checked import Checked
 from shardalg.sizes.facts import Fact, Facts
 from shardalg.sizes.formula import Formula, Number, symbol
-from shardalg.sizes.points.lanes import points_of
-from shardalg.sizes.points.rejoined import rejoined
-from shardalg.sizes.points.replaced import Replaced
+from shardalg.sizes.points.exact import ExactPoints
 from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
 
 Result = TypeVar("Result")
@@ -84,10 +83,7 @@ def decided(
         @wraps(function)
         def cached(*args: Any) -> Result:
             asks = recorder_of(numbers(*args))
-            if asks is not None:
-                return _recorded(asks, (cached, function), args)
-            points = points_of(numbers(*args))
-            return function(*args) if points is None else rejoined(cached, function, args, points)
+            return function(*args) if asks is None else _recorded(asks, (cached, function), args)
 
         return cached
 
@@ -138,6 +134,47 @@ def asked_again(
 def moved(value: Any, target: Recorder) -> Any:
     """A value with the same sizes, recorded by another recorder."""
     return Replaced(Recorded, lambda size: target.size(size.formula))(value)
+
+
+class Replaced:
+    """Values with other numbers in place of those of a kind."""
+
+    def __init__(self, kind: type, number: Callable[[Any], Any]) -> None:
+        self.kind, self.number = kind, number
+        self.meshes: dict[Mesh, Mesh] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """The value with its numbers replaced; itself where there is none."""
+        kind = type(value)
+        if kind is self.kind:
+            return self.number(value)
+        if isinstance(value, tuple):
+            return self.sequence(value)
+        if kind is Mesh:
+            return self.mesh(value)
+        return self.record(value) if is_dataclass(kind) else value
+
+    def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The tuple with each item replaced; itself where nothing changes."""
+        made = [self(value) for value in values]
+        if all(a is b for a, b in zip(made, values, strict=True)):
+            return values
+        return tuple(made) if type(values) is tuple else type(values)(*made)
+
+    def mesh(self, mesh: Mesh) -> Mesh:
+        """The mesh with its sizes replaced; one object per mesh."""
+        if mesh not in self.meshes:
+            sizes = {name: self(size) for name, size in mesh.axes}
+            same = all(sizes[name] is size for name, size in mesh.axes)
+            self.meshes[mesh] = mesh if same else mesh.resized(sizes)
+        return self.meshes[mesh]
+
+    def record(self, value: Any) -> Any:
+        """The dataclass with each field replaced; itself where nothing changes."""
+        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        made = {name: self(part) for name, part in parts.items()}
+        same = all(made[name] is part for name, part in parts.items())
+        return value if same else type(value)(**made)
 
 
 class Guards:
@@ -191,6 +228,51 @@ class Guards:
                 other.add(call)
         return not other.isdisjoint({*self.whole.uses, *self.beside})
 
+    def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
+        """Whether the run takes the same way, at each of many points."""
+        exact = ExactPoints(points)
+        arrays = {name: exact.of(symbol(name)) for name in points[0]}
+        holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
+        held = np.ones(len(points), bool)
+        for fact in (*self.whole.facts, *self.traced):
+            held &= holds[fact]
+        other: dict[Call, np.ndarray] = {}
+        for call in self.calls[:-1]:
+            doubtful = np.zeros(len(points), bool)
+            for places in (*(~holds[f] for f in call.facts), *(other[c] for c in call.uses)):
+                doubtful |= places
+            doubtful &= held
+            other[call] = doubtful & ~self._same(call, exact, doubtful)
+        for call in (*self.whole.uses, *self.beside):
+            held &= ~other[call]
+        return held
+
+    def _same(self, call: Call, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
+        """Whether a call gives the recorded result, at some of the points.
+
+        It is recorded again at the first of them, which answers for all points at which everything
+        that it asks there has the same answer; and so on.
+        """
+        same, waiting = np.zeros(len(places), bool), places.copy()
+        while waiting.any():
+            first = int(np.argmax(waiting))
+            point = exact.points[first]
+            found = None if call in self.beside else _again(call, point)
+            if found is None:
+                same[first], waiting[first] = _There(point).same(call), False
+                continue
+            result, facts = found
+            arrays = {name: exact.of(symbol(name)) for name in point}
+            here = Checked(facts, {}).hold(arrays, waiting)
+            assert here[first], "what was asked there is so there"
+            waiting &= ~here
+            pairs: list[tuple[Any, Any]] = []
+            if _alike(call.result, result, pairs):
+                for recorded, size in pairs:
+                    here &= exact.of(recorded) == exact.of(size)
+                same |= here
+        return same
+
     @property
     def decisive(self) -> list[Fact]:
         """The facts of the run and of the calls that it makes, without those of calls beside it."""
@@ -220,16 +302,43 @@ class _There:
 
     def agree(self, recorded: Any, found: Any) -> bool:
         """Whether what was found at the point is what was recorded."""
-        kind = type(recorded)
-        if kind is Recorded:
-            return self.number(recorded) == found
-        if kind is not type(found):
+        pairs: list[tuple[Any, Any]] = []
+        alike = _alike(recorded, found, pairs)
+        return alike and all(self.number(size) == number for size, number in pairs)
+
+
+def _again(call: Call, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
+    """Return the result of a call that is recorded at a point, and all that it asks there.
+
+    None where it computes what a record cannot follow.
+    """
+    assert call.function is not None  # the whole run alone has none
+    asks = recorder(point)
+    try:
+        result = call.function(*moved(call.args, asks))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    inside = asks.host.calls.found.values()
+    return result, [*asks.facts, *(fact for one in inside for fact in one.facts)]
+
+
+def _alike(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) -> bool:
+    """Whether two values are the same but for sizes; of these, add the pairs to be compared."""
+    kind = type(recorded)
+    if kind is Recorded or type(found) is Recorded:
+        pairs.append((recorded, found))
+        return isinstance(recorded, _SIZES) and isinstance(found, _SIZES)
+    if kind is not type(found):
+        return False
+    if isinstance(recorded, tuple) or (is_dataclass(kind) and kind is not Mesh):
+        if isinstance(recorded, tuple) and len(recorded) != len(found):
             return False
-        if isinstance(recorded, tuple) or (is_dataclass(kind) and kind is not Mesh):
-            pairs = zip(_parts(recorded), _parts(found), strict=False)
-            alike = isinstance(recorded, tuple) and len(recorded) != len(found)
-            return not alike and all(self.agree(a, b) for a, b in pairs)
-        return kind is Mesh or recorded is found or recorded == found
+        both = zip(_parts(recorded), _parts(found), strict=False)
+        return all(_alike(a, b, pairs) for a, b in both)
+    return bool(kind is Mesh or recorded is found or recorded == found)
+
+
+_SIZES = (Recorded, int, Fraction)
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ space. Against sympy: equality is a dictionary compare, and no expansion is ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache, wraps
@@ -327,6 +327,11 @@ class Ceil:
 
         above, below = self.ratio.fraction
         return sympy.ceiling(to_sympy(above.terms, symbols) / to_sympy(below.terms, symbols))
+
+
+def has_formula(sizes: Iterable[Any]) -> bool:
+    """Return whether one of the sizes is a formula."""
+    return any(type(size) is Formula for size in sizes)
 
 
 def _reduced(number: Number) -> Number:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.sizes.formula import Ceil, Formula, Monomial, Number
 from shardalg.sizes.formula_text import to_sympy
-from shardalg.sizes.points import lanes
 from shardalg.sizes.points.array_steps import Code
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def larger(first: Any, second: Any) -> Any:
     (3, B*max(2, M), B*M + 2*B*M/X)
     """
     if type(first) is not Formula and type(second) is not Formula:
-        return lanes.largest((first, second))
+        return max(first, second)
     return _larger(Formula.of(first), Formula.of(second))
 
 
@@ -174,7 +173,7 @@ def smaller(first: Any, second: Any) -> Any:
     (2, B + M - max(B, M))
     """
     if type(first) is not Formula and type(second) is not Formula:
-        return lanes.least((first, second))
+        return min(first, second)
     return first + second - larger(first, second)
 
 

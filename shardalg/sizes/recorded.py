@@ -305,33 +305,57 @@ def first_largest(amounts: Sequence[Any]) -> int:
 
 
 def first_least(
-    ranks: Sequence[tuple[Any, ...]], recorder: Recorder, about: Callable[[int, int], Any]
+    numbers: Iterable[Any],
+    bounds: Sequence[Callable[[], Any]],
+    ranks: Sequence[Callable[[], tuple[Any, ...]]],
+    about: Callable[[int, int], Any],
 ) -> int:
     """The place of the first of the least ranks.
 
-    Each rank is compared with the least one alone, so that no more is noted than makes it the
-    least, and what else it could have been.
+    Ranks are asked for in the order of their bounds, until the rest are above the least. Of
+    recorded sizes all are, and each is compared with the least one alone, so that no more is noted
+    than makes it the least, and what else it could have been.
 
     Args:
+      numbers: sizes among which there is a recorded one if there is any.
+      bounds: what the first number of each rank is at least.
       about: of the places of the least rank and of another one, what lies between them.
 
     >>> from shardalg.sizes.formula import symbols
     >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
     >>> M, X = (recorder.size(size) for size in symbols("M X"))
-    >>> first_least([(M, 0), (2 * X, 1), (M - X, 2)], recorder, lambda *places: places)
+    >>> ranks = [lambda: (M, 0), lambda: (2 * X, 1), lambda: (M - X, 2)]
+    >>> first_least([M], [int] * 3, ranks, lambda *places: places)
     1
     >>> recorder.facts
     {M - 2*X > 0: (1, 0), M - 3*X >= 0: (1, 2)}
     """
-    bare = [tuple(map(_bare, rank)) for rank in ranks]
-    least = min(range(len(ranks)), key=bare.__getitem__)
+    recorder = recorder_of(numbers)
+    if recorder is None:
+        return _least_number(bounds, ranks)
+    found = [rank() for rank in ranks]
+    bare = [tuple(map(_bare, rank)) for rank in found]
+    least = min(range(len(found)), key=bare.__getitem__)
     before = recorder.about
-    for place, rank in enumerate(ranks):
+    for place, rank in enumerate(found):
         if place != least:
             recorder.about = about(least, place)
-            _follows(ranks[least], rank)
+            _follows(found[least], rank)
     recorder.about = before
     return least
+
+
+def _least_number(
+    bounds: Sequence[Callable[[], Any]], ranks: Sequence[Callable[[], tuple[Any, ...]]]
+) -> int:
+    best: tuple[Any, int] | None = None
+    for least, place in sorted((bound(), place) for place, bound in enumerate(bounds)):
+        if best is not None and least > best[0][0]:
+            break
+        rank = ranks[place](), place
+        best = rank if best is None else min(best, rank)
+    assert best is not None, "one rank at least"
+    return best[1]
 
 
 def _follows(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
@@ -341,6 +365,16 @@ def _follows(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
             assert low < high
             return
         assert low <= high
+
+
+def formula_of(size: Any) -> Formula:
+    """Return the formula of a recorded size, of a number, or a formula as it is."""
+    return size.formula if type(size) is Recorded else Formula.of(size)
+
+
+def are_numbers(sizes: Iterable[Any]) -> bool:
+    """Return whether all sizes are integers, neither formulas nor recorded."""
+    return all(type(size) is int for size in sizes)
 
 
 def recorder_of(numbers: Iterable[Any]) -> Recorder | None:

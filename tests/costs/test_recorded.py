@@ -4,13 +4,19 @@ import math
 import operator
 import random
 from fractions import Fraction
+from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardalg.sizes.decided import Guards, decided, recorder
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
 from shardalg.sizes.formula import Formula, ceiling, symbols
+from shardalg.sizes.maximum import larger
+from shardalg.sizes.points.exact import ExactPoints
 from shardalg.sizes.recorded import Answers, Recorded, Recorder, first_largest, first_least
+from shardalg.sizes.sums import least_sum
 
 NAMES = ("B", "M", "X")
 ARITHMETIC = (
@@ -139,7 +145,8 @@ def test_the_least_is_noted_with_what_else_it_could_have_been(show):
         made, held = sizes(hints)
         drawn = [(rng.choice(NAMES), rng.choice(NAMES), rng.choice(NAMES)) for _ in range(4)]
         ranks = [(held[a] * held[b], -held[c], i) for i, (a, b, c) in enumerate(drawn)]
-        least = first_least(ranks, made, lambda best, other: (best, other))
+        made_of = [partial(tuple, rank) for rank in ranks]
+        least = first_least(held.values(), [int] * 4, made_of, lambda best, other: (best, other))
         assert {best for best, _ in made.facts.values()} <= {least}
         assert made.about is None
         for _ in range(20):
@@ -150,6 +157,58 @@ def test_the_least_is_noted_with_what_else_it_could_have_been(show):
                 same += 1
     show(f"{same} points at which all holds")
     assert same > 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_several_sums_the_least_is_the_same_wherever_its_range_says_so(seed):
+    """And at no point outside of the range."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 6)
+    lines = [(rng.randint(0, 9), rng.randint(0, 60)) for _ in range(count)]
+    sets = [frozenset(rng.sample(range(count), rng.randint(1, count))) for _ in range(5)]
+
+    def least(row):
+        sums = [sum(row[place] for place in one) for one in sets]
+        best = [one for one, total in zip(sets, sums, strict=True) if total == min(sums)]
+        return min((one for one in best if not any(o < one for o in best)), key=sorted)
+
+    made, held = sizes({"B": rng.randint(1, 40)})
+    found = least_sum([a * held["B"] + c for a, c in lines], least)
+    for size in range(1, 80):
+        same = least([a * size + c for a, c in lines]) == found
+        assert same == all(fact.holds({"B": size}) for fact in made.facts), size
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(1, 1 << 40), st.integers(1, 9)), min_size=1, max_size=5)
+)
+def test_formulas_at_many_points_are_those_of_each(points):
+    """Beyond 64 bits, with ceilings and the larger of two, and fractions where they arise."""
+    B, X = symbols("B X")
+    given_points = [{"B": b, "X": x} for b, x in points]
+    exact = ExactPoints(given_points)
+    for formula in (B * B * X, B / X, ceiling(B / X) * 3 + 1, Formula.of(larger(B, 7 * X)) / 2):
+        assert exact.of(formula).tolist() == [formula.at(point) for point in given_points]
+    found = exact.each(lambda b, x: {"small": b / x} if b < 9 else {"large": float(b)}, B, X)
+    rows = zip(found.get("small", [0.0] * len(points)), points, strict=True)
+    assert all(small == (b / x if b < 9 else 0.0) for small, (b, x) in rows)
+
+
+def test_guards_at_many_points_are_those_of_each():
+    asked = recorder({"B": 12, "X": 4})
+    B, X = (asked.size(size) for size in symbols("B X"))
+    assert B > 2 * X
+    assert not _parity(B)
+    guards = Guards(asked)
+    points = [{"B": b, "X": x} for b in range(4, 40, 3) for x in (1, 2, 4, 16)]
+    assert guards.holding(points).tolist() == [guards.hold(point) for point in points]
+    assert 0 < guards.holding(points).sum() < len(points)
+
+
+@decided(8, lambda size: [size])
+def _parity(size):
+    """What a call asks more of than its result says."""
+    return bool(size % 2) if size > 9 else size in (5, 7, 9)
 
 
 def test_a_fact_knows_what_it_was_asked_for_first():

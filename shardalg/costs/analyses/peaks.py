@@ -7,7 +7,7 @@ those are kept that some sizes can make the largest, as far as their terms tell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -20,7 +20,6 @@ from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.costs.symbolic import Symbolised
 from shardalg.sizes.formula import Formula, Monomial
 from shardalg.sizes.maximum import largest_of
-from shardalg.sizes.recorded import Recorder
 from shardalg.spmd.program import SpmdProgram
 
 Rows = list[np.ndarray]
@@ -49,14 +48,17 @@ def peak_formula(named: Symbolised, donated: tuple[int, ...], rebuild: bool) -> 
 
 
 def memory_facts(
-    named: Symbolised, recorder: Recorder, *, donated: Sequence[int], rebuild: bool
+    named: Symbolised, size: Callable[[Any], Any], *, donated: Sequence[int], rebuild: bool
 ) -> None:
-    """Put to a recorder what decides how much memory is alive at each instruction.
+    """Ask all that decides how much memory is alive at each instruction.
 
     Those are questions such as whether a result fits where an operand was. Which instruction has
     the most is not asked: `candidate_peaks` has them all.
+
+    Args:
+      size: of a formula, the size that records what is asked of it.
     """
-    size, held = recorder.size, named.program.locals
+    held = named.program.locals
     sized = (replace(local, shape=tuple(map(size, local.shape))) for local in held)
     scan = _Unranked(replace(named.hints, locals=tuple(sized)), named.graph, (), rebuild)
     scan.peak(named.hints.block, scan.lives(donated))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from shardalg.algebra.digits import Digits
 from shardalg.costs.calibration.fused_chains import chains
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import contracts, operand_type, shaped_flops
@@ -14,13 +17,13 @@ from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import on_chip, traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
+from shardalg.costs.network.span import Span
 from shardalg.costs.pipelines.overheads import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
-from shardalg.sizes.points.lanes import Lanes, real
-from shardalg.spmd.instruction import Collective, Instruction
+from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
 
@@ -89,28 +92,92 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
     return {name: first.get(name, 0) + second.get(name, 0) for name in names}
 
 
-@collection_paused()
+@dataclass(frozen=True)
+class _Moved:
+    """Quantities of a collective that is executed so often, by the bytes that a device holds."""
+
+    attributes: Collective
+    spans: Callable[[Digits], tuple[Span, ...]]
+
+    def __call__(self, size: Any, count: Any) -> dict[str, float]:
+        found = seconds_by_cause(self.attributes, size, spans=self.spans)
+        sent = {"count": 1, "wire_bytes": wire_bytes(self.attributes, size), **found}
+        return {name: float(amount * count) for name, amount in sent.items()}
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """Quantities of a local operator that is executed so often, by its operations and bytes.
+
+    Attributes:
+      rates: per amount its quantity, and what it is divided by to be seconds; None if it is none.
+    """
+
+    rates: tuple[tuple[str, float | None], ...]
+
+    def __call__(self, *amounts: Any) -> dict[str, float]:
+        *given, count = amounts
+        found = {"count": 1.0 * count}
+        for (name, rate), amount in zip(self.rates, given, strict=True):
+            found[name] = float(amount * count) if rate is None else float(amount) / rate * count
+        return found
+
+
+class Step(NamedTuple):
+    """An instruction's part of a program's work: a function of numbers, and the sizes for it."""
+
+    key: Key
+    quantities: Callable[..., Mapping[str, float]]
+    sizes: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of a program does on one device, step by step, in the program's own sizes.
+
+    Attributes:
+      pipelined: as in `Amounts`.
+    """
+
+    steps: tuple[Step, ...]
+    pipelined: bool
+
+    def amounts(self, each: Callable[..., Mapping[str, Any]] | None = None) -> Amounts:
+        """Sum the quantities of all steps.
+
+        Args:
+          each: calls a function on sizes; at many points of a program in formulas it is
+            `ExactPoints.each`, and the quantities are arrays. Default: sizes are numbers.
+        """
+        rows: dict[Key, dict[str, Any]] = defaultdict(dict)
+        for key, quantities, sizes in self.steps:
+            row = rows[key]
+            found = quantities(*sizes) if each is None else each(quantities, *sizes)
+            for name, amount in found.items():
+                row[name] = row[name] + amount if name in row else amount
+        made = {key: row for key, row in rows.items() if any(map(np.any, row.values()))}
+        return Amounts(made, self.pipelined)
+
+
 def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Amounts:
     """What one call of a program in numbers does on one device, which may share its cores."""
-    work = _Split(program, graph, machine.shared(program.mesh.size))
-    rows: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for step in walk(program):
-        if isinstance(step.instruction.attributes, Control):
-            continue
-        key, quantities = work.moved(step) if moves(step) else work.computed(step.instruction)
-        for name, amount in quantities:
-            rows[key][name] += real(amount * step.count)
-    made = {key: dict(row) for key, row in rows.items() if any(map(_is_some, row.values()))}
-    return Amounts(made, pipelined=bool(pipeline_loops(graph)))
+    return work(program, graph, machine).amounts()
 
 
-def _is_some(amount: Any) -> bool:
-    """Whether it is not 0; lanes are 0 at some points at most."""
-    return type(amount) is Lanes or bool(amount)
+@collection_paused()
+def work(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Work:
+    """The work of a program, whose sizes are numbers or recorded."""
+    split = _Split(program, graph, machine.shared(program.mesh.size))
+    steps = tuple(
+        split.moved(step) if moves(step) else split.computed(step)
+        for step in walk(program)
+        if not isinstance(step.instruction.attributes, Control)
+    )
+    return Work(steps, bool(pipeline_loops(graph)))
 
 
 class _Split:
-    """Quantities of single instructions."""
+    """Steps of single instructions."""
 
     def __init__(self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> None:
         self.program, self.graph, self.chip = program, graph, machine.chip
@@ -119,37 +186,36 @@ class _Split:
         self.chains = chains(program, graph, self.inside)
         self.spans = machine.wiring(program.mesh).spans
 
-    def moved(self, step: Execution[Collective]) -> tuple[Key, Iterator[tuple[str, float]]]:
+    def moved(self, step: Execution[Collective]) -> Step:
         """Of a collective."""
         instruction, attributes = step.instruction, step.instruction.attributes
-        size = sent_bytes(self.program, instruction)
-        found = seconds_by_cause(attributes, size, spans=self.spans)
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
-        sent = ("count", 1), ("wire_bytes", wire_bytes(attributes, size))
-        return key, iter((*sent, *found.items()))
+        size = sent_bytes(self.program, instruction)
+        return Step(key, _Moved(attributes, self.spans), (size, step.count))
 
-    def computed(self, instruction: Instruction) -> tuple[Key, Iterator[tuple[str, float]]]:
+    def computed(self, step: Execution) -> Step:
         """Of a local operator."""
-        found = {"count": 1.0, **self.traffic(instruction)}
-        if type(instruction.attributes) is not Apply or instruction.node is None:
-            return Key(FORMATTING, (), "", instruction.phase), iter(found.items())
-        signature = self.graph.nodes[instruction.node].signature
-        values = (*instruction.operands, *instruction.results)
-        shapes = tuple([self.program.locals[v].shape for v in values])
-        flops = found["flops"] = shaped_flops(signature, shapes)
-        kind = "other compute"
-        if contracts(signature):
-            kind, peak = "contraction", product_peak(self.chip, operand_type(signature))
-            kept = not self.kept.isdisjoint(values)
-            arithmetic, rereads = ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
-            whole = padded_flops(signature, shapes, self.chip.matrix_unit)
-            found |= {arithmetic: real(whole) / peak, rereads: flops / self.chip.sram_bytes_per_s}
-        return Key(kind, (), "", instruction.phase), iter(found.items())
-
-    def traffic(self, instruction: Instruction) -> dict[str, float]:
-        """Seconds of the bytes that a local operator moves from and to memory."""
-        held, speed = self.program.locals, self.chip.hbm_bytes_per_s
-        moved = sum(held[v].bytes for v in traffic(instruction, self.inside))
+        instruction, held = step.instruction, self.program.locals
         cause = "traffic" if self.chains.along(instruction) else "passes"
-        return {cause: moved / speed}
+        moved = sum(held[v].bytes for v in traffic(instruction, self.inside))
+        found: dict[str, tuple[Any, float | None]] = {cause: (moved, self.chip.hbm_bytes_per_s)}
+        kind = FORMATTING
+        if type(instruction.attributes) is Apply and instruction.node is not None:
+            signature = self.graph.nodes[instruction.node].signature
+            values = (*instruction.operands, *instruction.results)
+            shapes = tuple([held[v].shape for v in values])
+            flops = shaped_flops(signature, shapes)
+            found["flops"] = flops, None
+            kind = "other compute"
+            if contracts(signature):
+                kind, peak = "contraction", product_peak(self.chip, operand_type(signature))
+                kept = not self.kept.isdisjoint(values)
+                arithmetic, rereads = (
+                    ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
+                )
+                whole = padded_flops(signature, shapes, self.chip.matrix_unit)
+                found |= {arithmetic: (whole, peak), rereads: (flops, self.chip.sram_bytes_per_s)}
+        rates = tuple((name, rate) for name, (_, rate) in found.items())
+        sizes = (*(amount for amount, _ in found.values()), step.count)
+        return Step(Key(kind, (), "", instruction.phase), _Computed(rates), sizes)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from shardalg.costs.calibration.by_cause import MOVED, Amounts
 from shardalg.errors import HardwareError
-from shardalg.sizes.points.lanes import largest
 
 SCHEMA = "shardalg.calibration/1"
 FILES = Path(__file__).parent / "families"
@@ -133,7 +132,7 @@ class Calibration:
         moved = sum(seconds[cause] for cause in MOVED)
         measured = CONSTANTS["exposed"].default if apart else self["exposed"]
         wanted = {"measured": measured, "none": max(1.0, measured), "full": 0.0}[overlap]
-        exposed = largest((wanted, 1 - computed / moved)) if moved else wanted
+        exposed = max(wanted, 1 - computed / moved) if moved else wanted
         waits = {"measured": self["hops"], "none": max(1.0, self["hops"]), "full": exposed}
         return {**local, **dict.fromkeys(MOVED, exposed), "latency": waits[overlap]}
 

@@ -10,10 +10,8 @@ from typing import Any
 
 from shardalg.costs.network.span import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, Span
 from shardalg.sizes.amounts import over, quotient, times
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula import Formula, has_formula
 from shardalg.sizes.maximum import larger, smaller
-from shardalg.sizes.points.between import chosen
-from shardalg.sizes.points.lanes import Lanes
 from shardalg.sizes.sums import total
 
 LATENCY, NETWORK, DCN = "latency", "network", "dcn"
@@ -209,16 +207,13 @@ def _waited(stage: Stage, sent: Any) -> Any:
 
 
 def _exactly(steps: Any, latency_s: float, sent: Any) -> Any:
-    return times(Formula.of(steps) if type(sent) is Formula else steps, latency_s)
+    return times(Formula.of(steps) if has_formula((sent,)) else steps, latency_s)
 
 
 def _cheaper(first: Seconds, second: Seconds) -> Seconds:
     """The way of fewer seconds; of formulas their smaller sum, latency being what bytes are not."""
     one, other = total(first.values()), total(second.values())
-    if Lanes in (type(one), type(other)):
-        causes = dict.fromkeys((*first, *second))
-        return {c: chosen(one, other, (first.get(c, 0), second.get(c, 0))) for c in causes}
-    if type(one) is not Formula and type(other) is not Formula:
+    if not has_formula((one, other)):
         return first if one <= other else second
     moved = {cause: seconds for cause, seconds in first.items() if cause != LATENCY}
     return {**moved, LATENCY: smaller(one, other) - total(moved.values())}

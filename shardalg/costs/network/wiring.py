@@ -9,6 +9,7 @@ from typing import Any
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.network.span import LINK, Level, Span
+from shardalg.sizes.recorded import are_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Wiring:
         found: list[Span] = []
         for name, part in axis_parts(self.mesh, digit):
             whole = self.axes[name]
-            if type(part.size) is not int or part == self.mesh.digit(name):
+            if not are_numbers((part.size,)) or part == self.mesh.digit(name):
                 found += whole
             else:
                 found += (s for span in whole if (s := _common(span, part)) is not None)
@@ -58,7 +59,7 @@ class Unknown:
 
 def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
     """The axes that a digit joins, major first, each with the part of it."""
-    if type(digit.size) is int:
+    if are_numbers((digit.size,)):
         if digit.size == 1:
             return ()
         return tuple((ref.name, mesh.ref_digit(ref)) for ref in mesh.axis_refs(digit))

@@ -1,33 +1,31 @@
 """Candidates of one step on one mesh, planned and priced together.
 
-They differ in batch and microbatches. The step is planned on all of their sizes at once
-(`sizes.points.lanes`), so that every number is exactly that of the candidate's own plan; candidates
-of which a question of planning or pricing has another answer are planned again, by themselves.
+They differ in batch and microbatches. The step of one candidate is planned on recorded sizes
+(`sizes.recorded`): wherever its guards hold, the plan is the candidate's own, and its price is that
+of the candidate's numbers in the plan's formulas. Of the others one is planned again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shardalg.costs.calibration.by_cause import Amounts, amounts
+from shardalg.costs.calibration.by_cause import Work, work
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.cost import Cost, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Signature
-from shardalg.models.deeper import Shallow, deeper_peak
+from shardalg.models.deeper import Shallow, held_bytes
 from shardalg.models.dense_cost import SHALLOW, between, calibrated, chip_of
 from shardalg.models.published.pipelined import ONCE_A_STEP
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.template import (
     NoTemplateError,
-    Sizes,
     Template,
     kind_of,
     sizes_of,
@@ -38,8 +36,10 @@ from shardalg.planning.stages import Stages, planned
 from shardalg.planning.traced import Traced
 from shardalg.propagate.options import Options
 from shardalg.propagate.strategy import resolve
-from shardalg.sizes.points.lanes import points_of, spread
-from shardalg.sizes.points.parted import parted
+from shardalg.sizes.decided import Guards, recorder
+from shardalg.sizes.formula import symbol
+from shardalg.sizes.points.exact import ExactPoints
+from shardalg.sizes.recorded import formula_of
 
 OFFLOADED = "minimal_offloaded"
 
@@ -121,17 +121,36 @@ class Pricing:
         return found
 
     def _parted(
-        self, found: Sequence[Candidate], templates: Mapping[int, Any], on: Hardware | Topology
+        self, found: Sequence[Candidate], templates: Mapping[int, Template], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        points = [sizes_of(one) for one in found]
-        bare = [{name: n for name, n in point.items() if name != "T"} for point in points]
+        """The first candidate is planned, and priced with all for which its plan holds.
 
-        def work(sizes: Sizes) -> _Prices:
+        Where planning computes what a record cannot follow, it is planned in numbers, by itself.
+        """
+        left = list(found)
+        while left:
             self.planned += 1
-            return _prices(found[0], templates, on, with_iterations(sizes))
+            points = [_points(one) for one in left]
+            first = points[0]
+            names = [name for name in first if any(at[name] != first[name] for at in points)]
+            try:
+                plan = _planned(left[0], templates, on, names)
+                holds = plan.guards.holding(points).tolist()
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                if not names:
+                    raise
+                plan = _planned(left[0], templates, on, ())
+                holds = [at == first for at in points]
+            assert holds[0], "a plan holds where it was made"
+            here = [at for at, is_held in zip(points, holds, strict=True) if is_held]
+            priced = [one for one, is_held in zip(left, holds, strict=True) if is_held]
+            yield from zip(priced, plan.prices(here), strict=True)
+            left = [one for one, is_held in zip(left, holds, strict=True) if not is_held]
 
-        for places, made in parted(bare, work):
-            yield from zip((found[i] for i in places), made.each(len(places)), strict=True)
+
+def _points(one: Candidate) -> dict[str, int]:
+    """The sizes of a candidate that others do not follow from."""
+    return {name: size for name, size in sizes_of(one).items() if name != "T"}
 
 
 def _template(one: Candidate, held: Set[str]) -> Template | None:
@@ -151,59 +170,77 @@ def price(cost: Cost) -> Price:
     return Price(float(cost.step_time_s), int(cost.peak_memory_bytes), limit)
 
 
-@dataclass(frozen=True)
-class _Prices:
-    """Prices at all points; numbers or lanes."""
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """A plan of a step in recorded sizes, which holds at the sizes of other candidates too.
 
-    step_time_s: Any
-    peak: Any
-    causes: Mapping[str, Any]
+    Attributes:
+      depth: layers of the model. work: by layers of the programs that were planned.
+      held: bytes alive at each instant, of which the most are the peak.
+    """
 
-    def each(self, count: int) -> Iterator[Price]:
-        """Of so many points one by one."""
-        causes = tuple(self.causes)
-        most = np.argmax([spread(self.causes[name], count) for name in causes], axis=0)
-        rows = zip(spread(self.step_time_s, count), spread(self.peak, count), most, strict=True)
-        for seconds, peak, cause in rows:
-            yield Price(float(seconds), int(peak), causes[cause])
+    depth: int
+    devices: int
+    chip: Hardware
+    guards: Guards
+    work: Mapping[int, Work]
+    held: Sequence[Any]
+
+    def prices(self, points: Sequence[Mapping[str, int]]) -> Iterator[Price]:
+        """`dense_cost.cost_on` of each point."""
+        exact = ExactPoints(points)
+        done = {layers: work.amounts(exact.each) for layers, work in self.work.items()}
+        if self.depth in done:
+            amounts = done[self.depth]
+        else:
+            low, high = sorted(done)
+            share = (self.depth - low) // (high - low)
+            amounts = between(done[low], done[high], share)
+        peaks = np.maximum.reduce([exact.of(size) for size in self.held]).tolist()
+        rows = {
+            key: {name: np.broadcast_to(n, len(peaks)).tolist() for name, n in row.items()}
+            for key, row in amounts.rows.items()
+        }
+        calibration = calibration_of(self.chip.name)
+        for place, peak in enumerate(peaks):
+            at = {k: {name: n[place] for name, n in row.items()} for k, row in rows.items()}
+            blank = Totals((), 0, 0, self.devices, Liveness(peak, None, (), 0, 0))
+            totals = calibrated(replace(amounts, rows=at), blank, calibration, "measured")
+            yield price(Cost(self.chip, totals, totals))
 
 
-def _prices(
-    one: Candidate, templates: Mapping[int, Template], on: Hardware | Topology, sizes: Sizes
-) -> _Prices:
-    """`dense_cost.cost_on`, at all points."""
-    chip, depth, signatures = chip_of(on), one.model.layers, dict[Signature, Signature]()
-    done: dict[int, Amounts] = {}
-    made: dict[int, Callable[[], Shallow]] = {}
+def _planned(
+    one: Candidate,
+    templates: Mapping[int, Template],
+    on: Hardware | Topology,
+    names: Iterable[str],
+) -> _Plan:
+    """Plan and price a candidate's step; sizes with names record what is asked of them."""
+    point, chip = _points(one), chip_of(on)
+    asked = recorder({name: point[name] for name in names})
+    named = {name: asked.size(symbol(name)) for name in names}
+    sizes = with_iterations({**point, **named})
+    signatures: dict[Signature, Signature] = {}
+    done: dict[int, Work] = {}
+    made: dict[int, Shallow] = {}
     for layers, step in templates.items():
-        traced = step.at(sizes, signatures)
-        stages = _planned(replace(one, model=replace(one.model, layers=layers)), traced)
-        program, graph, donated = stages.program, stages.graph, stages.traced.donated
-        done[layers] = amounts(program, graph, on)
-        made[layers] = partial(Shallow, program, graph, None, donated, chip.rebuilds)
-    points = points_of(sizes.values())
-    ask = partial(_peak, depth, made)
-    peak = ask() if points is None else points.each_way(ask)
-    if depth in templates:
-        work = done[depth]
-    else:
-        low, high = sorted(templates)
-        work = between(done[low], done[high], (depth - low) // (high - low))
-    blank = Totals((), 0, 0, one.mesh.size, Liveness(peak, None, (), 0, 0))
-    totals = calibrated(work, blank, calibration_of(chip.name), "measured")
-    cost = Cost(chip, totals, totals)
-    return _Prices(cost.step_time_s, peak, cost.seconds_by_cause)
-
-
-def _peak(depth: int, made: Mapping[int, Callable[[], Shallow]]) -> Any:
-    """The peak of memory of so many layers, made anew for each way that points choose."""
+        stages = _stages(
+            replace(one, model=replace(one.model, layers=layers)), step.at(sizes, signatures)
+        )
+        program, graph = stages.program, stages.graph
+        done[layers] = work(program, graph, on)
+        made[layers] = Shallow(program, graph, None, stages.traced.donated, chip.rebuilds)
+    depth = one.model.layers
     if depth in made:
-        return made[depth]().peak_bytes
-    low, high = sorted(made)
-    return deeper_peak(made[low](), made[high](), (depth - low) // (high - low))[0]
+        held = [instant.bytes for instant in made[depth].instants]
+    else:
+        low, high = sorted(made)
+        held, _ = held_bytes(made[low], made[high], (depth - low) // (high - low))
+    kept = tuple(dict.fromkeys(map(formula_of, held)))
+    return _Plan(depth, one.mesh.size, chip, Guards(asked), done, kept)
 
 
-def _planned(one: Candidate, traced: Traced) -> Stages:
+def _stages(one: Candidate, traced: Traced) -> Stages:
     strategy = traced.with_layouts(one.laid_out())
     options = ONCE_A_STEP if one.strategy == PIPELINED else Options()
     return planned(traced, resolve(traced.graph, strategy, one.mesh), options)

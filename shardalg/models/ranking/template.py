@@ -27,7 +27,7 @@ from shardalg.planning.traced import Traced, trace_call
 
 Sizes = Mapping[str, Any]
 """What a step depends on: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers
-of a stage in a round, T iterations of the pipeline; numbers, or lanes."""
+of a stage in a round, T iterations of the pipeline; numbers, or recorded."""
 _POINTS = (
     {"b": 22, "Q": 26, "L": 3, "R": 5, "n": 7},
     {"b": 34, "Q": 38, "L": 11, "R": 13, "n": 17},
@@ -129,7 +129,7 @@ class Template:
     points: tuple[Sizes, ...]
 
     def at(self, sizes: Sizes, signatures: dict[Signature, Signature] | None = None) -> Traced:
-        """The step at other sizes; with lanes, at all points at once.
+        """The step at other sizes, numbers or recorded ones.
 
         Args:
           signatures: of which those of several steps are one object, which is found at once.

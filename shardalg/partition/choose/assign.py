@@ -36,8 +36,7 @@ from shardalg.partition.choose.matches import behind_split, required_devices, tw
 from shardalg.partition.choose.owner_select import elements, picked
 from shardalg.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.reshard.paths import reshard_bound, reshard_price
-from shardalg.sizes.points.between import place_of_least
-from shardalg.sizes.recorded import Recorder, first_least, recorder_of
+from shardalg.sizes.recorded import first_least
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """Of the operands and of the results."""
@@ -162,28 +161,19 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
         return candidates[0]
     weighs = component.rule.flops != 0
     counts = weight(key) if weighs else Weight(1, 0, 1)
-    recorder = recorder_of(
-        n for result_sharding in key.value_shardings for n in result_sharding.numbers
-    )
-    if recorder is not None:
-        return _best_recorded(key, candidates, counts, recorder, "time" if weighs else "bytes")
-    if (lanes := next(key.lanes, None)) is not None:
-        return candidates[place_of_least(_ranks(key, candidates, counts), lanes)]
-    ordered = sorted(
-        [
-            (counts.time(c, sent_bytes(key, c, reshard_bound)), number)
-            for number, c in enumerate(candidates)
-        ]
-    )
-    best: list[tuple[Any, bool, int, bool, int]] = []
-    for least, number in ordered:
-        if best and least > best[0][0]:
-            break
-        choice = candidates[number]
+
+    def bound(choice: Choice) -> Any:
+        return counts.time(choice, sent_bytes(key, choice, reshard_bound))
+
+    def rank(choice: Choice) -> tuple[Any, ...]:
         time = counts.time(choice, _price(key, choice))
-        rank = time, not _left_partial(key, choice), -choice.devices, _moved(key, choice), number
-        best = [min(*best, rank)] if best else [rank]
-    return candidates[best[0][-1]]
+        return time, not _left_partial(key, choice), -choice.devices, _moved(key, choice)
+
+    def about(best: int, other: int) -> Weighed:
+        return Weighed(candidates[best], candidates[other], "time" if weighs else "bytes")
+
+    bounds, ranks = ([partial(of, choice) for choice in candidates] for of in (bound, rank))
+    return candidates[first_least(key.numbers, bounds, ranks, about)]
 
 
 def _left_partial(key: NodeKey, choice: Choice) -> bool:
@@ -200,32 +190,6 @@ def _moved(key: NodeKey, choice: Choice) -> bool:
         made.dims != result_sharding.dims and not made.unreduced
         for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
     )
-
-
-def _best_recorded(
-    key: NodeKey, candidates: list[Choice], counts: Weight, recorder: Recorder, by: str
-) -> Choice:
-    """The same of recorded sizes: all are priced, so that exactly what makes it best is noted."""
-    ranks = _ranks(key, candidates, counts)
-
-    def about(best: int, other: int) -> Weighed:
-        return Weighed(candidates[best], candidates[other], by)
-
-    return candidates[first_least(ranks, recorder, about)]
-
-
-def _ranks(key: NodeKey, candidates: list[Choice], counts: Weight) -> list[tuple[Any, ...]]:
-    """Of each candidate, what the least is chosen by."""
-    return [
-        (
-            counts.time(choice, _price(key, choice)),
-            not _left_partial(key, choice),
-            -choice.devices,
-            _moved(key, choice),
-            number,
-        )
-        for number, choice in enumerate(candidates)
-    ]
 
 
 def _gather_all(key: NodeKey) -> Choice:

@@ -13,7 +13,6 @@ from shardalg.costs.compute import signature_flops
 from shardalg.costs.hardware import Rates
 from shardalg.graph.ir import Signature
 from shardalg.partition.choose.component import Assigned, Tensor
-from shardalg.sizes.points.lanes import Lanes
 
 LoopDigits = tuple[tuple[str, Digits], ...]
 """Sharded loops with their digits."""
@@ -54,12 +53,12 @@ class NodeKey(NamedTuple):
     read_again: bool = False
 
     @property
-    def lanes(self) -> Iterator[Lanes]:
-        """Sizes of results and operands that are numbers of many points."""
-        held = (layouts[0] for layouts in self.sources)
-        for layout in (*self.value_shardings, *held):
-            sizes: tuple[Any, ...] = layout.shape
-            yield from (size for size in sizes if type(size) is Lanes)
+    def numbers(self) -> Iterator[Any]:
+        """Sizes and digits of results, and of operands."""
+        for layout in self.value_shardings:
+            yield from layout.numbers
+        for layouts in self.sources:
+            yield from layouts[0].shape
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
@@ -102,14 +101,7 @@ class NodePlan:
         )
 
 
-def _numbers(key: NodeKey) -> Iterator[Any]:
-    """Sizes and digits of the results; of operands those that are numbers of many points."""
-    for layout in key.value_shardings:
-        yield from layout.numbers
-    yield from key.lanes
-
-
-@decided(1 << 14, _numbers)
+@decided(1 << 14, lambda key: key.numbers)
 def node_plan(key: NodeKey) -> NodePlan:
     """Choose the assignment and derive from the row what stands around the local operator."""
     choice = choose(key)

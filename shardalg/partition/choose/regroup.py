@@ -22,6 +22,7 @@ from shardalg.graph.ir import Signature
 from shardalg.ops.families.data_formatting import Span, groups
 from shardalg.reshard.dim_program import DimBuilder, DimProgram
 from shardalg.reshard.exchanges import cheaper, deliver, transfers_of
+from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import leading
 
 Dims = tuple[Digits, ...]
@@ -84,7 +85,7 @@ def regrouped(signature: Signature) -> tuple[Group, ...]:
         return ()
     shape, out_shape = signature.operands[0].shape, signature.results[0].shape
     # What is planned on named sizes keeps to loops: an exchange needs numbers.
-    if not shape or 0 in shape or any(type(size) is not int for size in (*shape, *out_shape)):
+    if not shape or 0 in shape or not are_numbers((*shape, *out_shape)):
         return ()
     found: list[Group] = []
     for left, right in groups(list(shape), list(out_shape)):

@@ -1,1 +1,1 @@
-"""Numbers of many points at once."""
+"""Formulas at many points: quickly in double precision, or without rounding."""

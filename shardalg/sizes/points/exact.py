@@ -1,0 +1,93 @@
+"""Formulas at many points without rounding, and functions of numbers that are called there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.recorded import formula_of
+
+_SAFE = 1 << 62
+"""Below it no sum of 64-bit integers overflows."""
+
+
+class ExactPoints:
+    """Points, given by the number of each named size.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, X = symbols("B X")
+    >>> points = ExactPoints([{"B": 12, "X": 4}, {"B": 6, "X": 4}])
+    >>> points.of(5 * B), points.of(B / X)
+    (array([60, 30]), array([3, Fraction(3, 2)], dtype=object))
+    """
+
+    def __init__(self, points: Sequence[Mapping[str, int]]) -> None:
+        self.points = points
+        self._columns: dict[Any, np.ndarray] = {}
+        self._known: dict[Formula, np.ndarray] = {}
+        self._called: dict[Any, Mapping[str, np.ndarray]] = {}
+
+    def of(self, size: Any) -> np.ndarray:
+        """Return a number, a formula or a recorded size at each point."""
+        formula = formula_of(size)
+        if formula not in self._known:
+            above, below = map(self._polynomial, formula.fraction)
+            found = above // below
+            if (found * below != above).any():
+                pairs = zip(above.tolist(), below.tolist(), strict=True)
+                found = np.array([_ratio(*pair) for pair in pairs], object)
+            self._known[formula] = found
+        return self._known[formula]
+
+    def _polynomial(self, formula: Formula) -> np.ndarray:
+        """Return a sum of products of whole numbers, in 64 bits where these suffice."""
+        columns = [{f: self._column(f) for f, _ in monomial} for monomial in formula.terms]
+        terms = list(zip(columns, formula.terms.items(), strict=True))
+        most = sum(
+            abs(c) * math.prod(int(max(abs(of[f]))) ** e for f, e in monomial)
+            for of, (monomial, c) in terms
+        )
+        kind = np.dtype(np.int64 if most < _SAFE else object)
+        found = np.zeros(len(self.points), kind)
+        for of, (monomial, c) in terms:
+            found = found + math.prod(of[f].astype(kind) ** e for f, e in monomial) * int(c)
+        return found
+
+    def _column(self, factor: Any) -> np.ndarray:
+        """Return the numbers of a name, of a ceiling, or of the larger of two formulas."""
+        if factor not in self._columns:
+            at = (lambda p: p[factor]) if type(factor) is str else factor.at
+            self._columns[factor] = np.array([at(point) for point in self.points], object)
+        return self._columns[factor]
+
+    def each(
+        self, function: Callable[..., Mapping[str, float]], *sizes: Any
+    ) -> Mapping[str, np.ndarray]:
+        """Return what a function of numbers gives at each point, an array per name.
+
+        The function is called once for each distinct row of sizes. A name that it does not give at
+        a point is 0 there.
+
+        >>> points = ExactPoints([{"B": 12}, {"B": 6}, {"B": 12}])
+        >>> points.each(lambda n, m: {"half": n / m}, Formula({frozenset({("B", 1)}): 1}), 2)
+        {'half': array([6., 3., 6.])}
+        """
+        key = (function, *map(formula_of, sizes))
+        if key not in self._called:
+            rows = list(zip(*(self.of(size).tolist() for size in sizes), strict=True))
+            found = {row: function(*row) for row in dict.fromkeys(rows)}
+            names = dict.fromkeys(name for made in found.values() for name in made)
+            self._called[key] = {
+                name: np.array([found[row].get(name, 0.0) for row in rows]) for name in names
+            }
+        return self._called[key]
+
+
+def _ratio(above: int, below: int) -> int | Fraction:
+    found = Fraction(above, below)
+    return found.numerator if found.denominator == 1 else found
