@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeGuard, TypeVar
 
 from shardalg.algebra.digits import Digits, parts
@@ -186,6 +187,15 @@ class Block:
     arguments: tuple[int, ...]
     instructions: tuple[Instruction, ...]
     results: tuple[int, ...]
+
+    @cached_property
+    def kinds(self) -> frozenset[type[Attributes]]:
+        """The kinds of the instructions in this block and in all blocks inside of it."""
+        found = {type(one.attributes) for one in self.instructions}
+        if all(kind.bodies is Attributes.bodies for kind in found):
+            return frozenset(found)
+        bodies = (body for one in self.instructions for body in one.attributes.bodies)
+        return frozenset(found.union(*(body.kinds for body in bodies)))
 
 
 def derived(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:

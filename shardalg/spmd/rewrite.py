@@ -31,7 +31,7 @@ class Rewriter:
 
     Attributes:
       rules: kinds of instructions and the rule for these kinds, in order of application.
-      needs: kinds of instructions; a program without them stays as it is.
+      needs: kinds of instructions; a block without them stays as it is.
       leaves: kinds of control flow whose bodies stay as they are.
       locals: of the program. A rule may append to them.
       kept: the rewritten instructions, in order.
@@ -68,8 +68,12 @@ class Rewriter:
 
     def run(self, block: Block) -> Block:
         """Return the rewritten block."""
+        if block.kinds.isdisjoint(self.needs):
+            return block
         self.begin(block)
         rules_of, replaced, keep = self._rules_of, self.replaced, self.kept.append
+        if block.kinds.isdisjoint(rules_of):
+            return self.finish(block)
         is_read = replaced.keys().isdisjoint
         for instruction in block.instructions:
             if not is_read(instruction.operands):
@@ -110,9 +114,9 @@ class Rewriter:
 
 def rewrite(program: SpmdProgram, rewriter: Rewriter) -> SpmdProgram:
     """Return the program as a pass rewrites it; `rewriter.locals` become its locals."""
-    if {type(one.attributes) for one in instructions(program.block)}.isdisjoint(rewriter.needs):
-        return program
     block = rewriter.run(program.block)
+    if block is program.block:
+        return program
     return replace(program, locals=tuple(rewriter.locals), block=block)
 
 
