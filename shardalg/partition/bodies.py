@@ -1,12 +1,17 @@
-"""Calls with bodies: what enters and leaves a loop in which layout, each body planned once."""
+"""Calls with bodies: what enters and leaves a loop in which layout, each body planned once.
+
+A body has a partitioner of its own (`BodyPartitioner._inside`). What a loop decides about its body
+is read from a draft: a body that is planned on locals which nothing else shares.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from copy import copy
 from math import prod
+from typing import Self
 
 from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import overlap
@@ -23,8 +28,6 @@ from shardalg.spmd.instruction import Block
 from shardalg.spmd.instructions import FirstMember
 from shardalg.spmd.why import Why
 
-Copies = dict[tuple[int, Sharding, str], int]
-"""(value, layout, phase) to the local that holds it."""
 Waiting = tuple[tuple[LoopSum, Sharding], ...]
 """What stays partial sums until a loop is over, each with its layout."""
 
@@ -33,7 +36,7 @@ class BodyPartitioner(ABC):
     """The part of a partitioner that plans calls and their bodies.
 
     Attributes:
-      begin: what is at hand in every body: constants of the program.
+      begin: what is at hand in every body, the program's constants, and how many locals hold it.
       hoisted: constants of loops that are gathered before the loop.
       waiting: values of loops whose partial sums may wait until the loop is over.
     """
@@ -43,13 +46,17 @@ class BodyPartitioner(ABC):
     options: Options
     context: PartitionContext
     value_shardings: list[Sharding]
-    begin: tuple[list[int], list[int]]
+    begin: tuple[list[int], list[int], int]
     hoisted: list[Copied]
     waiting: frozenset[int] = frozenset()
 
     @abstractmethod
     def _region(self, index: int) -> None:
         """Emit the nodes of a region."""
+
+    @abstractmethod
+    def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
+        """Emit a value again from a smaller one that it repeats, where that sends less."""
 
     def _call(self, node: Node) -> None:
         context = self.context
@@ -66,11 +73,10 @@ class BodyPartitioner(ABC):
             for v, layout in zip(node.operands, agreed.operands, strict=True)
         ]
         self._begin_sums(node, waiting, operands, cause)
-        with self._letting(waiting):
-            blocks = [
-                self._body(node, body, layouts)
-                for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
-            ]
+        blocks = [
+            self._inside(waiting)._body(node, body, layouts)
+            for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
+        ]
         made = tuple(
             context.new_local(layout.shard_shape, self.graph.values[v].type.dtype, layout, v)
             for v, layout in zip(node.results, agreed.results, strict=True)
@@ -97,11 +103,9 @@ class BodyPartitioner(ABC):
         brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
         if not (brought or hoists):
             return
-        made = len(context.locals)
-        block, copies = self._opened(
-            node, body, border(self.graph, node, self.value_shardings).bodies[0]
-        )
-        del context.locals[made:]
+        draft = self._inside(is_draft=True)
+        block = draft._body(node, body, border(self.graph, node, self.value_shardings).bodies[0])
+        copies = draft.context.copies
         read = Counter(local for each in block.instructions for local in each.operands)
         for value, local in zip(constants, block.arguments, strict=False):
             result_sharding = self.value_shardings[value]
@@ -132,8 +136,8 @@ class BodyPartitioner(ABC):
         sums = loop_sums(self.graph, node)
         ((arguments, results),) = bodies
         found: Waiting = ()
-        with self._letting((one, results[one.number]) for one in sums):
-            seen = self._seen(node, arguments, [v for one in sums for v in one.added])
+        undecided = tuple([(one, results[one.number]) for one in sums])
+        seen = self._seen(node, arguments, undecided)
         for one in sums:
             own = results[one.number]
             (layout, *others) = dict.fromkeys(_carried(seen[v], own) for v in one.added)
@@ -152,32 +156,20 @@ class BodyPartitioner(ABC):
             for one, layout in found:
                 if one.number < carried:
                     inside[consts + one.number] = layout
-            with self._letting(found):
-                seen = self._seen(node, tuple(inside), [one.result for one, _ in found])
+            seen = self._seen(node, tuple(inside), found)
             kept = tuple([pair for pair in found if seen[pair[0].result] == pair[1]])
             if kept == found:
                 break
             found = kept
         return found
 
-    def _seen(self, node: Node, arguments: Layouts, values: Sequence[int]) -> dict[int, Sharding]:
-        """How these values are made where the body is planned so; nothing is kept of it."""
-        made, (body,) = len(self.context.locals), node.bodies
-        with self._inside():
-            open_body(self.context, self.graph.regions[body], arguments)
-            self._region(body)
-            seen = {v: self.context.sources(v)[0] for v in values}
-        del self.context.locals[made:]
-        return seen
-
-    @contextmanager
-    def _letting(self, sums: Iterable[tuple[LoopSum, Sharding]]) -> Iterator[None]:
-        """Partial sums may wait on the way to these."""
-        context, before = self.context, (self.context.deferrable, self.waiting)
-        waits = frozenset().union(*(one.waits for one, _ in sums))
-        context.deferrable, self.waiting = (known | waits for known in before)
-        yield
-        context.deferrable, self.waiting = before
+    def _seen(self, node: Node, arguments: Layouts, sums: Waiting) -> dict[int, Sharding]:
+        """Return how the body makes what is added up, and the sums, if these may be deferred."""
+        (body,), draft = node.bodies, self._inside(sums, is_draft=True)
+        open_body(draft.context, self.graph.regions[body], arguments)
+        draft._region(body)
+        values = {v for one, _ in sums for v in (one.result, *one.added)}
+        return {v: draft.context.sources(v)[0] for v in values}
 
     def _begin_sums(self, node: Node, waiting: Waiting, operands: list[int], cause: Cause) -> None:
         """Carries that are partial sums begin on the first member alone."""
@@ -192,32 +184,29 @@ class BodyPartitioner(ABC):
                 operands[place] = first
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
-        """One body of a call, on locals of its own."""
-        return self._opened(node, body, layouts)[0]
-
-    def _opened(
-        self, node: Node, body: int, layouts: tuple[Layouts, Layouts]
-    ) -> tuple[Block, Copies]:
-        """A planned body, and the layouts in which it has its values."""
+        """Return the block of a body, on locals of its own."""
         context, region = self.context, self.graph.regions[body]
-        with self._inside():
-            arguments = open_body(context, region, layouts[0])
-            self._region(body)
-            results = close_body(context, node, region, layouts[1])
-            return Block(arguments, tuple(context.instructions), results), context.copies
+        arguments = open_body(context, region, layouts[0])
+        self._region(body)
+        results = close_body(context, node, region, layouts[1])
+        return Block(arguments, tuple(context.instructions), results)
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """A block of its own, in which the constants of the program alone are at hand."""
-        context = self.context
-        outer = context.available, context.first, context.copies, context.instructions
-        found = context.brought, context.fetched, context.lasting, context.phase
-        context.available, context.first = map(list, self.begin)
-        context.copies, context.instructions = {}, []
-        context.brought, context.fetched, context.lasting = {}, {}, {}
-        yield
-        context.available, context.first, context.copies, context.instructions = outer
-        context.brought, context.fetched, context.lasting, context.phase = found
+    def _inside(self, sums: Waiting = (), *, is_draft: bool = False) -> Self:
+        """Return the partitioner of a body.
+
+        Args:
+          sums: whose partial sums may be deferred in the body.
+          is_draft: whether the body is planned only to read its decisions from it. It is then on
+            locals of its own. Layouts of the constants of loops inside stay as the draft has them.
+        """
+        inner, (available, first, count) = copy(self), self.begin
+        locals_ = self.context.locals[:count] if is_draft else self.context.locals
+        waits = frozenset().union(*(one.waits for one, _ in sums))
+        inner.waiting = self.waiting | waits
+        inner.context = self.context.inside(locals_, available, first)
+        inner.context.deferrable |= waits
+        inner.context.repeat = inner._repeat
+        return inner
 
 
 def _carried(added: Sharding, own: Sharding) -> Sharding:

@@ -88,7 +88,7 @@ class Partitioner(BodyPartitioner):
         )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
         context.deferrable = self.alike.deferrable[self.options.switches.finite_sums]
-        self.begin = list(context.available), list(context.first)
+        self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)
         results_at = self._plain(self.sharded.results)
         results_at = tuple(

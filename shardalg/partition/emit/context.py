@@ -41,7 +41,7 @@ class Tuples:
 
 @dataclass
 class PartitionContext(Listing):
-    """Builds one block at a time; loop bodies open a nested block over the same locals.
+    """Builds one block; a loop body has a context of its own (`inside`).
 
     Attributes:
       tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
@@ -77,6 +77,16 @@ class PartitionContext(Listing):
         default_factory=dict
     )
     repeat: Callable[[int, Sharding, Cause], int | None] = lambda value, layout, cause: None
+
+    def inside(
+        self, locals_: list[Local], available: list[int], first: list[int]
+    ) -> PartitionContext:
+        """Return the context of a body, in which only these values are at hand."""
+        return PartitionContext(
+            self.graph, self.roles, self.options, locals_, kept=self.kept, links=self.links,
+            tuples=self.tuples, available=list(available), first=list(first), phase=self.phase,
+            deferrable=self.deferrable,
+        )  # fmt: skip
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
         """`local` is `value` in `layout`, for any phase."""
