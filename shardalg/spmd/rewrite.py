@@ -20,7 +20,7 @@ from shardalg.spmd.program import SpmdProgram
 Kinds = Collection[type[Attributes]]
 Rule = Callable[[Any, Instruction[Any]], Instruction | int | None]
 """Return the instruction to go on with, the local that replaces the instruction's one result, or
-None if the rule kept what replaces the instruction (`Rewriter.keep`)."""
+None if the rule has put what replaces the instruction into `Rewriter.kept`."""
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Rewriter:
         rules_of, replaced, keep = self._rules_of, self.replaced, self.kept.append
         if block.kinds.isdisjoint(rules_of):
             return self.finish(block)
-        is_read = replaced.keys().isdisjoint
+        replaces_none = replaced.keys().isdisjoint
         for instruction in block.instructions:
-            if not is_read(instruction.operands):
+            if not replaces_none(instruction.operands):
                 operands = tuple([replaced.get(local, local) for local in instruction.operands])
                 instruction = replace(instruction, operands=operands)
             rules = rules_of.get(type(instruction.attributes))
