@@ -56,7 +56,7 @@ PLACES = {
         "graph/annotate.py",
         "graph/arguments.py",
         "graph/evaluate.py",
-        "graph/judged.py",
+        "ops/judged.py",
         "graph/tracing/manual_axes.py",
         "graph/tracing/installed.py",
         "graph/tracing/opened.py",

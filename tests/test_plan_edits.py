@@ -175,6 +175,41 @@ def test_blocks_of_a_region_are_what_its_specs_cut(name, folder):
         sa.load_plan(written(folder, "manual", change))
 
 
+COLLECTIVES = {
+    "groups": ("psum_invariant", "axis_index_groups", [[0], [1]], "over groups of an axis"),
+    "an axis twice": ("psum_invariant", "axes", ["X", "X"], "of which the region has"),
+    "another axis": ("psum_invariant", "axes", ["Z"], "of which the region has .*X.*Y"),
+    "a sender twice": ("ppermute", "perm", [[0, 1], [0, 0]], "has pairs"),
+    "no such device": ("ppermute", "perm", [[0, 2], [1, 0]], "has pairs .* of 2 devices"),
+    "no pairs": ("ppermute", "perm", 3, "perm is 3, no list"),
+    "no names": ("psum_invariant", "axes", [0], r"axes of a collective\[0\] is 0"),
+    "no axes": ("psum_invariant", "axes", None, "axes of a collective is None"),
+    "axes of the call": ("shard_map", "axes", [["X", 2], ["Y", 4], ["Y", 4]], "has 2 specs of"),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_are_ones_of_their_region(name, folder):
+    primitive, param, value, message = COLLECTIVES[name]
+
+    def change(content):
+        (found,) = (s for s in content["graph"]["signatures"] if s[0] == primitive)
+        params = dict(found[1])
+        found[1] = sorted([*({**params, param: value}.items())])
+
+    with pytest.raises(PlanFileError, match=message):
+        sa.load_plan(written(folder, "manual", change))
+
+
+def test_trips_of_a_while_are_not_in_a_file(folder):
+    def change(content):
+        (one, *_) = (r for r in content["graph"]["regions"] if r[0] == "while")
+        one[6] = 7
+
+    with pytest.raises(PlanFileError, match="has trips of its own"):
+        sa.load_plan(written(folder, "control", change))
+
+
 def pooled(x):
     """By a function of the user, which a file lacks: JAX cannot be asked for what it makes."""
     either = lambda a, b: jnp.maximum(a, b)  # noqa: E731

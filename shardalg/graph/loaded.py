@@ -28,9 +28,6 @@ from shardalg.graph.ir import (
 from shardalg.graph.tracing.control_flow import CALLS, Call
 from shardalg.io.records import read
 
-KINDS = ("argument", "constant", "node", "region_argument")
-PHASES = ("forward", "backward", "update")
-_NAMES = str | tuple[str, ...]
 _AXES = tuple[tuple[tuple[str, ...], ...], ...]
 # Per call with bodies: its parameters, and how many bodies it has (None: at least one).
 _CALLS: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
@@ -38,17 +35,6 @@ _CALLS: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "while": ({"body_nconsts": int, "cond_nconsts": int}, 2),
     "cond": ({}, None),
     "shard_map": ({"axes": tuple[tuple[str, int], ...], "in_axes": _AXES, "out_axes": _AXES}, 1),
-}
-_SUM = {"axes": _NAMES}
-_GATHER = {"axis_name": _NAMES, "all_gather_dimension": int}
-# Per collective of the user's, what it is planned by.
-_COLLECTIVES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant"), _SUM),
-    "all_to_all": {"axis_name": _NAMES, "split_axis": int, "concat_axis": int},
-    "axis_index": {"axis_name": _NAMES},
-    "ppermute": {"axis_name": _NAMES, "perm": tuple[tuple[int, int], ...]},
-    "reduce_scatter": {"axis_name": _NAMES, "scatter_dimension": int},
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), _GATHER),
 }
 # Parameters that no rule for types looks at.
 _UNSEEN: Mapping[str, Any] = {
@@ -70,7 +56,7 @@ def loaded(graph: Graph) -> Graph:
         call's, a value that nothing or two things make, a site that no node is, a call whose border
         does not fit, a type that is none.
     """
-    for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls, _wrong_collectives):
+    for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls):
         _refuse(check(graph))
     return replace(graph, region_arguments=tuple(_region_arguments(graph)))
 
@@ -115,12 +101,6 @@ def _wrong_ranges(graph: Graph) -> Iterator[str]:
     ):
         if len(paths) != len(ends):
             yield f"{len(paths)} paths for {len(ends)} values"
-    yield from (
-        f"value {v.name!r} has kind {v.kind!r}" for v in graph.values if v.kind not in KINDS
-    )
-    yield from (
-        f"node {n.index} has phase {n.phase!r}" for n in graph.nodes if n.phase not in PHASES
-    )
     yield from (f"{t.dtype!r}{list(t.shape)} is no type" for t in _types(graph) if not _is_type(t))
     for signature in {node.signature for node in graph.nodes}:
         names = [name for name, _ in signature.params]
@@ -191,6 +171,10 @@ def _wrong_region(graph: Graph, region: Region) -> str:
         return f"is the body of {region.node}"
     node = graph.nodes[region.node]
     mine = region.index in node.bodies and node.primitive == region.kind
+    # A file holds the graph as it was traced: the iterations of a `while` are counted in planning.
+    once = region.trip_count == graph.regions[region.parent].trip_count
+    if region.kind == "while" and not once:
+        return "has trips of its own"
     return "" if mine and node.region == region.parent else f"is no body of node {region.node}"
 
 
@@ -234,13 +218,6 @@ def _wrong_calls(graph: Graph) -> Iterator[str]:
                 yield f"{node.primitive} (node {node.index}) {fault}"
 
 
-def _wrong_collectives(graph: Graph) -> Iterator[str]:
-    for node in graph.nodes:
-        fault = _wrong_collective(graph, node) if node.primitive in _COLLECTIVES else ""
-        if fault:
-            yield f"{node.primitive} (node {node.index}) {fault}"
-
-
 def _wrong_call(graph: Graph, node: Node) -> str:
     if node.primitive not in _CALLS:
         return "has bodies"
@@ -268,23 +245,6 @@ def _check_params(params: Params, kinds: Mapping[str, Any]) -> None:
             read(kinds[name], value, name)
 
 
-def _wrong_collective(graph: Graph, node: Node) -> str:
-    """A collective that is not one over axes along which its region is manual."""
-    kinds, given = _COLLECTIVES[node.primitive], dict(node.signature.params)
-    if not kinds.keys() <= given.keys() or given.get("axis_index_groups") is not None:
-        return f"has the parameters {list(given)}, not {sorted(kinds)}, or groups of an axis"
-    _check_params(node.signature.params, kinds)
-    over = given.get("axes", given.get("axis_name", ()))
-    named: tuple[str, ...] = (over,) if isinstance(over, str) else over
-    sizes = graph.manual_axes(node.region)
-    if len(set(named)) != len(named) or not set(named) <= sizes.keys():
-        return f"is over {named}, of which the region has {sorted(sizes)}"
-    count = math.prod(sizes[name] for name in named)
-    ends = list(zip(*given.get("perm", ()), strict=True))
-    once = all(len(set(side)) == len(side) and set(side) <= set(range(count)) for side in ends)
-    return "" if once else f"has pairs {given['perm']} of {count} devices"
-
-
 def _wrong_border(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
     """Types on the two sides of a call that do not fit; `Graph.check` compares their shapes."""
     values, length = graph.values, node.signature.param("length")
@@ -310,6 +270,7 @@ def _wrong_blocks(graph: Graph, node: Node, region_arguments: list[RegionArgumen
     specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
     if (
         len(specs) != len(region_arguments)
+        or len(sizes) != len(node.signature.param("axes"))
         or not {n for s in specs for d in s for n in d} <= sizes.keys()
     ):
         return f"has {len(specs)} specs of {sorted(sizes)} for {len(region_arguments)} values"

@@ -174,7 +174,8 @@ def _stored(array: object, limit_bytes: int) -> list[Any]:
 _TYPE: Any = row_of(ValueType)
 _SIGNATURE = tuple[str, Params, tuple[int, ...], tuple[int, ...]]
 _VALUE: Any = row_of(Value, without=("index",), type=int)
-_NODE: Any = row_of(Node, without=("index", "module"), signature=int)
+_PHASE = Literal["forward", "backward", "update"]
+_NODE: Any = row_of(Node, without=("index", "module"), signature=int, phase=_PHASE)
 _REGION: Any = row_of(Region, without=("index",))
 _SITE: Any = row_of(Site)
 _LEFT_OUT: Any = row_of(LeftOut)

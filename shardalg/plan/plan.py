@@ -391,10 +391,10 @@ def load_plan(path: str | Path) -> Plan:
     try:
         loaded = from_annotations(*plan_file.read_inputs(saved))
         told = None if saved.summary is None else read_summary(saved.summary)
-    except ShardalgError as error:
+    except Exception as error:  # a stage takes for granted what tracing guarantees
         raise PlanFileError(
             f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
-        ) from None
+        ) from (None if isinstance(error, ShardalgError) else error)
     here = plan_file.versions(loaded.options)
     found = since_saved(saved, told, loaded._stages, here)
     if found and saved.versions == here:

@@ -21,7 +21,7 @@ shows them, the nearest first, each with its margin and the size at which it tur
 Saved plans hold the inputs of planning: the graph as data, the annotations and the options. Each
 value is read as the type that a dataclass declares for it (`io/records.py`); the graph must be one
 that tracing makes (`graph/loaded.py`), its operators ones that JAX takes and gives these types
-(`graph/judged.py`: one abstract trace of all kinds of nodes). No text is ever evaluated. Loading
+(`ops/judged.py`: one abstract trace of all kinds of nodes). No text is ever evaluated. Loading
 completes and partitions again, and compares the result with the file's summary
 (`explain/plan_summary.py`). The same versions must give the same program; other versions may decide
 otherwise, and the loaded plan names the parts that differ.

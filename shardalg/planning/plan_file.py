@@ -184,9 +184,8 @@ def versions(options: Options) -> dict[str, str]:
 
 def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[str, Any]:
     """Return all that planning needs, as plain data."""
-    settings = options.settings
-    if isinstance(options.hardware, DefaultChip):  # a loaded plan says so again
-        settings = {**settings, _DEFAULT: True}
+    default = {_DEFAULT: isinstance(options.hardware, DefaultChip)}  # a loaded plan says so again
+    settings = {**options.settings, **default}
     return {
         **traced.to_json(), "annotations": annotations_json(annotations), "options": settings,
     }  # fmt: skip
@@ -204,14 +203,11 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     traced = read_traced(saved.inputs)
     annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
     told = saved.inputs["options"]
-    is_default = False
-    if isinstance(told, dict):
-        known = Options().settings if saved.is_of_other_version else {}
-        told = {**known, **told}
-        is_default = told.pop(_DEFAULT, False) is True
+    if isinstance(told, dict) and saved.is_of_other_version:
+        told = {**Options().settings, _DEFAULT: False, **told}
     settings = records.read(_Settings, told, "options")
-    options = Options.of(records.values(settings, _Settings))
-    if is_default and isinstance(options.hardware, str):
+    options = Options.of({n: v for n, v in vars(settings).items() if n != _DEFAULT})
+    if settings.hardware_is_default:
         options = replace(options, hardware=DefaultChip(options.hardware))
     if saved.schema == WITH_GSPMD and options.policy == "gspmd":
         warn_renamed("a plan file's policy 'gspmd'", "'paper', as which it is loaded")
@@ -225,7 +221,9 @@ _MESH = ("axes", "device_ids", "symbolic")
 # What a file holds of a layout: all of it but the mesh, which is that of all layouts.
 _Layout: Any = records.without(Sharding, "mesh")
 # Switches stand beside the other options in a file.
-_Settings = records.joined(records.without(Options, "switches"), Switches)
+_Settings = records.joined(
+    records.without(Options, "switches"), Switches, make_dataclass("Default", [(_DEFAULT, bool)])
+)
 _Saved = make_dataclass(
     "_Saved",
     [

@@ -22,7 +22,6 @@ from shardalg.ops.canonicalize.normalise import (
     with_padding,
 )
 from shardalg.ops.canonicalize.transforms import Order
-from shardalg.ops.judged import check_rows
 from shardalg.ops.roles import roles
 from shardalg.ops.rows import BUILDERS
 from shardalg.planning.calls.call import Call, Given, result_paths
@@ -305,11 +304,10 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
       PlanFileError: values that their types do not allow, a graph that no trace makes, or a
         function that JAX does not have.
     """
-    from shardalg.graph.judged import check_types
+    from shardalg.ops.judged import check_operators
 
     graph, named = from_json(content["graph"]), content["symbols"]
-    check_types(graph)
-    check_rows(graph)
+    check_operators(graph)
     argument_roles = read(_Roles, content["argument_roles"], "argument_roles")
     donated = read(tuple[int, ...], content["donated"], "donated")
     if len(argument_roles) != len(graph.arguments) or len(set(donated)) != len(donated):
