@@ -228,11 +228,16 @@ class RunAnswers(ShardingAnswers, VerifyAnswers):
         collectives by module, the peak of memory by class, and seconds of a step. The chip's
         figures are not in it, nor the partitioner that policy "jit" asks the installed jax for.
         """
+        plan_file.write(path, self._file)
+
+    @property
+    def _file(self) -> plan_file.PlanFile:
+        """Return the content of the plan's file."""
         from shardalg.explain.plan_summary import bare_text, summary
 
         content = plan_file.PlanFile(self._inputs(), plan_file.versions(self.options))
         made = summary(self._stages, content.sealed(bare_text(self._stages)))
-        plan_file.write(path, replace(content, summary=made.to_json()))
+        return replace(content, summary=made.to_json())
 
     def _inputs(self) -> dict[str, Any]:
         """Return the inputs of planning, as plain data."""

@@ -28,6 +28,7 @@ from shardalg.propagate.strategy import Annotations, Strategy, resolve, strategy
 
 if TYPE_CHECKING:
     from shardalg.explain.difference import PlanDifference
+    from shardalg.planning.plan_file import PlanFile
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,9 +212,7 @@ class Plan(OverviewAnswers):
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
-        from shardalg.planning import plan_file
-
-        return _from_bytes, (plan_file.to_bytes(self.save),)
+        return _from_bytes, (self._file.text.encode(),)
 
     def __deepcopy__(self, memo: object = None) -> Plan:
         """A plan never changes: its copy is itself."""
@@ -384,10 +383,23 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
       PlanFileError: no such file, cut short, edited, or of another schema.
     """
+    from shardalg.planning import plan_file
+
+    return _loaded(plan_file.read(path), path)
+
+
+def _from_bytes(content: bytes) -> Plan:
+    """The plan of a file's content."""
+    from shardalg.planning import plan_file
+
+    return _loaded(plan_file.parsed(content.decode(), "a pickled plan"), "a pickled plan")
+
+
+def _loaded(saved: PlanFile, path: object) -> Plan:
+    """Plan again, and compare; `path` names the file in errors and warnings."""
     from shardalg.explain.plan_summary import read_summary, since_saved
     from shardalg.planning import plan_file
 
-    saved = plan_file.read(path)
     try:
         loaded = from_annotations(*plan_file.read_inputs(saved))
         told = None if saved.summary is None else read_summary(saved.summary)
@@ -403,12 +415,5 @@ def load_plan(path: str | Path) -> Plan:
             f"plan than its summary says: {'; '.join(found)}. Plan the function again."
         )
     if found:
-        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=2)
+        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=3)
     return replace(loaded, _since_saved=found)
-
-
-def _from_bytes(content: bytes) -> Plan:
-    """The plan of a file's content."""
-    from shardalg.planning import plan_file
-
-    return plan_file.from_bytes(load_plan, content)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardalg import __version__
@@ -72,10 +71,16 @@ class PlanFile:
         return digest(f"{self.inputs_text}\n{program}")
 
     @property
-    def text(self) -> str:
-        """The parts as JSON."""
+    def parts_text(self) -> str:
+        """The parts, of which a file has the digest, as JSON."""
         others = f'"summary": {body(self.summary)}, "versions": {body(self.versions)}'
         return f'{{"inputs": {self.inputs_text}, {others}}}'
+
+    @property
+    def text(self) -> str:
+        """The whole file."""
+        parts = self.parts_text
+        return f'{{"schema": "{SCHEMA}", "sha256": "{digest(parts)}", {parts[1:]}\n'
 
 
 def write(path: str | Path, content: PlanFile) -> None:
@@ -84,10 +89,8 @@ def write(path: str | Path, content: PlanFile) -> None:
     Raises:
       PlanFileError: the folder does not exist, or cannot be written to.
     """
-    inside = content.text
-    text = f'{{"schema": {json.dumps(SCHEMA)}, "sha256": "{digest(inside)}", {inside[1:]}\n'
     try:
-        write_whole(Path(path), text)
+        write_whole(Path(path), content.text)
     except (OSError, TypeError, ValueError) as error:  # a name with a zero in it: ValueError
         reason = getattr(error, "strerror", None) or error
         raise PlanFileError(f"{path} cannot be written: {reason}. Save to another place.") from None
@@ -110,10 +113,21 @@ def read(path: str | Path) -> PlanFile:
       PlanFileError: no such file, cut short, edited, or of another schema.
     """
     try:
-        path = Path(path)
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
         raise PlanFileError(f"{path} cannot be read: {error}. Save it again.") from None
+    return parsed(text, path)
+
+
+def parsed(text: str, path: object) -> PlanFile:
+    """Return the content of a file of this text.
+
+    Args:
+      path: names the file in errors.
+
+    Raises:
+      PlanFileError: cut short, edited, or of another schema.
+    """
     whole = _parsed(path, text)
     schema = whole.pop("schema", None) if isinstance(whole, dict) else None
     if schema not in (SCHEMA, *EARLIER):
@@ -122,9 +136,9 @@ def read(path: str | Path) -> PlanFile:
     if schema == SCHEMA:
         _check_keys(path, whole, PARTS)
         found = PlanFile(**whole)
-        _check_digest(path, told, found.text)
+        _check_digest(path, told, found.parts_text)
         _check_keys(path, found.inputs, INPUTS)
-        records.read(dict[str, str], found.versions, "versions")
+        records.read(dict[str, str], found.versions, f"{path}: versions")
         return found
     inputs = whole.get("plan")
     _check_digest(path, told, body(inputs))
@@ -132,7 +146,7 @@ def read(path: str | Path) -> PlanFile:
     return PlanFile(inputs, {}, schema=schema, seal=str(inputs.pop("program")))
 
 
-def _check_digest(path: Path, told: object, text: str) -> None:
+def _check_digest(path: object, told: object, text: str) -> None:
     found = digest(text)
     if found != told:
         raise PlanFileError(
@@ -141,12 +155,12 @@ def _check_digest(path: Path, told: object, text: str) -> None:
         )
 
 
-def _check_keys(path: Path, content: Any, keys: tuple[str, ...]) -> None:
+def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
     if not isinstance(content, dict) or set(content) != set(keys):
         raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(keys)}, no more.")
 
 
-def _parsed(path: Path, text: str) -> Any:
+def _parsed(path: object, text: str) -> Any:
     """The JSON of a file, no deeper than a plan's."""
     try:
         whole = json.loads(text, parse_constant=_refused)
@@ -278,19 +292,3 @@ def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
             raise PlanFileError(f"annotations: {digit!r} is no axis of {mesh!r}.")
         mesh.axis_ref(digit)
     return Sharding(mesh, **records.values(saved, _Layout))
-
-
-def to_bytes(save: Callable[[Path], None]) -> bytes:
-    """What `save` writes to a file."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        save(path)
-        return path.read_bytes()
-
-
-def from_bytes(load: Callable[[Path], Any], content: bytes) -> Any:
-    """What `load` reads from a file of this content."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        write_whole(path, content)
-        return load(path)
