@@ -12,9 +12,8 @@ more. Where links of axes differ (`reshard/links.py`) no normal form holds: A* o
 in seconds. Where a size does not divide, blocks are padded so that it does
 (`reshard/padded.py`), the even path runs on them, and a retile (`reshard/retile.py`: one margin of
 a neighbour's block) brings them to `ceil(D/n)`; with up to three digits of prime size A* finds
-what is cheapest of all grids (`reshard/grids.py`), so that a detour by any layout costs no less;
-it tries moves in the order of what they lose where blocks are even, which `reshard/shares.py`
-knows for all sizes at once. Dimensions too short for a margin from one neighbour are gathered
+what is cheapest of all grids (`reshard/grids.py`), so that a detour by any layout costs no less.
+Dimensions too short for a margin from one neighbour are gathered
 whole, the one case in which a block is larger than those of both ends padded to multiples of the
 devices. Plans of named sizes go without padding (`Switches.pad_blocks`): blocks of `ceil(D/n)`
 have formulas. Digits of another mesh over the same devices are reached by a permute from as many

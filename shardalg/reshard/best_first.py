@@ -9,35 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
-from itertools import chain, count
+from itertools import count
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 State = TypeVar("State", bound=Hashable)
 How = TypeVar("How")
+Move = TypeVar("Move", covariant=True)
 Cost = tuple[Any, int]
 """Elements that a device sends, and moves that send."""
 FREE: Cost = (0, 0)
 
-Groups = Iterable[tuple[Any, Iterable[tuple[Cost, State, How]]]]
-"""Moves, and what is sent at least by way of them."""
 
-
-class Problem(Protocol, Generic[State, How]):
+class Problem(Protocol, Generic[State, Move]):
     """What may be done from a state, and what it costs at least to go on from there."""
 
-    def least(self, state: State, how: How | None) -> Any:
-        """Elements that are sent from a state at least, 0 at the goal; `how` led to it."""
+    def least(self, state: State) -> Any:
+        """Elements that are sent from a state at least, 0 at the goal."""
 
     def is_goal(self, state: State) -> bool:
         """Whether a way ends here."""
 
-    def onward(self, state: State, how: How | None, cost: Cost) -> Groups[State, How]:
-        """Groups of moves, each move with its price and the state that it leads to.
-
-        With each group goes what is sent at least from the state by way of it or of a later one:
-        it is not looked into before all that waits is worse.
-        """
+    def onward(self, state: State, cost: Cost) -> Iterable[tuple[Cost, State, Move]]:
+        """Every move from a state that costs so much, with its price and where it leads."""
 
 
 def best_first(
@@ -62,8 +56,7 @@ class _Search(Generic[State, How]):
     """States to go on from, the one first from which the goal may be nearest.
 
     Attributes:
-      heap: (what a way by the moves that are left costs at least, a number, the cost of the way
-        here, the state, the move that led to it, the moves that are left; None: all of them).
+      heap: (what a way by a state costs at least, a number, the cost of the way here, the state).
       came: of each state the one before it, and the move.
     """
 
@@ -80,48 +73,30 @@ class _Search(Generic[State, How]):
         """The way to the first goal reached; None without one within `most` states."""
         problem, heap, best = self.problem, self.heap, self.best
         for state in starts:
-            self.reach(FREE, state, None)
+            self.reach(FREE, state)
         while heap and most > 0:
-            _, _, cost, state, how, groups = heappop(heap)
+            _, _, cost, state = heappop(heap)
             if cost != best[state]:
                 continue
             if problem.is_goal(state):
                 return self.way(state)
-            if groups is None:
-                groups, most = problem.onward(state, how, cost), most - 1
-            self.go_on(cost, state, how, groups)
+            (sent, hops), most = cost, most - 1
+            for (price, more), after, move in problem.onward(state, cost):
+                if self.reach((sent + price, hops + more), after):
+                    self.came[after] = state, move
         return None
 
-    def go_on(self, cost: Cost, state: State, how: How | None, groups: Groups[State, How]) -> None:
-        """The moves from a state, until others have their turn."""
-        (sent, hops), heap, came, reach = cost, self.heap, self.came, self.reach
-        for left, moves in groups:
-            turn = sent + left, hops + (left > 0)
-            if self.beyond(turn):
-                return
-            if heap and turn > heap[0][0]:
-                later = chain(((left, moves),), groups)
-                heappush(heap, (turn, next(self.numbers), cost, state, how, later))
-                return
-            for (price, more), after, move in moves:
-                if reach((sent + price, hops + more), after, move):
-                    came[after] = state, move
-
-    def beyond(self, turn: Cost) -> bool:
-        """Whether a cost is not below the limit."""
-        return self.limit is not None and turn >= self.limit
-
-    def reach(self, cost: Cost, state: State, how: How | None) -> bool:
+    def reach(self, cost: Cost, state: State) -> bool:
         """Whether this is the cheapest way to a state so far, and may lead on to the goal."""
         known = self.best.get(state)
         if known is not None and known <= cost:
             return False
-        left = self.problem.least(state, how)
+        left = self.problem.least(state)
         turn = cost[0] + left, cost[1] + (left > 0)
-        if self.beyond(turn):
+        if self.limit is not None and turn >= self.limit:
             return False
         self.best[state] = cost
-        heappush(self.heap, (turn, next(self.numbers), cost, state, how, None))
+        heappush(self.heap, (turn, next(self.numbers), cost, state))
         return True
 
     def way(self, state: State) -> tuple[State, list[tuple[State, How]]]:

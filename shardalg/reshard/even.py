@@ -149,17 +149,11 @@ class EvenBlocks:
         """Whether a way ends here."""
         return state == self.goal
 
-    def least(self, state: State, _: list[SearchStep] | None) -> Any:
+    def least(self, state: State) -> Any:
         """Elements that are sent from a state at least."""
         return bound(self.shape, state, self.goal)
 
-    def onward(
-        self, state: State, _: list[SearchStep] | None, __: Cost
-    ) -> Iterator[tuple[int, Iterator[Reached]]]:
-        """All moves; none is put off."""
-        yield 0, self.moves(state)
-
-    def moves(self, state: State) -> Iterator[Reached]:
+    def onward(self, state: State, _: Cost) -> Iterator[Reached]:
         """Every next move while sums are to be added, and then the way to the goal."""
         if state[1] == self.goal[1]:
             way = _moves(self.shape, state, self.goal, self.digits)
@@ -183,11 +177,11 @@ class Linked(EvenBlocks):
     links: Links
     fitting: int
 
-    def least(self, state: State, _: list[SearchStep] | None) -> Any:
+    def least(self, state: State) -> Any:
         """Return a lower bound of the seconds from a state to the goal."""
         return self.links.least_seconds(bound(self.shape, state, self.goal))
 
-    def moves(self, state: State) -> Iterator[Reached]:
+    def onward(self, state: State, _: Cost) -> Iterator[Reached]:
         """Every next move."""
         held = local_elements(self.shape, state[0])
         for step in self.steps(state):

@@ -6,18 +6,16 @@ blocks are cut and joined as even ones are: a *grid*. Every layout begins and en
 and each device fetches what its new block has beyond its old one: no more places than the mesh has
 devices, whatever `D` is. A dimension that is whole changes its grid for nothing.
 
-Padding is little: moves are tried in the order of what they lose where blocks are even
-(`shares.py`), which is known for all sizes at once, and most are never tried.
-
 What is searched does not depend on the ends, so a path by any other layout costs no less. Even
 sizes have a normal form, and take `even.py` and `closed_forms.py` instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from math import prod
 from typing import Any, NamedTuple
 
@@ -25,8 +23,12 @@ from shardalg.costs.collectives import step_wire_bytes
 from shardalg.reshard.best_first import Cost, best_first
 from shardalg.reshard.closed_forms import replaced
 from shardalg.reshard.retile import margin
-from shardalg.reshard.shares import Labels, Layout, ShareMove, Shares, shares
-from shardalg.sizes.recorded import are_numbers
+
+Labels = tuple[int, ...]
+"""Digits of prime size by their numbers, major first."""
+Rows = tuple[Labels, ...]
+Layout = tuple[Rows, Labels]
+"""Digits per dimension, and those along which sums are pending."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,22 +43,27 @@ class Held:
     block: int
 
 
-State = tuple[tuple[Held, ...], Labels]
+Dims = tuple[Held, ...]
+State = tuple[Dims, Labels]
 """All dimensions, and digits along which sums are pending."""
 
 
-Dims = tuple[Held, ...]
-
-
 class Hop(NamedTuple):
-    """A move on some grid: elements that a device sends, where it leads, the move of even blocks.
+    """A move on some grid.
 
-    Of a change of the grid the move has the kind "retile".
+    Attributes:
+      sent: elements that a device sends. after: where it leads.
+      kind: of instruction, by its name in prices; or "slice", "retile".
+      dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
+      leaving, arriving: digits that it gathers, cuts by, adds along, or moves.
     """
 
     sent: Any
     after: State
-    move: ShareMove
+    kind: str
+    dims: tuple[int, ...] = ()
+    leaving: Labels = ()
+    arriving: Labels = ()
 
 
 @dataclass(frozen=True)
@@ -79,34 +86,28 @@ class Puzzle:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle, limit: Cost | None) -> tuple[tuple[State, Hop], ...] | None:
+def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, Hop], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
-    table = shares(puzzle.sizes, puzzle.overlaps, puzzle.goal, puzzle.start[1])
-    left = table.left(puzzle.start)
-    if left is None:
-        return None
-    grids = _Grids(puzzle, table, ShareMove(0, left, puzzle.start, "start"))
+    grids = _Grids(puzzle)
     found = best_first(grids, (grids.start,), limit=limit, latest=True)
     return None if found is None else tuple(found[1])
 
 
 class _Grids:
-    """Moves on all grids, bounded by what a device lacks of the goal and what even blocks cost."""
+    """Moves on all grids, bounded by what a device lacks of the goal."""
 
-    def __init__(self, puzzle: Puzzle, shares: Shares, first: ShareMove) -> None:
-        self.shares, self.first = shares, first
-        self.shape, self.sizes = puzzle.shape, puzzle.sizes
-        self.padded, ends = puzzle.padded, (puzzle.start, puzzle.goal)
-        self.devices, self.dims = prod(puzzle.sizes), range(len(puzzle.shape))
+    def __init__(self, puzzle: Puzzle) -> None:
+        self.shape, self.sizes, self.overlaps = puzzle.shape, puzzle.sizes, puzzle.overlaps
+        self.padded, self.kept = puzzle.padded, puzzle.goal[1]
+        self.devices = prod(puzzle.sizes)
         self.known: dict[object, Any] = {}
+        self.arrangements: dict[Labels, list[Rows]] = {}
         self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
-        self.start, self.goal = (self.natural(*end) for end in ends)
+        self.start, self.goal = (self.natural(*end) for end in (puzzle.start, puzzle.goal))
         wanted = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
-        self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.dims)
-        # named sizes note what is asked of them: of those only what devices lack is compared
-        self.elements = prod(puzzle.shape) if are_numbers(puzzle.shape) else 0
+        self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.shape)
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         """The state of a layout, each dimension in blocks of `ceil(size / n)`."""
@@ -163,87 +164,112 @@ class _Grids:
         """Whether a path ends here."""
         return state == self.goal
 
-    def least(self, state: State, hop: Hop | None) -> Any:
+    def least(self, state: State) -> Any:
         """Elements that are sent from a state at least."""
-        units = (self.first if hop is None else hop.move).left
-        return max(self.lacking(state[0]), self.even(state[1], units))
+        return self.lacking(state[0])
 
-    def even(self, pending: Labels, units: int) -> int:
-        """Elements that even blocks send from a layout, of so many units."""
-        # what is sent for sums need not be whole
-        above = units * self.elements
-        return above // self.shares.unit if pending else -(-above // self.shares.unit)
+    def onward(self, state: State, _: Cost) -> Iterator[tuple[Cost, State, Hop]]:
+        """Every move, with its price and the state that it leads to."""
+        for hop in self.moves(*state):
+            yield (hop.sent, hop.sent > 0), hop.after, hop
 
-    def onward(self, state: State, hop: Hop | None, _: Cost) -> Iterator[tuple[Any, Any]]:
-        """Every dimension on other grids, then the moves of even blocks, best first."""
-        dims, pending = state
-        made = self.first if hop is None else hop.move
-        units, layout = made.left, made.after
-        yield 0, self.retiles(state, layout, units)
-        lacking, local = self.lacking(dims), prod([held.block for held in dims])
-        for move in self.shares.moves(layout):
-            left = max(lacking, self.even(pending, units + move.beyond))
-            yield left, self.made(move, dims, local)
-
-    def made(self, move: ShareMove, dims: Dims, local: int) -> Iterator[tuple[Cost, State, Hop]]:
-        """A move on every grid."""
-        for price, after in _MADE[move.kind](self, move, dims, local):
-            state = after, move.after[1]
-            yield (price, price > 0), state, Hop(price, state, move)
-
-    def retiles(self, state: State, layout: Layout, units: int) -> Iterator[Any]:
-        """Every dimension on other grids."""
-        dims, pending = state
+    def moves(self, dims: Dims, pending: Labels) -> Iterator[Hop]:
+        """The moves of even blocks, then every dimension on other grids."""
         local = prod([held.block for held in dims])
+        yield from self.sums(dims, pending, local)
+        for digit in self.free(dims, pending):
+            for dim, held in enumerate(dims):
+                for after in self.cut(dim, held, (digit,)):
+                    yield Hop(0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,))
+        # sums are added before anything else is sent, unless some stay pending
+        if not pending or self.kept:
+            yield from self.gathers(dims, pending, local)
+            yield from self.swaps(dims, pending, local)
+            yield from self.permutes(dims, local) if not pending else ()
+        yield from self.retiles(dims, pending, local)
+
+    def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+        """Every dimension on other grids."""
         for dim, held in enumerate(dims):
-            move = ShareMove(0, units, layout, "retile", (dim,))
             for width, after in self.retiled(dim, held):
-                price, made = local // held.block * width, (replaced(dims, dim, after), pending)
-                yield (price, price > 0), made, Hop(price, made, move)
+                state = replaced(dims, dim, after), pending
+                yield Hop(local // held.block * width, state, "retile", (dim,))
 
-    def gathered(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
-        """Elements sent, and layouts after an all-gather."""
-        (dim,) = move.dims
-        stays = self.stays(dim, dims[dim], move)
-        if stays:
-            yield local * (dims[dim].count // stays.count - 1), replaced(dims, dim, stays)
+    def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+        """All-gathers."""
+        for dim, held in enumerate(dims):
+            for after, leaving in self.left(dim, held):
+                sent, made = local * (held.count // after.count - 1), replaced(dims, dim, after)
+                yield Hop(sent, (made, pending), "all_gather", (dim,), leaving)
 
-    def swapped(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
-        """Elements sent, and layouts after an all-to-all."""
-        dim, source = move.dims
-        stays = self.stays(source, dims[source], move)
-        if stays:
-            n, held, left = (
-                dims[source].count // stays.count,
-                dims[dim],
-                replaced(dims, source, stays),
-            )
-            for after in self.cut(dim, held, move.arriving):
-                yield _grown(local, held, after) // n * (n - 1), replaced(left, dim, after)
+    def permutes(self, dims: Dims, local: int) -> Iterator[Hop]:
+        """Collective permutes."""
+        for rows in self.arranged(tuple([held.count for held in dims])):
+            pairs = zip(dims, rows, strict=True)
+            made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
+            if made != dims:
+                yield Hop(local, (made, ()), "collective_permute")
 
-    def sliced(self, move: ShareMove, dims: Dims, _: int) -> Iterator[Any]:
-        """Layouts after a local slice, which sends nothing."""
-        (dim,) = move.dims
-        for after in self.cut(dim, dims[dim], move.leaving):
-            yield 0, replaced(dims, dim, after)
+    def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+        """All-reduces and reduce-scatters of sums that the goal does not leave pending."""
+        todo = tuple(d for d in pending if d not in self.kept)
+        for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
+            rest = tuple(d for d in pending if d not in digits)
+            sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
+            yield Hop(sent, (dims, rest), "all_reduce", (), digits)
+        for digit in todo:
+            n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
+            for dim, held in enumerate(dims):
+                for after in self.cut(dim, held, (digit,)):
+                    padded, made = _grown(local, held, after), replaced(dims, dim, after)
+                    sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
+                    yield Hop(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
-    def added(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
-        """Elements sent, and the layout after an all-reduce."""
-        n = self.parts(move.leaving)
-        yield step_wire_bytes(move.kind, group_size=n, local_bytes=local), dims
+    def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+        """All-to-alls."""
+        for source, held in enumerate(dims):
+            for stays, leaving in self.left(source, held):
+                n, rest = held.count // stays.count, replaced(dims, source, stays)
+                for dim, other in enumerate(dims):
+                    for arriving in permutations(leaving) if dim != source else ():
+                        for after in self.cut(dim, other, arriving):
+                            sent = _grown(local, other, after) // n * (n - 1)
+                            made, on = replaced(rest, dim, after), (dim, source)
+                            yield Hop(sent, (made, pending), "all_to_all", on, leaving, arriving)
 
-    def scattered(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
-        """Elements sent, and layouts after a reduce-scatter."""
-        (dim,), n = move.dims, self.parts(move.leaving)
-        for after in self.cut(dim, dims[dim], move.leaving):
-            padded = _grown(local, dims[dim], after)
-            sent = step_wire_bytes(move.kind, group_size=n, local_bytes=padded)
-            yield sent, replaced(dims, dim, after)
+    def free(self, dims: Dims, pending: Labels) -> Iterator[int]:
+        """Digits that nothing uses; of those that the goal does not name, one of each size."""
+        used = {other for digit in pending for other in self.overlaps[digit]}
+        used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
+        seen = set[int]()
+        for digit, size in enumerate(self.sizes):
+            if digit not in used and (digit in self.named or size not in seen):
+                seen.update(() if digit in self.named else (size,))
+                yield digit
 
-    def permuted(self, move: ShareMove, dims: Dims, local: int) -> Iterator[Any]:
-        """Elements sent, and the layout after a collective permute."""
-        pairs = zip(dims, move.after[0], strict=True)
-        yield local, tuple([self.held(row, held.count, held.block) for held, row in pairs])
+    def arranged(self, counts: Labels) -> list[Rows]:
+        """Every layout with so many parts in each dimension."""
+        if counts not in self.arrangements:
+            self.arrangements[counts] = list(self._arranged(counts, (), frozenset()))
+        return self.arrangements[counts]
+
+    def _arranged(self, counts: Labels, made: Rows, used: frozenset[int]) -> Iterator[Rows]:
+        if len(made) == len(counts):
+            yield made
+            return
+        for row in self._filled((), counts[len(made)], used):
+            blocked = used.union(*[self.overlaps[digit] for digit in row])
+            yield from self._arranged(counts, (*made, row), blocked)
+
+    def _filled(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
+        """`head` and digits that make n parts more."""
+        if n == 1:
+            yield head
+            return
+        for digit, size in enumerate(self.sizes):
+            if digit not in used and n % size == 0:
+                blocked = used.union(self.overlaps[digit])
+                yield from self._filled((*head, digit), n // size, blocked)
 
     def cut(self, dim: int, held: Held, digits: Labels) -> list[Held]:
         """A dimension with more digits: on its grid, or on any if it was whole."""
@@ -257,12 +283,18 @@ class _Grids:
             ]
         return found
 
-    def stays(self, dim: int, held: Held, move: ShareMove) -> Held | None:
-        """What stays of a dimension that digits leave; None where it is not on a grid."""
-        keep = held.digits[: len(held.digits) - len(move.leaving)]
-        n = self.parts(keep)
-        block = held.block * (held.count // n) if keep else self.shape[dim]
-        return self.held(keep, n, block) if not keep or block in self.blocks(dim, n) else None
+    def left(self, dim: int, held: Held) -> list[tuple[Held, Labels]]:
+        """What stays of a dimension on a grid that its last digits leave, and those digits."""
+        found = self.known.get((dim, held))
+        if found is None:
+            found = self.known[dim, held] = []
+            for keep in range(len(held.digits)):
+                digits, leaving = held.digits[:keep], held.digits[keep:]
+                n = self.parts(digits)
+                block = held.block * (held.count // n) if keep else self.shape[dim]
+                if not keep or block in self.blocks(dim, n):
+                    found.append((self.held(digits, n, block), leaving))
+        return found
 
     def retiled(self, dim: int, held: Held) -> list[tuple[int, Held]]:
         """A dimension on other grids, and the places of it that are fetched for that."""
@@ -275,16 +307,6 @@ class _Grids:
                 if block != held.block and width is not None:
                     found.append((width, self.held(held.digits, held.count, block)))
         return found
-
-
-_MADE: dict[str, Callable[..., Iterator[Any]]] = {
-    "all_gather": _Grids.gathered,
-    "all_reduce": _Grids.added,
-    "all_to_all": _Grids.swapped,
-    "collective_permute": _Grids.permuted,
-    "reduce_scatter": _Grids.scattered,
-    "slice": _Grids.sliced,
-}
 
 
 def _grown(local: int, held: Held, after: Held) -> int:

@@ -104,9 +104,9 @@ class Shuffle:
 
     def is_goal(self, state: Stacks) -> bool:
         """Whether nothing is needed any more."""
-        return not self.least(state, None)
+        return not self.least(state)
 
-    def least(self, state: Stacks, _: Hop | None) -> int:
+    def least(self, state: Stacks) -> int:
         """What hops cost at least from a layout.
 
         Each brings to one dimension and takes from one, and hops of m1 and m2 parts cost no less
@@ -151,29 +151,23 @@ Needs(lacks=0, leaves=2, blocked=0))
         price = self.price
         return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
-    def onward(
-        self, state: Stacks, _: Hop | None, cost: Cost
-    ) -> Iterator[tuple[int, Iterable[tuple[Cost, Stacks, Hop]]]]:
-        """Every hop that may lead on within the limit, and the layout."""
-        yield 0, self.hops(state, self.limit[0] - cost[0])
-
-    def hops(self, stacks: Stacks, limit: int) -> Iterator[tuple[Cost, Stacks, Hop]]:
-        """Every hop after which less than the limit may be needed."""
-        found = self.found(stacks)
+    def onward(self, stacks: Stacks, cost: Cost) -> Iterator[tuple[Cost, Stacks, Hop]]:
+        """Every hop after which less may be needed than the limit leaves, and the layout."""
+        found, limit = self.found(stacks), self.limit[0] - cost[0]
         lacks = sum([need.lacks for need in found])
         leaves = sum([need.leaves for need in found])
         for source, rest, moved in _pops(stacks):
             group = sum(moved)
-            cost = self.price[group]
-            if cost + leaves - found[source].leaves >= limit:
+            price = self.price[group]
+            if price + leaves - found[source].leaves >= limit:
                 continue
             for target, held in enumerate(stacks):
-                if target == source or cost + lacks - found[target].lacks >= limit:
+                if target == source or price + lacks - found[target].lacks >= limit:
                     continue
                 if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
                     after = list(stacks)
                     after[source], after[target] = rest, (*held, group)
-                    yield (cost, 1), tuple(after), Hop(source, target, moved)
+                    yield (price, 1), tuple(after), Hop(source, target, moved)
 
 
 @lru_cache(maxsize=1 << 10)
