@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.result import RESULTS, printed
-from shardalg.examples.explore.progress import Progress
+from shardalg.lab.explore.explore import Progress
 
 # Name -> module with `run(say) -> Result`; each loads jax itself, after the environment is set.
 BENCHMARKS = {

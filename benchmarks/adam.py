@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import adam, transformer
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 
 
 def train_step(

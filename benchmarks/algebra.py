@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from benchmarks import merges, windows
 from benchmarks.result import Result
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 ABOUT = f"""Processor time of one call, median of five passes.
 {merges.ABOUT}

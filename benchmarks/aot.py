@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plans(names: Sequence[str], layers: int) -> Iterator[tuple[str, Any, int, str]]:
     """(name, plan, layers, topology) of the columns and attempts that are asked for."""
     from shardalg.algebra.mesh import Mesh
+    from shardalg.lab import table1_strategies as table1
+    from shardalg.lab.evaluation.published import columns
     from shardalg.models.training import part
-    from shardalg.paper import table1_strategies as table1
-    from shardalg.paper.evaluation.published import columns
     from shardalg.plan.plan import plan
 
     known = {c.id: c for c in columns() if c.kind == "dense2d"}
@@ -141,7 +141,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """All rows in the order of their names, and their summary, atomically."""
-    from shardalg.io.files import write_whole
+    from shardalg.files import write_whole
 
     rows = sorted(rows, key=lambda row: (row["column"], row["layers"]))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,15 +14,14 @@ from typing import Any
 from benchmarks.result import Result
 from shardalg.costs.calibration.constants import CONSTANTS, FILES, Calibration
 from shardalg.costs.calibration.fit import Fit
-from shardalg.io.files import write_whole
-from shardalg.io.table import Table
-from shardalg.models.measured.calibrated import calibrate
-from shardalg.models.measured.measurements import PUBLISHED, Measurement, published
-from shardalg.paper.evaluation import tpu_v3_constants
-from shardalg.paper.evaluation.comparison import compare
-from shardalg.paper.evaluation.prediction import HELD_OUT
-from shardalg.paper.evaluation.published import Column, columns
-from shardalg.paper.evaluation.two_dimensional import CHIP, model
+from shardalg.files import write_whole
+from shardalg.lab.evaluation import tpu_v3_constants
+from shardalg.lab.evaluation.comparison import compare
+from shardalg.lab.evaluation.prediction import HELD_OUT
+from shardalg.lab.evaluation.published import Column, columns
+from shardalg.lab.evaluation.two_dimensional import CHIP, model
+from shardalg.models.measured.measurements import PUBLISHED, Measurement, calibrate, published
+from shardalg.tables import Table
 
 ABOUT = """Steps of dense Transformers that others measured, beside the calibrated cost of their
 plans: MaxText on TPU v4, v5e and v5p, llm-foundry on A100 and H100 (`models/measured/`),

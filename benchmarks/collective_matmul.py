@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from benchmarks.result import Result, geometric_mean
-from shardalg.io.table import Table
 from shardalg.spmd.instructions import CollectiveMatmul
+from shardalg.tables import Table
 
 ABOUT = """Layers whose rows are cut over the 8 devices that cut their hidden dimension or heads, as
 gathers and reduce-scatters, and as rings (`Switches(collective_matmul=True)`, weighed for an H100):

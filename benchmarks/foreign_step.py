@@ -5,7 +5,7 @@ from jax.sharding import NamedSharding
 
 import shardalg as sa
 from benchmarks.result import Result
-from shardalg.examples import foreign
+from shardalg.lab import foreign
 from shardalg.lower.xla_dump.hlo_collectives import compile_with_collectives, total_wire_bytes
 
 ABOUT = """Wire bytes per device and step of attnax's Transformer with optax's AdamW on a (2, 4)

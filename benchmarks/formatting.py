@@ -11,7 +11,7 @@ import numpy as np
 
 import shardalg as sa
 from benchmarks.result import Result, geometric_mean
-from shardalg.io.table import Table
+from shardalg.tables import Table
 from tests.oracle import formatting
 
 ABOUT = """The recorded programs whose sizes do not divide (tests/oracle/formatting.py), on 4 CPU

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import timed
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 AXES = "abcde"
 MESHES = ((2, 2, 2, 2, 2), (4, 4, 4, 4, 4), (8, 8, 4, 8, 8), (16, 16, 16, 16, 16))

@@ -21,8 +21,8 @@ import shardalg as sa
 from benchmarks.result import RESULTS, Result, printed
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
-from shardalg.examples.explore.progress import Progress
-from shardalg.io.table import Table
+from shardalg.lab.explore.explore import Progress
+from shardalg.lab.table1_strategies import STRATEGIES
 from shardalg.lower.measure import memory
 from shardalg.models.measured.this_machine import measure_hardware, runs
 from shardalg.models.model import Layout
@@ -31,8 +31,8 @@ from shardalg.models.published.moe import HYBRID, MoEConfig
 from shardalg.models.published.unet3d import SPATIAL, UNet3D
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper.table1_strategies import STRATEGIES
 from shardalg.plan.plan import Plan
+from shardalg.tables import Table
 
 ABOUT = """Five models on three meshes each, on all devices of this machine: a Transformer layer
 with its gradient, and train steps of a mixture of experts, a 3D U-Net, a pipelined Conformer and

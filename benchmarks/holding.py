@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.named_functions import FUNCTIONS, Named
 from benchmarks.result import Result
 from shardalg.errors import ShardalgError
-from shardalg.io.table import Table
 from shardalg.plan.plan import Plan
 from shardalg.sizes.formula import Formula
+from shardalg.tables import Table
 
 POINTS, SEED = 50, 0
 CHIP = "tpu_v3"

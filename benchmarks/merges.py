@@ -14,7 +14,7 @@ from shardalg.algebra.digits import Digit, partition_ids
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.compatible import equal, merge, refines
-from shardalg.merge.position_tables import Rows, join
+from shardalg.merge.merged import Rows, join
 from shardalg.merge.proofs.prove import prove
 
 SEED = 210504663

@@ -23,7 +23,7 @@ import shardalg as sa
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.compute import node_flops, signature_local_flops
 from shardalg.costs.walk import sent_bytes, walk
-from shardalg.ops.families.building import record
+from shardalg.graph.ops.families.building import record
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import Apply
 from tests.oracle import corpus

@@ -8,10 +8,10 @@ from typing import Any
 import shardalg as sa
 from benchmarks import oracle_bytes
 from benchmarks.result import Result, geometric_mean
-from shardalg.io.table import Table
 from shardalg.lower.measure import Measurement, measure
 from shardalg.lower.three_ways import DumpedTwin
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
+from shardalg.tables import Table
 
 REPEATS = 40
 LIMIT = 1.1

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.result import Result
 from benchmarks.train_step import FIRST, OTHERS, Step
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 STEPS = (Step(64, scan=True), Step(64), Step(64, jit=True))
 MOST_SECONDS = 900

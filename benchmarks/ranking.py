@@ -11,11 +11,11 @@ from multiprocessing import get_context
 from typing import Any
 
 from benchmarks.result import Result
-from shardalg.io.table import Table
+from shardalg.models.ranking.candidate import NARROW
 from shardalg.models.ranking.groups import price
-from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.ranked import strategies
 from shardalg.models.ranking.workers import cores
+from shardalg.tables import Table
 
 ABOUT = """`sa.strategies` of the paper's narrow model on 256 cores of TPU v3, layers recomputed:
 candidates of one step on one mesh are priced together, by the formulas of one plan wherever its

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from benchmarks.result import Result
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.io.table import Table
-from shardalg.reshard.grids import solve
-from shardalg.reshard.paths import path_moves, reshard_bound, reshard_path
+from shardalg.planner.reshard.grids import solve
+from shardalg.planner.reshard.paths import path_moves, reshard_bound, reshard_path
+from shardalg.tables import Table
 from tests.oracle.record_reshards import layouts
 from tests.oracle.redistribution import redistribution
 

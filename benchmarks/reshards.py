@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 
 import shardalg as sa
 from benchmarks.result import Result, geometric_mean
-from shardalg.io.table import Table
 from shardalg.lower.xla_dump.hlo_collectives import compile_with_collectives, total_wire_bytes
-from shardalg.reshard.paths import reshard_path
+from shardalg.planner.reshard.paths import reshard_path
+from shardalg.tables import Table
 from tests.oracle.record_reshards import FACTS, groups
 
 Dims = tuple[tuple[str, ...], ...]

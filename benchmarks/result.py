@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardalg.io.files import write_whole
-from shardalg.io.table import Table
+from shardalg.files import write_whole
+from shardalg.tables import Table
 
 RESULTS = Path(__file__).parent / "results"
 

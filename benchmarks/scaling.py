@@ -9,11 +9,11 @@ from typing import Any
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import timed
-from shardalg.io.table import Table
+from shardalg.lab.table1_strategies import finalized
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper.table1_strategies import finalized
 from shardalg.spmd.instruction import Collective
+from shardalg.tables import Table
 
 MESHES = (
     (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32), (32, 64),

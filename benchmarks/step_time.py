@@ -7,12 +7,12 @@ from typing import Any
 
 import shardalg as sa
 from benchmarks.result import Result, geometric_mean
-from shardalg.io.table import Table
+from shardalg.lab.table1_strategies import STRATEGIES
 from shardalg.lower.three_ways import compare, one_device
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper.table1_strategies import STRATEGIES
+from shardalg.tables import Table
 
 PARTS = (
     "ffn", "ffn_gradient", "attention", "attention_gradient", "layer", "layer_gradient",

@@ -13,10 +13,10 @@ import shardalg as sa
 from benchmarks import formatting as benchmark
 from benchmarks import oracle_bytes
 from benchmarks.result import Result, geometric_mean
+from shardalg.lab import table1_strategies as table1
+from shardalg.lab import weight_update
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.paper import weight_update
 from tests.oracle import formatting
 
 ABOUT = """Wire bytes and peak memory of a device with one switch of `Options` turned the other way,

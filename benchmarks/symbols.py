@@ -13,13 +13,13 @@ import numpy as np
 import shardalg as sa
 from benchmarks.result import Result
 from benchmarks.train_step import Seconds, timed
-from shardalg.io.table import Table
+from shardalg.lab.table1 import costs_of
+from shardalg.lab.table1_strategies import finalized
 from shardalg.models.training import part
 from shardalg.models.transformer import WIDE_64B, Config
-from shardalg.paper.table1 import costs_of
-from shardalg.paper.table1_strategies import finalized
-from shardalg.symbolic.lift import lift
-from shardalg.symbolic.retrace import Retrace
+from shardalg.sizes.symbolic.lift import lift
+from shardalg.sizes.symbolic.retrace import Retrace
+from shardalg.tables import Table
 
 CONFIG = replace(WIDE_64B, scan=True)
 TRACED_ON = (2, 2)

@@ -82,7 +82,7 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
     def strategy(shape: tuple[int, int]) -> sa.Strategy:
         return adam.finalized(sa.Mesh(dict(zip("XY", shape, strict=True))), config)
 
-    from shardalg.planning.calls.user_call import opened
+    from shardalg.planner.calls.user_call import opened
 
     function = partial(adam.train_step, config)
     jax_s = _jax_alone(function, arguments)
@@ -123,7 +123,7 @@ def _jax_alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Seco
 
 
 def _first_plan(plan: Callable[..., Any], traced: Any, given: Any) -> Any:
-    from shardalg.propagate import Options, resolve
+    from shardalg.planner.propagate import Options, resolve
 
     return plan(traced, resolve(traced.graph, given), Options())
 
@@ -144,11 +144,11 @@ def _leaf_roles(arguments: tuple[Any, ...]) -> tuple[str | None, ...]:
 
 def _prepared(graph: Any, leaf_roles: tuple[str | None, ...], call: Any) -> Any:
     """All that is made once per function, for every mesh and strategy."""
-    from shardalg.ops.canonicalize.normalise import normalise
-    from shardalg.ops.rows import rules
+    from shardalg.graph.ops.canonicalize.normalise import normalise
+    from shardalg.graph.ops.rows import rules
     from shardalg.pause import collection_paused
-    from shardalg.planning.traced import Traced
-    from shardalg.propagate.gspmd.index import index
+    from shardalg.planner.propagate.gspmd.index import index
+    from shardalg.planner.traced import Traced
 
     with collection_paused():  # as around all of planning
         traced = Traced(normalise(graph), leaf_roles, call=call)

@@ -9,24 +9,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shardalg import __version__
-from shardalg.commands import (
-    aot,
-    calibrate,
-    compare_xla,
-    explain,
-    explore,
-    lemmas,
-    paper,
-    plan,
-    prove,
-    rank_strategies,
-    run,
-    timeline,
-)
-from shardalg.commands.messages import ProgramError, failed, in_options
 from shardalg.errors import ShardalgError, TraceError
 from shardalg.graph.source import Sources
-from shardalg.graph.user_frames import user_lines
+from shardalg.graph.tracing.refused import user_lines
+from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
+from shardalg.plan.commands import aot, compare_xla, explain, lemmas, plan, prove, run, timeline
+from shardalg.plan.commands.messages import ProgramError, failed, in_options
 
 COMMANDS = {
     "plan": plan,

@@ -8,11 +8,10 @@ from functools import partial
 import jax
 
 import shardalg as sa
-from shardalg.examples import complaints, foreign
+from shardalg.lab import complaints, foreign, weight_update
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.paper import weight_update
 from tests.oracle import corpus
 
 MESH = sa.Mesh({"X": 2, "Y": 4})

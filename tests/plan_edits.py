@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, PlanFileError
-from shardalg.explain import plan_summary
-from shardalg.planning import plan_file
+from shardalg.plan import plan_file
+from shardalg.plan.explain import plan_summary
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 OTHERS = (

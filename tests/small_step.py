@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 import shardalg as sa
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 CONFIG = Config(B=4, S=4, M=16, H=16, N=4, D=2, V=16, dtype="float32")

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain import policies
+from shardalg.plan.explain import switches
 from shardalg.spmd.host.simulate import simulate
 
 EXPERTS, ROOM = 8, 8
@@ -83,8 +83,8 @@ def test_the_operand_wins_whose_layout_is_read_beside_the_product(chip):
 
 def test_nothing_is_said_where_no_policy_is_cheaper_or_the_graph_is_large(monkeypatch):
     assert planned(policy="shardy").overview().cheaper == ""
-    monkeypatch.setattr(policies, "LARGEST", 10)
-    monkeypatch.setattr(policies, "planned", lambda *args: pytest.fail("planned again"))
+    monkeypatch.setattr(switches, "LARGEST", 10)
+    monkeypatch.setattr(switches, "planned", lambda *args: pytest.fail("planned again"))
     assert planned(switches=FIRST).overview().cheaper == ""
 
 
@@ -96,7 +96,7 @@ def test_a_long_search_by_cost_is_left_out(monkeypatch):
         tried.append(options.policy)
         return stages
 
-    monkeypatch.setattr(policies, "planned", noted)
+    monkeypatch.setattr(switches, "planned", noted)
     for axes, searched in (({"E": 4}, True), ({"E": 4, "M": 16}, False)):
         plan = planned(mesh=sa.Mesh(axes), policy="gspmd")
         stages = plan._stages

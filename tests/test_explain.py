@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import StrategyError
+from shardalg.lab import table1_strategies as table1
 from shardalg.merge.compatible import refines
-from shardalg.paper import table1_strategies as table1
 from tests import small_step
 from tests.small_step import CONFIG, MESH
 

@@ -8,8 +8,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain import collective, removals
-from shardalg.explain.why_not import annotated_as
+from shardalg.plan.explain import collective, removals
+from shardalg.plan.explain.why_not import annotated_as
 from shardalg.plan.plan import from_annotations
 from tests import every_plan
 

@@ -11,9 +11,9 @@ import pytest
 import shardalg as sa
 from benchmarks import result
 from shardalg.errors import PlanFileError
-from shardalg.io.files import write_whole
-from shardalg.io.table import Table
-from shardalg.report.html import Page, Picture, Section
+from shardalg.files import write_whole
+from shardalg.show.html import Page, Picture, Section
+from shardalg.tables import Table
 
 ROOT = Path(__file__).parents[1]
 PAGE = Page("A page", "It leads.", (Section("S", (Picture("p", b"\x89PNG", "what"),)),))
@@ -122,8 +122,8 @@ def test_nothing_writes_files_otherwise():
         if writing.search(path.read_text())
     }
     assert found == {
-        "shardalg/io/files.py",
-        "shardalg/lower/running/local_processes.py",
+        "shardalg/files.py",
+        "shardalg/lower/running/processes.py",
         "shardalg/xla/aot.py",
         "shardalg/xla/aot_process.py",
         "shardalg/xla/apart.py",

@@ -14,12 +14,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain import decisions
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
+from shardalg.plan.explain import decisions
 from shardalg.plan.plan import Plan
-from shardalg.planning.stages import planned_at
+from shardalg.planner.stages import planned_at
 from shardalg.sizes.facts import BROKEN, WHOLE, Facts
 from shardalg.sizes.formula import Formula
 
@@ -301,7 +301,7 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
     assert planned(lambda x: x[1:] + x[:-1]).unguarded == ""
     numbers = sa.plan(jnp.tanh, jax.ShapeDtypeStruct((8, 4), "float32"), mesh=sa.Mesh({"X": 2}))
     assert numbers.unguarded == "no size has a name"
-    module = importlib.import_module("shardalg.planning.guards")
+    module = importlib.import_module("shardalg.planner.guards")
     monkeypatch.setattr(module, "partition", lambda *_: [][1])
     assert "recorded sizes ends with IndexError" in planned(jnp.tanh).unguarded
     other = planned(jnp.sin).program

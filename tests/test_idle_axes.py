@@ -9,11 +9,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.idle_axes import idle, redundant_flops
-from shardalg.explain.why_not import annotated_as
+from shardalg.costs.analyses.mesh_axes import idle, redundant_flops
+from shardalg.lab import table1_strategies as table1
+from shardalg.lab import weight_update
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.paper import weight_update
+from shardalg.plan.explain.why_not import annotated_as
 from tests import small_step
 
 MESH = sa.Mesh({"X": 2, "Y": 4})

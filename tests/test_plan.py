@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.costs.hardware import load
 from shardalg.errors import LoweringError, StrategyError
-from shardalg.explain.warnings.roundabout import WARNING_COLUMNS
 from shardalg.merge.proofs.prove import MergeClaim
+from shardalg.plan.explain.warnings.roundabout import WARNING_COLUMNS
 from tests import small_step
 from tests.small_step import CONFIG, MESH, assert_close
 

@@ -15,7 +15,7 @@ import shardalg as sa
 from shardalg.costs import hardware
 from shardalg.errors import LoweringError, PlanFileError
 from shardalg.plan import plan as plan_module
-from shardalg.planning import plan_file
+from shardalg.plan import plan_file
 from tests import plan_edits, small_step
 from tests.small_step import MESH
 

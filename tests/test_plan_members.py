@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.io.frame import Frame
+from shardalg.dataframe import Frame
 from shardalg.plan.planned import OLD_NAMES, Planned
 
 MEMBERS = {

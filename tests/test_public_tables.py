@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 ATTRIBUTES = frozenset(dir(pd.DataFrame))
 (B,) = sa.dims("B", hint=(64,))

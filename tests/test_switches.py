@@ -7,10 +7,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain import switches
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
+from shardalg.plan.explain import switches
 from tests import small_step
 from tests.partition.planned import check_equal, numbers
 
@@ -195,7 +195,7 @@ def test_a_copy_no_larger_than_its_source_serves_the_backward_pass():
 def test_switches_cost_what_a_plan_with_them_costs(name, monkeypatch):
     """Rows equal plans made one by one, and equal programs are priced once."""
     plan, priced = planned(name), []
-    original = switches._outcome
+    original = switches._switch_outcome
     monkeypatch.setattr(switches, "_outcome", lambda made: priced.append(made) or original(made))
     rows = plan.switches().to_dict("records")
     assert len(priced) < len(rows)

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.dims_data import from_data, to_data
+from shardalg.algebra.dims import from_data, to_data
 from shardalg.errors import PlanFileError, StrategyError, TraceError
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.planning import plan_file
-from shardalg.planning.restated import annotations_at
+from shardalg.plan import plan_file
+from shardalg.planner.stages import annotations_at
 
 B, S, M = sa.dims("B S M", hint=(8, 16, 32))
 MESH = sa.Mesh({"X": 2, "Y": 4}, symbolic=True)

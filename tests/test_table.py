@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 import shardalg as sa
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 B, X = sympy.symbols("B X", positive=True, integer=True)
 TABLE = Table(

@@ -10,10 +10,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain.warnings import roundabout
 from shardalg.graph.tracing.trace import trace
 from shardalg.lower.xla_dump.hlo_text import parse, walk
-from shardalg.planning.trips import while_loops, with_trips
+from shardalg.plan.explain.warnings import roundabout
+from shardalg.planner.trips import while_loops, with_trips
 
 X, W = jnp.ones((8, 64)), jnp.ones((64, 64))
 TESTS = {

@@ -34,7 +34,7 @@ def test_the_stub_names_what_is_public_and_where_from():
         for name in node.names
     }
     named = {(at, name) for at, names in shardalg._PUBLIC.items() for name in names}
-    assert found == named | {("shardalg", room) for room in ("examples", "models", "paper")}
+    assert found == named | {("shardalg", room) for room in ("lab", "models")}
     assert (ROOT / "shardalg" / "py.typed").exists()
 
 

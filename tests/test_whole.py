@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.io.units import bytes_text, seconds_text
+from shardalg.tables import bytes_text, seconds_text
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 

@@ -8,4 +8,6 @@ device order changes no program, only which device stands where.
 
 Offsets: `offset(S, d, i) = partition_id_i(d) * ceil(D_i / n_i)`: everything about uneven sizes
 (valid size, padding, masks) follows from it, as numbers and in sympy.
+
+Drawings of halos, exchanges and shardings, from their closed forms alone.
 """

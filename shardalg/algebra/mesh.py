@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.errors import MeshError
-from shardalg.io.answers import card
-from shardalg.io.table import Table
+from shardalg.tables import Table, card
 
 if TYPE_CHECKING:
     import jax

@@ -8,10 +8,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
+from shardalg.costs.flops import flops, read_dims, slides
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
-from shardalg.ops.loops import dim_loops, flops, read_dims, slides
-from shardalg.ops.rows import rules
-from shardalg.ops.rule import SUM, Rule
+from shardalg.graph.ops.loops import dim_loops
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
 from shardalg.sizes.formula import has_formula
 

@@ -12,15 +12,13 @@ from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
-from shardalg.costs.network.span import LINK
+from shardalg.costs.network.placement import LINK
 from shardalg.errors import TableError
-from shardalg.io.answers import html_part
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
 from shardalg.sizes.amounts import number
 from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
-from shardalg.sizes.sums import total
+from shardalg.sizes.recorded import total
+from shardalg.tables import Table, bytes_text, html_part, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.costs.symbolic import Sizes

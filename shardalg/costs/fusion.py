@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from shardalg.costs.compute import contracts
 from shardalg.costs.walk import walk
-from shardalg.graph.ir import Graph, Signature
-from shardalg.graph.once import once_per_graph
-from shardalg.ops.rows import rules
+from shardalg.graph.ir import Graph, Signature, once_per_graph
+from shardalg.graph.ops.rows import rules
 from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.instructions import (
     Apply,

@@ -16,10 +16,10 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.operator_rates import DATA_SHEET, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.matrix_unit import ANY_SIZE, MatrixUnit, read_unit
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
-from shardalg.costs.network.wiring import Unknown
+from shardalg.costs.network.placement import Unknown
 from shardalg.errors import HardwareError
-from shardalg.io.files import write_whole
-from shardalg.io.table import Table
+from shardalg.files import write_whole
+from shardalg.tables import Table
 
 SCHEMA = "shardalg.hardware/1"
 FILES = Path(__file__).parent / "chips"
@@ -41,6 +41,10 @@ MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
 _MOST = 1 << 40
 """Flops that weigh as much as a byte where arithmetic takes no time."""
+
+
+class DefaultChip(str):
+    """The name of a chip that nobody asked for; what is priced on it says so."""
 
 
 @dataclass(frozen=True)

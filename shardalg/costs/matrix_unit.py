@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardalg.costs.compute import Executed, Shapes, contracts, executed, operand_type
 from shardalg.errors import HardwareError
 from shardalg.graph.ir import Graph, Params, Signature
-from shardalg.ops.rule import SUM, Rule
-from shardalg.sizes.amounts import quotient
+from shardalg.graph.ops.rule import SUM, Rule
+from shardalg.sizes.amounts import quotient, tile
 from shardalg.sizes.maximum import grouped, smaller
-from shardalg.sizes.tile import tile
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware

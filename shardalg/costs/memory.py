@@ -8,17 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from shardalg.costs.analyses.donation import reused
+from shardalg.costs.analyses.scaling import reused
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import EXPANDS, materialised, on_chip, traits
-from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.costs.saved_activations import last_uses, lifetimes
-from shardalg.costs.walk import local_bytes
+from shardalg.costs.walk import NOTHING, Held, ProgramPoint, Timeline, local_bytes
 from shardalg.graph.ir import Graph
-from shardalg.io.table import Table
-from shardalg.sizes.recorded import are_numbers, first_largest
-from shardalg.sizes.sums import total
+from shardalg.sizes.recorded import are_numbers, first_largest, total
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import (
     Apply,
@@ -30,6 +27,7 @@ from shardalg.spmd.instructions import (
     While,
 )
 from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table
 
 # Class of a local value that is neither argument, constant nor result, by the role of the graph
 # value that it is a layout of. A second layout of an argument is a copy, hence a transient.
@@ -139,7 +137,7 @@ def liveness(
     A value lives from the instruction that makes it to the last one that reads it; arguments that
     are not donated, constants and results live to the end. A donated argument lives until the
     result that is written in its memory is made, or longer if it is still read; without such a
-    result it lives to the end (`costs.analyses.donation`). While an instruction runs, its operands
+    result it lives to the end (`costs.analyses.scaling`). While an instruction runs, its operands
     and its results are alive together, unless it may write over an operand that dies: pointwise
     operators do, contractions and collectives do not. A broadcast whose readers are all pointwise
     counts as what it repeats. A loop holds its operands, its stacked results, its carry, and on top

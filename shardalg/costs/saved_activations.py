@@ -21,7 +21,7 @@ from shardalg.costs.fusion import (
 )
 from shardalg.graph.ir import Graph
 from shardalg.sizes.decided import decided
-from shardalg.sizes.sums import least_sum
+from shardalg.sizes.recorded import least_sum
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram

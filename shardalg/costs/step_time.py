@@ -11,10 +11,14 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
-from shardalg.costs.analyses.overlap import check_overlap, scheduled_s
+from shardalg.costs.analyses.overlap import (
+    RingTimes,
+    check_overlap,
+    ring_times,
+    scheduled_s,
+    together,
+)
 from shardalg.costs.analyses.peaks import candidate_peaks
-from shardalg.costs.analyses.rings import RingTimes, ring_times
-from shardalg.costs.analyses.together import together
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
@@ -31,18 +35,18 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
-from shardalg.costs.network.span import LINK, Span
+from shardalg.costs.network.placement import LINK, Span
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
-from shardalg.ops.rule import Rule
+from shardalg.graph.ops.rule import Rule
 from shardalg.pause import collection_paused
 from shardalg.sizes.amounts import over
 from shardalg.sizes.amounts import times as multiplied
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.maximum import larger
-from shardalg.sizes.sums import summed, total
+from shardalg.sizes.recorded import summed, total
 from shardalg.spmd.instruction import Collective, Instruction, is_a
 from shardalg.spmd.instructions import Apply, CollectiveMatmul, Control
 from shardalg.spmd.program import SpmdProgram

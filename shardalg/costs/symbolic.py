@@ -14,13 +14,13 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import local_row, windows
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import Graph
-from shardalg.ops.rule import Rule
+from shardalg.graph.ops.rule import Rule
 from shardalg.pause import collection_paused
-from shardalg.sizes.assumed import Assumed, Divides, Exactly, Size
+from shardalg.sizes.amounts import is_whole, multiple
+from shardalg.sizes.facts import Assumed, Divides, Exactly, Size
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, has_formula
 from shardalg.sizes.read_sympy import from_sympy
 from shardalg.sizes.recorded import are_numbers
-from shardalg.sizes.tile import is_whole, multiple
 from shardalg.spmd.instruction import Along, Attributes, Block, Collective, Instruction
 from shardalg.spmd.instructions import (
     Apply,
@@ -46,7 +46,7 @@ from shardalg.spmd.program import SpmdProgram
 if TYPE_CHECKING:
     import sympy
 
-    from shardalg.symbolic.lift import Lifted
+    from shardalg.sizes.symbolic.lift import Lifted
 
 Shape = tuple[Any, ...]
 """Sizes: formulas, or the ints that they would be in a program in numbers."""
@@ -345,7 +345,7 @@ class _Symboliser:
         """The elements that are cut out of a block: a margin of it, or all but a margin.
 
         A margin does not grow with the block. Whether it does, prices at other sizes tell
-        (`planning.same_formulas`): the numbers at the hints do not.
+        (`planner.guards`): the numbers at the hints do not.
         """
         block, before = size
         if isinstance(instruction.attributes, Dilate):

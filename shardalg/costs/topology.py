@@ -10,14 +10,24 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.hardware import DefaultChip, Hardware, load
 from shardalg.costs.network.collective_seconds import LATENCY, collective_s
-from shardalg.costs.network.placement import Placement, exact, filled, spans
-from shardalg.costs.network.span import CHIP, HOSTS, SLICES, SWITCH, TORUS, Level, Span
-from shardalg.costs.network.wiring import Wiring
+from shardalg.costs.network.placement import (
+    CHIP,
+    HOSTS,
+    SLICES,
+    SWITCH,
+    TORUS,
+    Level,
+    Placement,
+    Span,
+    Wiring,
+    exact,
+    filled,
+    spans,
+)
 from shardalg.errors import HardwareError
-from shardalg.io.table import Table
-from shardalg.propagate.options import DefaultChip
+from shardalg.tables import Table
 
 
 @dataclass(frozen=True)

@@ -18,4 +18,10 @@ and out as the specs say and that the collectives are the written ones; what the
 its blocks is the user's. Along axes that stay automatic every device computes the body alike;
 groups within an axis, asynchronous and ragged collectives, annotations inside, named sizes and
 other meshes than the traced one are refused by name.
+
+Modules of nodes: the user's scopes, else the path of the weights that a node reads or updates.
+
+`module_paths` splits an argument's path into words. `weights` decides which arguments are weights,
+and names their modules. `gradients` finds the values that become a weight's gradient. `of_nodes`
+gives every node its module. No jax here.
 """

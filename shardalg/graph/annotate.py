@@ -1,7 +1,7 @@
 """Annotations inside a traced function: an identity primitive that carries axis names.
 
 Beside the names stands the mesh of a `mesh_split`, as data: what it means on the mesh of a plan is
-said in `propagate.other_mesh`. Under `grad` the cotangent is annotated
+said in `planner.propagate.other_mesh`. Under `grad` the cotangent is annotated
 like the value; under `vmap` the new dimension is left open, not replicated.
 """
 
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from shardalg.algebra.entries import check_mapping
-from shardalg.algebra.entries import mesh_split as split_shape
+from shardalg.algebra.derived_layouts import check_mapping
+from shardalg.algebra.derived_layouts import mesh_split as split_shape
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError, ShardingError, TraceError
 

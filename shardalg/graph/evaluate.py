@@ -20,8 +20,7 @@ from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
 from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
 from shardalg.graph.plain import number as plain_number
-from shardalg.graph.tracing.random import positions_p
-from shardalg.graph.tracing.written import join_ends_p
+from shardalg.graph.tracing.written import join_ends_p, positions_p
 
 # What `graph.bindings` holds for a node: JAX's primitive and its parameters.
 Binding = tuple[Any, Mapping[str, Any]]

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from shardalg.errors import PlanFileError
+from shardalg.files import read
 from shardalg.graph.ir import (
     ITEM_SIZES,
     Graph,
@@ -26,7 +27,6 @@ from shardalg.graph.ir import (
     ValueType,
 )
 from shardalg.graph.tracing.control_flow import CALLS, Call
-from shardalg.io.records import read
 
 _AXES = tuple[tuple[tuple[str, ...], ...], ...]
 # Per call with bodies: its parameters, and how many bodies it has (None: at least one).

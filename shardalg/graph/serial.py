@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from shardalg.errors import PlanFileError, TraceError
+from shardalg.files import read, row_of, to_data
 from shardalg.graph.ir import (
     Graph,
     LeftOut,
@@ -26,7 +27,6 @@ from shardalg.graph.ir import (
 )
 from shardalg.graph.loaded import item_type, loaded
 from shardalg.graph.well_formed import check
-from shardalg.io.records import read, row_of, to_data
 
 SCHEMA = "shardalg.graph/2"
 # A larger constant is kept as its hash: such a graph prints, plans and costs, but cannot run.

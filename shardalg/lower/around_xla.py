@@ -2,23 +2,48 @@
 
 XLA makes one slice of two, and one update of two, and adds their starts without clamping each
 (openxla/xla issue 49121). In a partitioned program the second of them is the device's block.
+
+Copies that a program makes twice on purpose: freed after the forward pass, gathered again.
+
+XLA merges equal operators. The second of two equal collectives would then be the first one, whose
+result is alive from the forward pass to the backward pass: what the plan frees (`keep_gathers`) is
+held after all. So the operand of the second goes through an `optimization_barrier`, as that of what
+`jax.checkpoint` computes again, together with
+- what its consumer reads beside the copy, the latest that is there by then: no compiler can gather
+  before that is made;
+- what became of the gathered copies that are not read any more, repeated ones and others: a
+  compiler that computed the gradients of weights when the optimizer asks for them would hold the
+  gathered activations until then. The last one is not waited for, so that two are left at a time,
+  and one can move while the other is used.
+
+Pallas kernels in a lowered program: interpreted ones run on CPU devices, others do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
+import jax
+import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from shardalg.errors import LoweringError
+from shardalg.graph.evaluate import Binding
 from shardalg.graph.ir import Graph
-from shardalg.ops.families.indexing import numbers
-from shardalg.ops.rows import rules
-from shardalg.ops.rule import Access
+from shardalg.graph.ops.families.indexing import numbers
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import Access
 from shardalg.spmd.bound import node_of
-from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import Apply
+from shardalg.spmd.instruction import Block, Collective, Instruction, Operator
+from shardalg.spmd.instructions import AllGather, Apply
 from shardalg.spmd.program import SpmdProgram
 
 Array = Any
@@ -71,3 +96,203 @@ def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Op
 
 def _clipped(start: Array, highest: int) -> Array:
     return jnp.clip(start, 0, min(highest, int(jnp.iinfo(start.dtype).max)))
+
+
+Made = Mapping[int, int]
+"""Local to the position of the instruction that makes it."""
+Readers = Mapping[int, Sequence[int]]
+"""Local to the positions of the instructions that read it."""
+AT_ONCE = 2
+
+
+def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
+    """The collectives of a block that are equal to an earlier one of it.
+
+    Returns:
+      Position in the block to the locals that the collective waits for.
+    """
+    found = list(_equal_to_earlier(graph, block))
+    if not found:
+        return {}
+    made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
+    readers = _readers(block)
+    open_copies = _copies(block, block.instructions[found[0]].phase)
+    waits = {}
+    for at in found:
+        before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
+        done = [copy for copy in before if all(i < at for i in _reads(block, copy, readers))]
+        open_copies = [copy for copy in open_copies if copy not in done]
+        became = (local for copy in done for local in _became(block, copy, at, readers))
+        waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))
+    return waits
+
+
+def _copies(block: Block, phase: str) -> list[int]:
+    """Where whole values are gathered in a phase."""
+    found = enumerate(block.instructions)
+    return [at for at, i in found if type(i.attributes) is AllGather and i.phase == phase]
+
+
+def _readers(block: Block) -> Readers:
+    """Per local, the positions of the instructions that read it; one past the end for a result."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for at, instruction in enumerate(block.instructions):
+        for operand in dict.fromkeys(instruction.operands):
+            found[operand].append(at)
+    for result in block.results:
+        found[result].append(len(block.instructions))
+    return found
+
+
+def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
+    first: dict[int, int] = {}  # a local to the first one of equal content
+    known: dict[object, tuple[int, ...]] = {}
+    for position, instruction in enumerate(block.instructions):
+        attributes, node = instruction.attributes, instruction.node
+        # Only an operator depends on the node that it is for; a move is what its attributes say.
+        own = None if node is None or _moves(instruction) else graph.nodes[node].signature
+        key = attributes, own, tuple(first.get(local, local) for local in instruction.operands)
+        earlier = known.setdefault(key, instruction.results)
+        if earlier is instruction.results:
+            continue
+        if isinstance(attributes, Collective):
+            yield position
+        else:
+            first.update(zip(instruction.results, earlier, strict=True))
+
+
+def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
+    """Of what the nearest consumer reads beside a result, the latest that is made before it."""
+    mine = set(block.instructions[position].results)
+    for instruction in block.instructions[position + 1 :]:
+        if mine.isdisjoint(instruction.operands):
+            continue
+        beside = set(instruction.operands) - mine
+        there = {local for o in beside for local in _there(block, o, position, made)}
+        if there:
+            return (max(there, key=made.__getitem__),)
+        mine |= set(instruction.results)
+    return ()
+
+
+def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
+    """A local, or what it is made of, as far as instructions before the position make it."""
+    at = made.get(local)
+    if at is None or at == position:
+        return
+    if at < position:
+        yield local
+        return
+    for operand in block.instructions[at].operands:
+        yield from _there(block, operand, position, made)
+
+
+def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
+    """What is made of a copy before `end` and still read after it, nearest to the copy."""
+    seen: set[int] = set()
+    waiting = list(block.instructions[copy].results)
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if any(at > end for at in readers[value]):
+            yield value
+        else:
+            makers = (block.instructions[at] for at in readers[value] if at < end)
+            waiting += [result for instruction in makers for result in instruction.results]
+
+
+def _reads(block: Block, position: int, readers: Readers) -> list[int]:
+    """Where the results of an instruction are read."""
+    return [at for local in block.instructions[position].results for at in readers[local]]
+
+
+def _moves(instruction: Instruction) -> bool:
+    return not isinstance(instruction.attributes, Operator)
+
+
+KERNEL = "pallas_call"
+NO_MESH = jax.sharding.AbstractMesh((), (), axis_types=())
+"""Under it JAX traces as it does where no mesh is set."""
+
+
+def kernel_binding(
+    graph: Graph, instruction: Instruction[Apply], binding: Binding, *, on_cpu: bool
+) -> Binding:
+    """Return the primitive of a kernel with the parameters that it has on a device.
+
+    Each equation of a kernel keeps the mesh that was set where the function was traced. The lowered
+    program runs on a mesh of its own, so that the copy here has none, as under `jax.jit`.
+
+    Raises:
+      LoweringError: a kernel that is not interpreted, on CPU devices.
+    """
+    primitive, params = binding
+    if on_cpu and not params.get("interpret"):
+        raise LoweringError(
+            f"the pallas_call at {node_of(graph, instruction).source} cannot run on CPU devices: "
+            "JAX compiles kernels for accelerators. Lower to accelerators, or write "
+            "pl.pallas_call(..., interpret=True), which CPU devices run too."
+        )
+    return primitive, {name: _without_mesh(value, {}) for name, value in params.items()}
+
+
+def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
+    """Return a jaxpr whose equations and values name no mesh; anything else as it is.
+
+    Args:
+      known: the values of the jaxpr that have been made, by the values that they replace.
+    """
+    core = jax.extend.core
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        items = [_without_mesh(inner, known) for inner in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    # jax 0.11 has one class for both: such a jaxpr is its own.
+    if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:
+        return value.replace(jaxpr=_without_mesh(value.jaxpr, known))
+    if isinstance(value, core.Literal):
+        return type(value)(np.asarray(value.val), _type_without_mesh(value.aval))
+    if isinstance(value, core.Var):
+        if value not in known:
+            known[value] = copy(value)
+            known[value].aval = _type_without_mesh(value.aval)
+        return known[value]
+    if isinstance(value, jax.core.AbstractValue):
+        return _type_without_mesh(value)
+    if is_dataclass(value) and not isinstance(value, type):  # blocks and their maps of indices
+        mine = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        made = {name: _without_mesh(inner, known) for name, inner in mine.items()}
+        return replace(value, **made) if any(made[n] is not mine[n] for n in mine) else value
+    if not isinstance(value, core.Jaxpr):
+        return value
+    lists = ("constvars", "invars", "outvars")
+    parts = {name: [_without_mesh(v, known) for v in getattr(value, name)] for name in lists}
+    equations = [
+        equation.replace(
+            ctx=_no_context(),
+            invars=[_without_mesh(v, known) for v in equation.invars],
+            outvars=[_without_mesh(v, known) for v in equation.outvars],
+            params={name: _without_mesh(v, known) for name, v in equation.params.items()},
+        )
+        for equation in value.eqns
+    ]
+    return value.replace(eqns=equations, **parts)
+
+
+def _type_without_mesh(kind: Any) -> Any:
+    """Return the type of a value, or of what a reference holds, without a layout."""
+    if hasattr(kind, "inner_aval"):
+        return kind.update(inner_aval=_type_without_mesh(kind.inner_aval))
+    if getattr(kind, "sharding", None) is None:
+        return kind
+    with jax.sharding.use_abstract_mesh(NO_MESH):
+        return kind.update(sharding=jax.core.ShapedArray(kind.shape, kind.dtype).sharding)
+
+
+@cache
+def _no_context() -> Any:
+    """Return what an equation keeps of its surroundings where no mesh is set."""
+    with jax.sharding.use_abstract_mesh(NO_MESH):
+        return jax.make_jaxpr(lambda x: x + 1)(1.0).eqns[0].ctx

@@ -28,9 +28,8 @@ from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import by_word
 from shardalg.graph.ir import Graph
-from shardalg.graph.tracing.float0 import with_float0
-from shardalg.lower.axes import Axes, on_whole_axes
-from shardalg.lower.host_blocks import Blocks
+from shardalg.graph.tracing.written import with_float0
+from shardalg.lower.axes import Axes, Blocks, on_whole_axes
 
 Array = Any
 

@@ -3,15 +3,21 @@
 `jax.lax` collectives name mesh axes. A program may use sub-axes (`x:(1)2`), so the position is cut
 at every border of a digit that occurs; each piece, a place, becomes an axis, and every digit is
 then a tuple of neighbouring axes. Where only whole axes occur this is the user's own mesh.
+
+CPU devices in this process, to run a plan for many devices on one machine.
+
+Arrays of the host as shards: whole ones, or block by block from a function of the user's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
@@ -19,7 +25,7 @@ from jax.sharding import Mesh as JaxMesh
 from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import LoweringError
+from shardalg.errors import DeviceError, LoweringError
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import instructions
 
@@ -132,3 +138,93 @@ def _place_name(mesh: Mesh, place: Digit, taken: set[str]) -> str:
     while ref.size is not None and name in taken:
         name += "_"
     return name
+
+
+FORCED = "xla_force_host_platform_device_count"
+"""The flag of XLA that sets how many CPU devices there are."""
+
+
+def host_devices(n: int) -> list[jax.Device]:
+    """The first `n` CPU devices; sets their number if JAX has not started yet.
+
+    Raises:
+      DeviceError: JAX has started, or was told to start, with fewer.
+
+    >>> len(host_devices(2))
+    2
+    """
+    if not isinstance(n, int) or n < 1:
+        raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
+    told = FORCED in os.environ.get("XLA_FLAGS", "")
+    if not told:  # both at once is an error of JAX
+        try:
+            jax.config.update("jax_num_cpu_devices", n)
+        except RuntimeError:  # JAX has started: what it has is what there is
+            pass
+    devices = jax.devices("cpu")
+    if len(devices) < n:
+        why = f"XLA_FLAGS sets --{FORCED}" if told else "JAX started before"
+        raise DeviceError(
+            f"{n} CPU devices asked for, this process has {len(devices)}: {why}. Call "
+            f"host_devices({n}) before anything else uses JAX, or start Python with "
+            f"XLA_FLAGS=--{FORCED}={n}."
+        )
+    return devices[:n]
+
+
+def first_device() -> jax.Device:
+    """The first of JAX's devices."""
+    return jax.devices()[0]
+
+
+Read = Callable[[tuple[slice, ...]], Any]
+"""From the place of a block, a slice with start and stop per dimension, to its elements."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What the host has of one array.
+
+    Attributes:
+      path: the array's name in messages.
+      shape: of what `read` knows; beyond it there is padding.
+      dtype: item type that devices hold.
+      checked: whether `read` is the user's own, whose blocks are not trusted.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Read
+    checked: bool = False
+
+    def placed(self, padded: tuple[int, ...], target: NamedSharding) -> jax.Array:
+        """As `target` lays it out, padded by zeros; only blocks of this process's devices are read.
+
+        Raises:
+          LoweringError: a block of another shape or item type than its place has.
+        """
+
+        def block(index: Any) -> np.ndarray:
+            full = [range(*i.indices(n)) for i, n in zip(index, padded, strict=True)]
+            kept = [slice(r.start, min(r.stop, n)) for r, n in zip(full, self.shape, strict=True)]
+            sizes = [max(0, s.stop - s.start) for s in kept]
+            if 0 in sizes:
+                return np.zeros([len(r) for r in full], self.dtype)
+            found = self._read(tuple(kept), tuple(sizes))
+            widths = [(0, len(r) - size) for r, size in zip(full, sizes, strict=True)]
+            return np.pad(found, widths) if any(w for _, w in widths) else found
+
+        return jax.make_array_from_callback(padded, target, block)
+
+    def _read(self, index: tuple[slice, ...], sizes: tuple[int, ...]) -> np.ndarray:
+        found = np.asarray(self.read(index))
+        held = jax.dtypes.canonicalize_dtype(found.dtype) if found.dtype.kind in "biufc" else None
+        if self.checked and (found.shape != sizes or (held or found.dtype) != self.dtype):
+            place = ", ".join(f"{s.start}:{s.stop}" for s in index)
+            raise LoweringError(
+                f"{self.path}: its function gives {found.dtype}{list(found.shape)} for the block "
+                f"[{place}], which is {self.dtype}{list(sizes)}. Return the elements of the slices "
+                "that it is given, in the planned item type."
+            )
+        return found.astype(self.dtype, copy=False)

@@ -7,6 +7,8 @@ compute is one row, and operators without a scope (copies of the compiler's) ano
 
 A collective's time has the waiting for the slowest device in it. CPU devices share the machine's
 cores: predict with hardware that was measured with as many devices at work (`measure_hardware`).
+
+A measured step on a time axis, in the shape of a planned one (`costs.pipelines.events`).
 """
 
 from __future__ import annotations
@@ -16,22 +18,24 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from shardalg.costs.collectives import RING_BYTES
+from shardalg.costs.collectives import RING_BYTES, axis_names, is_collective
+from shardalg.costs.pipelines import events as planned
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import chip_text
+from shardalg.costs.walk import walk
 from shardalg.errors import LoweringError
-from shardalg.io.table import Table
-from shardalg.io.units import seconds_text
 from shardalg.lower.emit.emitter import SCOPE
 from shardalg.lower.measure import Timing, once
 from shardalg.lower.xla_dump.hlo_text import HloModule, parse
+from shardalg.tables import Table, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
@@ -215,3 +219,60 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
     unnamed = left.pop(None, 0.0)
     yield Row("", OTHER, (), predicted, sum(left.values()))
     yield Row("", UNNAMED, (), 0.0, unnamed)
+
+
+class Sort(NamedTuple):
+    """What an event is, as a planned one says it."""
+
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+
+
+OTHER_COMPUTE = Sort(planned.COMPUTE, (), "")
+"""What the compiler added."""
+
+
+def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.Event, ...]:
+    """One step on the first device: neighbours of one sort together, from the first's start.
+
+    A pipeline's bubbles are computed on padding, and look like all other compute. Between events
+    the device waits; a collective's time has the waiting for the slowest device in it.
+
+    Raises:
+      LoweringError: the profiler's trace has no events of the program.
+    """
+    placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
+    once(lowered, placed)
+    found = recorded(lambda: once(lowered, placed), module)
+    check_events(found)
+    first = min(event.device for event in found)
+    mine = sorted((e for e in found if e.device == first), key=lambda e: e.start_s)
+    sorts, scopes = _sorts(lowered), scopes_of(module)
+    return tuple(_placed(mine, lambda e: sorts.get(scopes[e.op] or -1, OTHER_COMPUTE)))
+
+
+def _sorts(lowered: Lowered) -> dict[int, Sort]:
+    """First result of an instruction to its sort."""
+    mesh, found = lowered.program.mesh, {}
+    for step in walk(lowered.program):
+        instruction = step.instruction
+        attributes = instruction.attributes
+        if not instruction.results:
+            continue
+        if is_collective(attributes) and not attributes.stays:
+            axes = axis_names(mesh, attributes.digits)
+            sort = Sort(attributes.sent_as, axes, instruction.phase)
+        else:
+            sort = Sort(planned.COMPUTE, (), instruction.phase)
+        found[instruction.results[0]] = sort
+    return found
+
+
+def _placed(events: Sequence[Event], sort: Callable[[Event], Sort]) -> Iterator[planned.Event]:
+    start = events[0].start_s
+    for (kind, axes, phase), run in groupby(events, sort):
+        alike = [*run]
+        begin = alike[0].start_s - start
+        end = max(event.start_s + event.seconds for event in alike) - start
+        yield planned.Event(0, kind, axes, phase, begin, end - begin)

@@ -19,8 +19,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.costs.step_time import timed
 from shardalg.errors import CheckpointError, LoweringError
 from shardalg.graph.ir import Graph
-from shardalg.graph.tracing.float0 import without_float0
 from shardalg.graph.tracing.opened import bodies
+from shardalg.graph.tracing.written import without_float0
 from shardalg.lower.arrays import (
     ArrayBorder,
     border,
@@ -34,22 +34,16 @@ from shardalg.lower.arrays import (
     without_empty,
 )
 from shardalg.lower.axes import FOR_DEVICES, Axes, on_whole_axes, run_axes, user_axes
-from shardalg.lower.border_calls import (
-    ON_ARRAYS,
-    UserCall,
-    explicit_mesh,
-    on_explicit_axes,
-)
 from shardalg.lower.emit import Emitter, body
-from shardalg.lower.jit import Twin, platforms
+from shardalg.lower.jit import ON_ARRAYS, Twin, UserCall, explicit_mesh, on_explicit_axes, platforms
 from shardalg.lower.measure import Measurement, measure
 from shardalg.spmd.program import SpmdProgram
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
-    from shardalg.io.table import DataFrame
     from shardalg.lower.breakdown import Breakdown
+    from shardalg.tables import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +58,7 @@ class Lowered:
       platform: for which it is lowered where the mesh has no devices ("tpu", "cuda"); None: that of
         the devices.
       call: the way from what the user's function takes to arrays, and back.
-      drawn: makes a timeline of events on a mesh (`report.timeline`).
+      drawn: makes a timeline of events on a mesh (`show.timeline`).
     """
 
     program: SpmdProgram
@@ -377,10 +371,10 @@ class Lowered:
         Raises:
           HardwareError: an unknown chip. LoweringError: a trace has no events of the program.
         """
-        from shardalg.costs.analyses.rate_amounts import rate_amounts, whole_step
+        from shardalg.costs.calibration.fit import rate_amounts, whole_step
         from shardalg.costs.topology import machine
-        from shardalg.lower.measuring.isolated import each_alone
-        from shardalg.lower.measuring.measured_step import traced_step
+        from shardalg.lower.breakdown import traced_step
+        from shardalg.lower.isolated import each_alone
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)

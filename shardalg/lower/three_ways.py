@@ -12,14 +12,12 @@ import jax
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import is_collective, wire_bytes
 from shardalg.costs.walk import sent_bytes, walk
-from shardalg.io.answers import Answer, Parts
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
 from shardalg.lower.jit import Twin
 from shardalg.lower.measure import Measurement, measure, relative_error
 from shardalg.lower.shard_map import Lowered
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, compile_with_collectives
 from shardalg.sizes.amounts import number
+from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,11 +24,9 @@ import z3
 from shardalg.algebra.digits import canonical, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ProofError
-from shardalg.merge.merged import from_table, on_mesh, united
+from shardalg.merge.merged import Rows, from_table, on_mesh, rows_of, united
 from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
-from shardalg.merge.position_tables import Rows, rows_of
-from shardalg.merge.verdict import Verdict
-from shardalg.merge.witness import Failure
+from shardalg.merge.verdict import Failure, Verdict
 
 TIMEOUT_S = 60.0
 # A place of the unknown sharding: a dimension, a class, or the replicated class of one operand.

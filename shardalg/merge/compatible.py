@@ -17,14 +17,12 @@ from dataclasses import replace
 import numpy as np
 
 from shardalg.algebra.digits import Digits, nested, overlap, partition_ids, parts, split_prefix
-from shardalg.algebra.restate import restate
+from shardalg.algebra.layout import restate
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
-from shardalg.merge.merged import from_table
+from shardalg.merge.merged import Rows, from_table, join, rows_of
 from shardalg.merge.places import DimOrClass, escape
-from shardalg.merge.position_tables import Rows, join, rows_of
-from shardalg.merge.verdict import Verdict
-from shardalg.merge.witness import Failure
+from shardalg.merge.verdict import Failure, Verdict
 
 POLICIES = ("gspmd", "shardy")
 DECIDERS = ("closed_form", "z3")

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from shardalg.algebra.digits import split_prefix
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
-from shardalg.merge.monomial import ONE, Monomial, NamedDigit, device_count, named_places
-from shardalg.merge.places import DimOrClass
+from shardalg.merge.places import ONE, DimOrClass, Monomial, NamedDigit, device_count, named_places
 from shardalg.merge.refinement import Inside, apart_along, cuts_of
 
 

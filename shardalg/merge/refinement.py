@@ -29,7 +29,7 @@ import numpy as np
 
 from shardalg.algebra.digits import Digit, Digits, canonical
 from shardalg.algebra.sharding import Sharding
-from shardalg.merge.monomial import Monomial, NamedDigit
+from shardalg.merge.places import Monomial, NamedDigit
 
 Dims = tuple[tuple[NamedDigit, ...], ...]
 

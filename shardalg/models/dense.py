@@ -31,12 +31,12 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
 from shardalg.errors import StrategyError
 from shardalg.models import dense_strategies, transformer
-from shardalg.models.dense_cost import SHALLOW, cost_on, machine_for
+from shardalg.models.deeper import SHALLOW, cost_on, machine_for
 from shardalg.models.dense_strategies import mesh_of
-from shardalg.models.optimizers import OPTIMIZERS
+from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import REMAT, Config
 from shardalg.plan.plan import Plan, plan
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 
 Array = jax.Array
 ROLES = ("parameters", "optimizer_state", "data", "data")

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
-from shardalg.models.optimizers import Optimizer
+from shardalg.models.training import Optimizer
 from shardalg.models.transformer import Config
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 
 Axes = tuple[str, ...]
 Dims = tuple[Axes, ...]
@@ -104,7 +104,7 @@ def layout_on(name: str, mesh: Mesh) -> Layout:
 def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Strategy:
     """Shardings of the training step's arguments and results, and its sites.
 
-    >>> from shardalg.models.optimizers import OPTIMIZERS
+    >>> from shardalg.models.training import OPTIMIZERS
     >>> found = strategy(Config(), OPTIMIZERS["sgd"], Mesh({"fsdp": 4}), "fsdp")
     >>> tuple(found.in_shardings[0]["embedding"]), tuple(found.in_shardings[2])
     ((None, 'fsdp'), ('fsdp', None))

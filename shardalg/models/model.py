@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec
 from shardalg.algebra.mesh import Mesh
 from shardalg.models import adafactor
 from shardalg.plan.plan import Plan, plan
-from shardalg.propagate.options import Options
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.strategy import Strategy
 
 Array = jax.Array
 Axes = str | tuple[str, ...]

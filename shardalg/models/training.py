@@ -1,4 +1,7 @@
-"""The train step of the dense Transformer, and its parts as functions that can be planned alone."""
+"""The train step of the dense Transformer, and its parts as functions that can be planned alone.
+
+The optimizers by name: state, update, and how the state is laid out along its weights.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardalg.errors import StrategyError
-from shardalg.models import adafactor, transformer
+from shardalg.models import adafactor, adam, transformer
 from shardalg.models.transformer import ATTENTION, FFN, Config
 
 Array = jax.Array
@@ -167,3 +170,61 @@ def part(name: str) -> Part:
     if name not in PARTS:
         raise StrategyError(f"the Transformer has no part {name!r}; its parts are {list(PARTS)}.")
     return PARTS[name]
+
+
+RATE = 1e-3
+"""What stochastic gradient descent multiplies a gradient with."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How weights are updated.
+
+    Attributes:
+      init: `(config, params) -> state`; apply: `(config, params, grads, state) -> (params, state)`.
+      laid_out: `(config, dims) -> dims of the state`, given a tuple of axes per weight dimension.
+    """
+
+    name: str
+    init: Callable[[Config, Any], Any]
+    apply: Callable[[Config, Any, Any, Any], tuple[Any, Any]]
+    laid_out: Callable[[Config, Any], Any]
+
+
+def _descend(config: Config, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
+    """W = W - rate * G."""
+    return jax.tree.map(lambda w, g: w - RATE * g, params, grads), {"step": state["step"] + 1}
+
+
+def _moments(config: Config, dims: Any) -> dict[str, Any]:
+    """Of Adafactor: on the dimensions that each moment keeps of its weight."""
+
+    def moments(factors: adafactor.Factoring, axes: Any) -> dict[str, Any]:
+        row, column = factors.split(axes)
+        return {"row": row, "column": column}
+
+    return {"step": (), "moments": jax.tree.map(moments, factoring(config), dims)}
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "adam": Optimizer(
+        "adam",
+        lambda config, params: adam.init_state(params),
+        lambda config, params, grads, state: adam.apply(params, grads, state),
+        lambda config, dims: {"step": (), "first": dims, "second": dims},
+    ),
+    "adafactor": Optimizer(
+        "adafactor",
+        init_opt_state,
+        lambda config, params, grads, state: adafactor.apply(
+            params, grads, state, factoring(config)
+        ),
+        _moments,
+    ),
+    "sgd": Optimizer(
+        "sgd",
+        lambda config, params: {"step": jax.numpy.zeros((), jax.numpy.int32)},
+        _descend,
+        lambda config, dims: {"step": ()},
+    ),
+}

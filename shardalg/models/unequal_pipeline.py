@@ -44,11 +44,11 @@ from shardalg.costs.step_time import timed
 from shardalg.costs.topology import Topology, machine, machine_text
 from shardalg.costs.walk import local_bytes
 from shardalg.errors import LoweringError, PipelineError
-from shardalg.io.table import Table
 from shardalg.models.pipeline import samples, whole
 from shardalg.plan.plan import Plan, plan
-from shardalg.propagate.options import Options, Switches
-from shardalg.report.timeline import Timeline
+from shardalg.planner.propagate.options import Options, Switches
+from shardalg.show.timeline import Timeline
+from shardalg.tables import Table
 from shardalg.verify.report import Report
 
 Tree = Any

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.cost import Cost
 from shardalg.costs.topology import machine
-from shardalg.explain.policies import cheaper_policy
-from shardalg.io.answers import Answer, Parts
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, counted, seconds_text
+from shardalg.plan.explain.switches import cheaper_policy
 from shardalg.sizes.amounts import number
+from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
-    from shardalg.plan.ask_overview import OverviewAnswers
+    from shardalg.plan.plan import Plan
 
 AXIS_COLUMNS = ("mesh_axes", "devices", "collectives", "wire_bytes_per_step", "sent", "time")
 WARNED = ("op", "source", "warning", "remedy")
@@ -33,7 +31,7 @@ class Overview(Answer):
       machine: the chip, the number of devices, and where both come from.
     """
 
-    plan: OverviewAnswers
+    plan: Plan
     priced: Cost
     hardware: str | Hardware | Topology
     machine: str

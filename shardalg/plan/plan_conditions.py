@@ -1,6 +1,6 @@
 """What ties a plan with named sizes to its hints: the facts of its planning, the nearest first.
 
-Planning noted every question that it put to a size (`planning.guards`). Here each that may have
+Planning noted every question that it put to a size (`planner.guards`). Here each that may have
 another answer at other sizes is a row: what it decided, and what else could have been.
 """
 
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from shardalg.costs.symbolic import Symbolised
-from shardalg.explain.decisions import loops_over, place
 from shardalg.graph.ir import Graph, Node, Signature
-from shardalg.io.table import Table
-from shardalg.partition.choose.key import Choice, Weighed
-from shardalg.partition.choose.node_classes import kinds
-from shardalg.partition.emit.node import NodePlan
-from shardalg.planning.guards import Asked
-from shardalg.propagate.options import Options
-from shardalg.reshard.paths import Path
+from shardalg.plan.explain.decisions import loops_over, place
+from shardalg.planner.guards import Asked
+from shardalg.planner.partition.choose.key import Choice, Weighed
+from shardalg.planner.partition.choose.node_classes import kinds
+from shardalg.planner.partition.emit.node import NodePlan
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.reshard.paths import Path
 from shardalg.sizes.conditions import flips, is_open, margin, split_of, words
 from shardalg.sizes.decided import Call, Guards
 from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, ZERO, Fact
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.growth import Shardings
 from shardalg.spmd.instruction import Collective
+from shardalg.tables import Table
 
 COLUMNS = ("kind", "condition", "margin", "place", "source", "decides", "rests_on", "flips")
 NO_CONDITIONS = Table(COLUMNS, ())

@@ -9,23 +9,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.restate import in_order
+from shardalg.algebra.layout import in_order
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import group_size, seconds, wire_bytes
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology, machine, machine_text
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES, Graph, Region, Value, ValueType
-from shardalg.io.answers import Answer, Parts
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
-from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.reshard.links import links_on
-from shardalg.reshard.paths import lacking, reshard_bound
+from shardalg.planner.partition.emit.context import Cause, PartitionContext
+from shardalg.planner.reshard.links import links_on
+from shardalg.planner.reshard.paths import lacking, reshard_bound
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
     import numpy as np

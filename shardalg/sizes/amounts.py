@@ -1,13 +1,17 @@
-"""Amounts, numbers or formulas, divided and weighed: floats of numbers, exact of formulas."""
+"""Amounts, numbers or formulas, divided and weighed: floats of numbers, exact of formulas.
+
+Block sizes as numbers or formulas, and what is known to divide what.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from shardalg.sizes.formula import Formula
+from shardalg.sizes.formula import Ceil, Formula, ceiling, symbol
 
 
 def over(amount: Any, rate: float) -> Any:
@@ -50,3 +54,91 @@ def quotient(above: Any, below: Any) -> Any:
 def number(value: Any) -> Any:
     """Return an exact price as a table shows it: ints and formulas stay, else the nearest float."""
     return float(value) if type(value) is Fraction else value
+
+
+# Pairs (D, n) of which n is known to divide D, as a plan records them for its dimensions and axes.
+Divides = Iterable[tuple[Formula | int, Formula | int]]
+
+
+def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:
+    """Elements of a block of a dimension in `parts`: `ceil(size / parts)`, padding included.
+
+    Numbers give a number. A formula comes out without a ceiling where `parts` divides `size` as
+    polynomials do, or where that follows from `divides`.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> M, V, X, Y = symbols("M V X Y")
+    >>> tile(10, 4), tile(V - 1, X * Y), tile(4 * M * X, X), tile(tile(M, X), Y)
+    (3, ceil((V - 1)/(X*Y)), 4*M, ceil(M/(X*Y)))
+    >>> tile(4 * M, X, divides=[(M, X * Y)])
+    4*M/X
+    """
+    if type(size) is not Formula and type(parts) is not Formula:
+        return -(-size // parts)
+    return given(ceiling(Formula.of(size) / parts), divides)
+
+
+def given(formula: Formula, divides: Divides) -> Formula:
+    """A formula without the ceilings that `divides` makes exact, within sums too.
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M, X, Y = symbols("B M X Y")
+    >>> given(tile(M, X) * tile(B, Y), [(M, X)])
+    M*ceil(B/Y)/X
+    """
+    facts = tuple(Formula.of(size) / parts for size, parts in divides)
+    if not facts or not formula.atoms:
+        return formula
+
+    def new(factor: Any) -> Formula:
+        if type(factor) is not Ceil:
+            return symbol(factor)
+        ratio = given(factor.ratio, divides_again)
+        return ratio if is_whole(ratio, facts) else _ceiling_of_rest(ratio, facts)
+
+    divides_again = tuple((fact, 1) for fact in facts)
+    return formula.replace(new)
+
+
+def _ceiling_of_rest(ratio: Formula, facts: tuple[Formula, ...]) -> Formula:
+    """The terms that are whole, and the ceiling of those that are not."""
+    alone = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
+    outside = Formula(alone)
+    return outside + ceiling(ratio - outside)
+
+
+def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
+    """Whether a formula certainly is an integer, each formula of `facts` being one.
+
+    It is one if its coefficients are and nothing divides; if each of its terms is one; or if it is
+    a multiple of a fact and the other factor is one. Incomplete: False means "not known".
+
+    >>> from shardalg.sizes.formula import symbols
+    >>> B, M, X, Y = symbols("B M X Y")
+    >>> is_whole(6 * B * M / (X * Y), (B / (2 * X), M / Y)), is_whole(M / (X * Y), (M / X, M / Y))
+    (True, False)
+    """
+    debt = _debt(ratio)
+    if not debt:
+        return True
+    terms = ratio.terms.items()
+    if len(terms) > 1 and all(is_whole(Formula({m: c}), facts) for m, c in terms):
+        return True
+    left = (multiple(ratio, fact) for fact in facts)
+    return any(_debt(rest) < debt and is_whole(rest, facts) for rest in left if rest is not None)
+
+
+def multiple(formula: Formula, unit: Formula) -> Formula | None:
+    """The monomial c with `formula = c * unit`; None if there is none."""
+    if len(formula.terms) != len(unit.terms) or not unit:
+        return None
+    monomial, coefficient = next(iter(unit.terms.items()))
+    first = Formula({monomial: coefficient})
+    candidates = (Formula({m: c}) / first for m, c in formula.terms.items())
+    return next((c for c in candidates if c * unit == formula), None)
+
+
+def _debt(ratio: Formula) -> int:
+    """How far a formula is from a polynomial with integer coefficients."""
+    powers = sum(-e for m in ratio.terms for _, e in m if e < 0)
+    return powers + sum(Fraction(c).denominator - 1 for c in ratio.terms.values())

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardalg.sizes.array_steps import FEWER, Code, Points, straight
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import Ceil, Formula, Number
-from shardalg.sizes.points.array_steps import FEWER, Code, Points, straight
 
 _EXACT = float(1 << 52)
 _ROUNDED = 2.0**-40

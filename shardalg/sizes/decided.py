@@ -18,9 +18,9 @@ import numpy as np
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.checked import Checked
+from shardalg.sizes.exact import ExactPoints
 from shardalg.sizes.facts import Fact, Facts
 from shardalg.sizes.formula import Formula, Number, symbol
-from shardalg.sizes.points.exact import ExactPoints
 from shardalg.sizes.recorded import Answers, Recorded, Recorder, recorder_of
 
 Result = TypeVar("Result")

@@ -4,7 +4,7 @@ A price is `sum coefficient * product of sizes to integer powers`. The code that
 or a block only adds, multiplies and divides by products, so that it runs on `int`, `Fraction` and
 `Formula` alike. Every size is a positive integer; tensor dimensions and mesh axes share one name
 space. Against sympy: equality is a dictionary compare, and no expansion is ever needed.
-`sizes.tile` makes the ceilings, `sizes.growth` says how a formula grows.
+`sizes.amounts` makes the ceilings, `sizes.growth` says how a formula grows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardalg.errors import ShardalgError
+from shardalg.sizes.array_steps import Code, run
 from shardalg.sizes.formula_text import factored_sum, text, to_sympy
-from shardalg.sizes.points.array_steps import Code, run
 
 if TYPE_CHECKING:
     import sympy

@@ -9,9 +9,9 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from shardalg.sizes.array_steps import Code
 from shardalg.sizes.formula import Ceil, Formula, Monomial, Number
 from shardalg.sizes.formula_text import to_sympy
-from shardalg.sizes.points.array_steps import Code
 
 if TYPE_CHECKING:
     import sympy

@@ -16,11 +16,10 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.spmd.instruction import Block
+from shardalg.spmd.instruction import Block, Purpose, Why
 from shardalg.spmd.instructions import kinds
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
-from shardalg.spmd.why import Purpose, Why
 
 Test = Callable[[Any], bool]
 Parameters = NewType("Parameters", tuple)

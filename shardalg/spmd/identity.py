@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from shardalg.errors import ProgramError
-from shardalg.ops.families.building import has_zero
+from shardalg.graph.ops.families.building import has_zero
 
 _ZERO = ("sum", "or", "xor", "pick")
 _LOWEST = ("max", "argmax", "logsumexp", "top")

@@ -1,9 +1,12 @@
-"""One value as a device holds it, and an element number that depends on the device."""
+"""One value as a device holds it, and an element number that depends on the device.
+
+Local shapes with one dimension changed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -89,3 +92,33 @@ class Start:
 def axes_text(mesh: Mesh, digits: Digits) -> str:
     """Axes of `digits`, major first: `X`, `X,Y`, `X:(2)4`."""
     return ",".join(repr(mesh.axis_ref(digit)) for digit in digits)
+
+
+Shape = tuple[int, ...]
+
+
+def scaled(shape: Shape, dim: int, *, times: int = 1, over: int = 1) -> Shape:
+    """With a dimension that is longer or shorter by a factor.
+
+    >>> scaled((6, 8), 1, times=2), scaled((6, 8), 0, over=3)
+    ((6, 16), (2, 8))
+    """
+    return (*shape[:dim], shape[dim] * times // over, *shape[dim + 1 :])
+
+
+def sized(shape: Shape, dim: int, size: int) -> Shape:
+    """With a dimension of another size.
+
+    >>> sized((6, 8), 1, 3)
+    (6, 3)
+    """
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def alike(shapes: Sequence[Shape]) -> Shape | None:
+    """The one shape that all have; None where they differ.
+
+    >>> alike([(2,), (2,)]), alike([(2,), (3,)])
+    ((2,), None)
+    """
+    return shapes[0] if len(set(shapes)) == 1 else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digit, Digits, canonical, overlap
 from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ops.rule import COMBINES, PICK, SUM, USER
 from shardalg.merge.proofs.integers import All, Formula, Number, PartitionId, number, within
-from shardalg.ops.rule import COMBINES, PICK, SUM, USER
 from shardalg.spmd.identity import identity_if_any
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import FirstMember, MaskIndexed

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from shardalg.errors import TraceError
 from shardalg.graph.abstract import LEFT_TO_THE_COMPILER, result_types
 from shardalg.graph.ir import Graph, Plain, Signature, ValueType
-from shardalg.ops.local_parameters import local_shape
-from shardalg.ops.rows import rules
+from shardalg.graph.ops.local_parameters import local_shape
+from shardalg.graph.ops.rows import rules
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply, Fold

@@ -1,9 +1,14 @@
-"""One instruction with what its operands hold, and what is claimed of several kinds alike."""
+"""One instruction with what its operands hold, and what is claimed of several kinds alike.
+
+What a device counts: starts are whole numbers to a claim, and numbers of 32 bits to a device.
+
+Whether an instruction reads the values that it should: those of its node, or of one value.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -11,6 +16,7 @@ import numpy as np
 from shardalg.algebra.digits import Digits, overlap, partition_ids, parts
 from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ir import Graph, Node
 from shardalg.merge.proofs.integers import (
     Formula,
     IntegerClaim,
@@ -22,10 +28,63 @@ from shardalg.merge.proofs.integers import (
     implies,
     within,
 )
-from shardalg.spmd.instruction import A_co, Attributes, Collective
-from shardalg.spmd.instructions import CollectivePermute, HaloExchange, Pairs
+from shardalg.spmd.instruction import A_co, Attributes, Collective, Instruction, Operator
+from shardalg.spmd.instructions import (
+    ArgReduce,
+    CollectivePermute,
+    Concatenate,
+    Fold,
+    HaloExchange,
+    Join,
+    MaskIndexed,
+    Pairs,
+    Regroup,
+    Top,
+    ValueAt,
+    kinds,
+)
+from shardalg.spmd.local import Start
 from shardalg.verify.contents import Contents, Fill, Held, Made, at_member, fill_number, laid_out
 from shardalg.verify.report import Decided, Statement
+
+LARGEST = 2**31 - 1
+"""Of the type in which partition ids are counted."""
+
+
+def counted(attributes: Attributes) -> Iterator[Decided]:
+    """Of every start that a device works out, whether all numbers on the way to it fit.
+
+    >>> from shardalg.algebra.affine import Index
+    >>> from shardalg.algebra.digits import Digit
+    >>> from shardalg.spmd.instructions import SliceAt
+    >>> row = Index.of("o") * 2**30
+    >>> start = Start(row // 2**29, (("o", (Digit(1, 4),)),))
+    >>> [claim.holds for claim in counted(SliceAt(0, start, 2))]
+    [False]
+    """
+    for one in fields(attributes):  # type: ignore[arg-type]  # every kind is a dataclass
+        start = getattr(attributes, one.name)
+        if isinstance(start, Start):
+            words = f"{start.index} is worked out in 32 bits"
+            yield Decided(words, max(largest(start)) <= LARGEST)
+    wrong = [number for number in _sizes(attributes) if not 0 <= number <= LARGEST]
+    if wrong:
+        yield Decided(f"{wrong[0]} is counted in 32 bits", holds=False)
+
+
+def _sizes(attributes: Attributes) -> Iterator[int]:
+    """Sizes that places are compared with, and where the block behind the last one starts."""
+    yield getattr(attributes, "size", 0)
+    yield from getattr(attributes, "sizes", ())
+    yield getattr(attributes, "block", 0) * parts(getattr(attributes, "digits", ()))
+
+
+def largest(start: Start) -> tuple[int, ...]:
+    """What no number on the way to a start exceeds."""
+    index, counts = start.index, {name: parts(digits) for name, digits in start.digits}
+    terms = sum(abs(c) * (counts[name] - 1) for name, c in index.terms)
+    return terms + abs(index.constant) + abs(start.more), index.div, index.mod
+
 
 MEMBER = "m"
 X = Number.of("x")
@@ -242,3 +301,37 @@ def _largest(number: Number) -> int:
             most = parts(atom.digits) if isinstance(atom, PartitionId) else 0
         total += max(abs(coefficient), 1) * most
     return total
+
+
+Values = tuple[int | None, ...]
+
+
+def of_its_own(graph: Graph, instruction: Instruction, given: Values) -> bool:
+    """Whether the values that are read belong together.
+
+    Args:
+      given: the graph values that the operands are parts of.
+    """
+    kind = type(instruction.attributes)
+    if kind in _OF_ONE_VALUE:
+        return len(set(given)) == 1
+    if kind not in _OF_NODE:
+        return True
+    return instruction.node is not None and _OF_NODE[kind](graph.nodes[instruction.node], given)
+
+
+def _is_view(node: Node, given: Values) -> bool:
+    """The node makes of the value that is regrouped the same elements in the same order."""
+    row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
+    return bool(row_major) and given[0] == node.operands[0]
+
+
+_OF_ONE_VALUE = (ArgReduce, Concatenate, Join)
+_OF_NODE: dict[type, Callable[[Node, Values], bool]] = {
+    **dict.fromkeys(kinds(Operator), lambda node, given: given == node.operands),
+    Fold: lambda node, given: given == (*node.results, *node.operands[len(node.results) :]),
+    MaskIndexed: lambda node, given: given == (node.results[0], node.operands[1]),
+    Regroup: _is_view,
+    Top: lambda node, given: given == node.results,
+    ValueAt: lambda node, given: given == (node.results[0], node.operands[0]),
+}

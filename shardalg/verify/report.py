@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.errors import LoweringError
-from shardalg.io.answers import card
-from shardalg.io.table import Table
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.proofs.prove import MergeClaim, Proof
+from shardalg.tables import Table, card
 
 if TYPE_CHECKING:
-    from shardalg.io.table import DataFrame
+    from shardalg.tables import DataFrame
 
 TRUSTED = "trusted"
 NOT_HELD = "not_held"

@@ -13,24 +13,17 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.proofs.prove import MergeClaim, Proof, prove
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.spmd.bound import node_of
 from shardalg.spmd.check import check
 from shardalg.spmd.fields import misfit
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Operator, is_a
-from shardalg.spmd.instructions import (
-    Apply,
-    Fold,
-    HaloExchange,
-    MaskIndexed,
-    Regroup,
-    Top,
-)
+from shardalg.spmd.instructions import Apply, Fold, HaloExchange, MaskIndexed, Regroup, Top
 from shardalg.spmd.local import Local
 from shardalg.spmd.manual import WRITTEN, written
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
-from shardalg.verify.asked import asked
+from shardalg.verify.annotated import Seen, asked
 from shardalg.verify.contents import (
     Contents,
     Made,
@@ -40,13 +33,10 @@ from shardalg.verify.contents import (
     of_value,
     operand_names,
 )
-from shardalg.verify.counted import counted
-from shardalg.verify.move import CheckedInstruction, crosses
+from shardalg.verify.move import CheckedInstruction, counted, crosses, of_its_own
 from shardalg.verify.moves.moved import moved
 from shardalg.verify.operators.apply import Applied, applied
-from shardalg.verify.own import of_its_own
 from shardalg.verify.report import Claim, Decided, Statement
-from shardalg.verify.sites import Seen
 
 Held = dict[int, Contents]
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.pause import collection_paused
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import SpmdProgram
-from shardalg.verify import collective_matmul, control
+from shardalg.verify import control
+from shardalg.verify import control as collective_matmul
 from shardalg.verify.report import FACTS, Report
 from shardalg.verify.verifier import Verifier
 

@@ -16,7 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding, replicated
 from shardalg.lower.xla_dump.hlo_collectives import layout
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, split_top
-from shardalg.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.xla.signatures import POSITIONS, GraphSide, HloSide, graph_kind
 
 TARGETS = ("argument", "result", "dot", "conv", "reduce", "constraint")

@@ -23,7 +23,7 @@ from shardalg.errors import LoweringError
 from shardalg.graph.abstract import item_type
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph, Node, Site
-from shardalg.graph.tracing.installed import SWITCH
+from shardalg.graph.tracing.parts import SWITCH
 from shardalg.lower.arrays import even_prefix
 from shardalg.lower.axes import Axes, axes_of
 from shardalg.lower.xla_dump.hlo_collectives import (
@@ -34,8 +34,8 @@ from shardalg.lower.xla_dump.hlo_collectives import (
     layout,
 )
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule, Told, parse
-from shardalg.planning.trips import while_loops, with_trips
-from shardalg.propagate.strategy import Annotations
+from shardalg.planner.propagate.strategy import Annotations
+from shardalg.planner.trips import while_loops, with_trips
 from shardalg.xla.apart import Request, compile_apart
 
 _NODE = "node"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shardalg.graph.ir import Graph, Node
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
-from shardalg.propagate.gspmd.index import post_order
+from shardalg.planner.propagate.gspmd.index import post_order
 
 Above = frozenset[int]
 """Numbers of the nearest anchors above a value."""

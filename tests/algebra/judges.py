@@ -14,7 +14,7 @@ from jax._src.interpreters.mlir import make_ir_context
 from jax._src.lib.mlir import ir
 
 from shardalg.algebra.digits import partition_id
-from shardalg.algebra.notation.sdy import mesh_text
+from shardalg.algebra.notation.axis_lists import mesh_text
 
 XLA = """
 import json, sys

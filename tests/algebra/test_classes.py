@@ -10,8 +10,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, partition_id, parts
 from shardalg.algebra.halos import classes
 from shardalg.algebra.halos.exchange import Exchange
-from shardalg.algebra.halos.interval import Interval
-from shardalg.algebra.halos.spans import extremes, residues
+from shardalg.algebra.halos.intervals import Interval, extremes, residues
 from shardalg.algebra.halos.transfers import Reader, pieces, transfers
 
 SEED = 210504663

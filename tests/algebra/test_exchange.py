@@ -9,8 +9,13 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, partition_id, parts
 from shardalg.algebra.halos.exchange import Exchange, exchange
 from shardalg.algebra.halos.halo import halo
-from shardalg.algebra.halos.interval import Interval, touched
-from shardalg.algebra.halos.realignment import concatenate, reshape_interval, reverse_interval
+from shardalg.algebra.halos.intervals import (
+    Interval,
+    concatenate,
+    reshape_interval,
+    reverse_interval,
+    touched,
+)
 from shardalg.algebra.halos.window import pad_window, slice_window
 from shardalg.errors import ShardingError
 

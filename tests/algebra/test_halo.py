@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardalg.algebra.affine import Index
+from shardalg.algebra.affine import Index, Quotient
 from shardalg.algebra.halos.exchange import exchange
 from shardalg.algebra.halos.halo import halo
-from shardalg.algebra.halos.interval import touched
+from shardalg.algebra.halos.intervals import touched
 from shardalg.algebra.halos.window import Window, pad_window, slice_window
 from shardalg.algebra.offset import partition_symbol
-from shardalg.algebra.quotient import Quotient
 from shardalg.errors import ShardingError
 
 from .window_cases import (

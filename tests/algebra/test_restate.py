@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardalg.algebra.layout import restate
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.restate import restate
 from shardalg.algebra.sharding import Sharding
 
 from .test_round_trips import CASES

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from jax._src.lib import xla_client
 
+from shardalg.algebra.derived_layouts import mesh_split
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.entries import mesh_split
+from shardalg.algebra.layout import spelled
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.restate import spelled
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardalg.algebra.derived_layouts import mesh_split
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.entries import mesh_split
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.offset import partition_expr
 from shardalg.algebra.sharding import Sharding, replicated

@@ -7,7 +7,7 @@ import pytest
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.halos.exchange import exchange
-from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.halos.transfers import Permute, Reader, Round, in_permutes, pieces, transfers
 
 SEED = 210504663

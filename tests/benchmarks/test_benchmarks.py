@@ -28,8 +28,8 @@ from benchmarks import (
 )
 from benchmarks.train_step import Step
 from shardalg.costs.hardware import Hardware
-from shardalg.io.table import Table
 from shardalg.models.transformer import Config
+from shardalg.tables import Table
 
 TINY = Config(B=4, S=4, M=16, H=32, N=4, D=4, V=16, L=2, dtype="float32")
 

@@ -21,12 +21,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.commands.plan import page
-from shardalg.io.drawing import Drawing
-from shardalg.io.table import Table
+from shardalg.drawing import Drawing
 from shardalg.models.ranking.ranked import Ranking
-from shardalg.report.html import Page, Section
-from shardalg.report.latex import tables_tex
+from shardalg.plan.commands.plan import page
+from shardalg.show.html import Page, Section, tables_tex
+from shardalg.tables import Table
 from tests.browser.test_program_view import CHROMIUM, FLAGS, browser
 from tests.test_layers import parsed, sources
 

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import RoleError, TableError, TraceError
-from shardalg.io.table import Table
-from shardalg.report.modules import by_module
+from shardalg.show import tables
+from shardalg.tables import Table
 from tests.calls import programs, transformers
 
 MESH = sa.Mesh({"X": 2, "Y": 2})
@@ -54,8 +54,8 @@ def test_what_is_folded_by_module_adds_up(name):
 def test_layers_that_differ_are_not_folded():
     one, two = {("psum",): (1, 8)}, {("psum",): (2, 8)}
     found = {f"net/h_{i}": two if i == 2 else one for i in range(5)}
-    assert [row[0] for row in by_module.folded(found)] == ["net/h[0:2]", "net/h_2", "net/h[3:5]"]
-    assert by_module.folded(found)[0][2] == (2, 16)
+    assert [row[0] for row in tables.folded(found)] == ["net/h[0:2]", "net/h_2", "net/h[3:5]"]
+    assert tables.folded(found)[0][2] == (2, 16)
 
 
 @pytest.mark.parametrize("name", transformers.STEPS)

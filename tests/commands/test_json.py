@@ -6,10 +6,10 @@ import re
 import pytest
 
 from shardalg.cli import COMMANDS, main
-from shardalg.examples.explore.explore import Exploration
+from shardalg.lab.explore.explore import Exploration
 from shardalg.plan.plan import Plan
+from shardalg.xla.aot import Compiled
 from shardalg.xla.aot_answer import BesideCompiler, Figures
-from shardalg.xla.aot_cache import Compiled
 
 SOURCE = """import jax
 from jax.sharding import PartitionSpec as P

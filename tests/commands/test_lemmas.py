@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from shardalg.cli import main
-from shardalg.commands import lemmas
 from shardalg.merge.lemmas import lemma
+from shardalg.plan.commands import lemmas
 
 FEW = (lemma("radix_range"), lemma("offset_zero"))
 WRONG = replace(lemma("halo_hops"), shows="h == 0", mutants=(("h == 0", "h == 1"),))

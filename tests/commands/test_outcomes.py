@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from shardalg.cli import main
-from shardalg.commands.messages import in_options
+from shardalg.plan.commands.messages import in_options
 
 ARGS = "\ndef args():\n    return (jax.ShapeDtypeStruct((8,), 'float32'),)\n"
 PROGRAMS = {

@@ -3,17 +3,21 @@
 import json
 
 from shardalg.cli import main
-from shardalg.paper.evaluation.comparison import compare, records, text
-from shardalg.paper.evaluation.goals import GOALS, UNITS, Goal, Undetermined, goal
-from shardalg.paper.evaluation.prediction import (
+from shardalg.lab.evaluation.comparison import compare, records, text
+from shardalg.lab.evaluation.prediction import (
+    GOALS,
     HELD_OUT,
     TRAINED,
+    UNITS,
     Compared,
+    Goal,
     Prediction,
+    Undetermined,
     compared,
+    goal,
     summary,
 )
-from shardalg.paper.evaluation.published import chosen, column, columns
+from shardalg.lab.evaluation.published import chosen, column, columns
 
 
 def test_every_measured_value_has_a_goal_or_a_reason():

@@ -5,10 +5,10 @@ import pytest
 
 from shardalg.costs.compute import useful_flops
 from shardalg.costs.memory import liveness
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.ops.canonicalize.normalise import normalise
 from tests.costs.unpartitioned import program_of
 
 SIZES = {"B": 16, "S": 64, "M": 64, "H": 256, "N": 4, "D": 16, "V": 512, "L": 2}

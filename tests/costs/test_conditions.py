@@ -5,18 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardalg.sizes.conditions import (
-    always,
-    crossovers,
-    flips,
-    is_open,
-    margin,
-    primitive,
-    words,
-)
+from shardalg.sizes.amounts import tile
+from shardalg.sizes.conditions import always, crossovers, flips, is_open, margin, primitive, words
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbol, symbols
-from shardalg.sizes.tile import tile
 
 B, S, M, H, X, Y = symbols("B S M H X Y")
 NAMES = "BSMHXY"

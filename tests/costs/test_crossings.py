@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
-from shardalg.costs.analyses.together import together
+from shardalg.costs.analyses.overlap import together
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import LATENCY
 from shardalg.errors import HardwareError
-from shardalg.planning.stages import planned_at, priced
+from shardalg.planner.stages import planned_at, priced
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbols
 from shardalg.sizes.maximum import larger
 from shardalg.spmd.instructions import AllReduce

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardalg.costs.collectives import RING_BYTES, step_wire_bytes
+from shardalg.sizes.amounts import given as given_that
+from shardalg.sizes.amounts import is_whole, tile
 from shardalg.sizes.formula import Formula, FormulaError, ceiling, symbol, symbols
 from shardalg.sizes.read_sympy import from_sympy
-from shardalg.sizes.tile import given as given_that
-from shardalg.sizes.tile import is_whole, tile
 
 NAMES = "B M V X Y"
 B, M, V, X, Y = symbols(NAMES)

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.calibration.core_rates import CoreTime, core_fit
+from shardalg.costs.calibration.fit import CoreTime, core_fit
 from shardalg.costs.calibration.operator_rates import OperatorRates
 from shardalg.costs.hardware import Hardware, from_json
 from shardalg.models.measured.calibration_programs import programs

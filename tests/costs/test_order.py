@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from shardalg.costs.collectives import step_wire_bytes
+from shardalg.sizes.amounts import tile
 from shardalg.sizes.formula import Formula, FormulaError, symbols
 from shardalg.sizes.growth import order
-from shardalg.sizes.tile import tile
 
 B, S, M, H, N, D, X, Y = symbols("B S M H N D X Y")
 NAMES = "BSMHNDXY"

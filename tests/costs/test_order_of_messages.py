@@ -7,8 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.costs.analyses.overlap import scheduled_s
-from shardalg.costs.analyses.together import executed, in_order, together
+from shardalg.costs.analyses.overlap import executed, in_order, scheduled_s, together
 from shardalg.costs.collectives import is_collective
 from shardalg.spmd.instruction import Block
 

@@ -4,9 +4,9 @@ import pytest
 
 from shardalg.costs import estimate
 from shardalg.costs.hardware import load
+from shardalg.graph.ops.roles import roles
 from shardalg.models.training import part
-from shardalg.ops.roles import roles
-from shardalg.report.tables import collectives
+from shardalg.show.tables import collectives
 from tests.report.planned import CONFIG, MESH, STRATEGIES, planned
 
 

@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardalg.sizes.decided import Guards, decided, recorder
+from shardalg.sizes.exact import ExactPoints
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact, Facts
 from shardalg.sizes.formula import Formula, ceiling, symbols
 from shardalg.sizes.maximum import larger
-from shardalg.sizes.points.exact import ExactPoints
-from shardalg.sizes.recorded import Answers, Recorded, Recorder, first_largest, first_least
-from shardalg.sizes.sums import least_sum
+from shardalg.sizes.recorded import (
+    Answers,
+    Recorded,
+    Recorder,
+    first_largest,
+    first_least,
+    least_sum,
+)
 
 NAMES = ("B", "M", "X")
 ARITHMETIC = (

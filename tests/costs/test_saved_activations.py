@@ -17,9 +17,9 @@ from shardalg.costs.compute import contracts
 from shardalg.costs.memory import liveness
 from shardalg.costs.saved_activations import _residual, last_uses, lifetimes
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
 from shardalg.spmd.instructions import AllGather, Apply
 from tests.costs.unpartitioned import program_of
 

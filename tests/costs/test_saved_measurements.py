@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.cli import main
-from shardalg.costs.analyses.rate_amounts import rate_amounts, whole_step
+from shardalg.costs.calibration.fit import rate_amounts, whole_step
 from shardalg.costs.calibration.operator_rates import OperatorRates
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import timed
 from shardalg.errors import TableError
+from shardalg.lower.isolated import Alone
 from shardalg.lower.measure import Measurement, Memory, Timing
-from shardalg.lower.measuring.isolated import Alone
 from shardalg.models.measured.saved_measurements import from_saved
 
 RATES = {

@@ -8,13 +8,13 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.analyses.scaling import coefficient, scaling
 from shardalg.costs.saved_activations import saved_values
 from shardalg.costs.symbolic import Sizes, symbolise
+from shardalg.graph.ops.roles import roles
 from shardalg.graph.tracing.trace import flatten_prefix
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.ops.roles import roles
-from shardalg.paper import table1_strategies as table1
 from shardalg.sizes.formula import FormulaError, symbols
-from shardalg.symbolic.lift import lift
+from shardalg.sizes.symbolic.lift import lift
 from tests.report.planned import plan_function
 
 MESH = Mesh({"X": 2, "Y": 4})

@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.costs.analyses.peaks import candidate_peaks, undominated
 from shardalg.costs.hardware import load
+from shardalg.lab.table1_strategies import finalized
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper.table1_strategies import finalized
+from shardalg.sizes.amounts import tile
 from shardalg.sizes.checked import Checked
 from shardalg.sizes.facts import _HOLDS, Fact
 from shardalg.sizes.formula import FormulaError, ceiling, symbols
-from shardalg.sizes.tile import tile
 
 B, M, X, Y = symbols("B M X Y")
 SMALL = Config(B=64, S=128, M=512, H=2048, N=8, D=64, V=1024, L=4, scan=True)

@@ -18,12 +18,12 @@ from shardalg.costs.compute import shaped_flops, signature_local_flops
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.symbolic import Sizes, symbolise
 from shardalg.costs.walk import local_bytes, walk
-from shardalg.explain import decisions
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
+from shardalg.plan.explain import decisions
 from shardalg.plan.plan import Plan
-from shardalg.planning.stages import planned_at
+from shardalg.planner.stages import planned_at
 from shardalg.sizes.formula import Formula, symbols
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import Apply, Resize

@@ -13,16 +13,16 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.analyses.device_orders import rank_device_orders
+from shardalg.costs.analyses.mesh_axes import rank_device_orders
 from shardalg.costs.collectives import seconds
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import collective_s
 from shardalg.costs.network.interconnect import read as read_interconnect
-from shardalg.costs.network.span import TORUS, Level, Span
+from shardalg.costs.network.placement import TORUS, Level, Span
 from shardalg.costs.topology import Topology, machine
 from shardalg.errors import HardwareError
-from shardalg.reshard.links import links_on
-from shardalg.reshard.paths import reshard_path
+from shardalg.planner.reshard.links import links_on
+from shardalg.planner.reshard.paths import reshard_path
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, ReduceScatter
 
 V3 = load("tpu_v3")

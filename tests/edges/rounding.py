@@ -23,9 +23,9 @@ import numpy as np
 
 from shardalg.errors import TraceError
 from shardalg.graph.evaluate import apply
+from shardalg.graph.ops.families import pointwise
+from shardalg.graph.ops.families.building import record
 from shardalg.graph.plain import SCATTERS
-from shardalg.ops.families import pointwise
-from shardalg.ops.families.building import record
 from tests.edges.logs import of_running_log
 
 ULPS = 8

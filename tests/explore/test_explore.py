@@ -10,25 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 import shardalg as sa
-from shardalg.algebra.notation.command_line import mesh_of
-from shardalg.examples.explore import (
-    foreign_section as foreign,
-)
-from shardalg.examples.explore import (
-    paper_section as paper,
-)
-from shardalg.examples.explore import (
-    proofs_section as proofs,
-)
-from shardalg.examples.explore import (
-    runs,
-)
-from shardalg.examples.explore import (
-    table1_section as table1,
-)
-from shardalg.examples.explore.explore import Exploration, write_figures
-from shardalg.examples.explore.settings import PAPER, SMALL, TINY, Settings, config_of
-from shardalg.examples.explore.strategies import (
+from shardalg.algebra.notation.read import mesh_of
+from shardalg.lab.explore import foreign_section as foreign
+from shardalg.lab.explore import paper_section as paper
+from shardalg.lab.explore import proofs_section as proofs
+from shardalg.lab.explore import runs
+from shardalg.lab.explore import table1_section as table1
+from shardalg.lab.explore.explore import Exploration, write_figures
+from shardalg.lab.explore.settings import PAPER, SMALL, TINY, Settings, config_of
+from shardalg.lab.explore.strategies import (
     LAYER,
     TRAIN_STEP,
     of_measured,
@@ -36,9 +26,9 @@ from shardalg.examples.explore.strategies import (
     price_section,
     sections,
 )
-from shardalg.io.table import Table
+from shardalg.lab.table1 import costs_of, layer_costs
 from shardalg.models.transformer import WIDE_64B
-from shardalg.paper.table1 import costs_of, layer_costs
+from shardalg.tables import Table
 
 STRATEGIES = ("attempt 1", "attempt 2", "finalized")
 QUICK = Settings(config=TINY, quick=True)

@@ -6,13 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardalg.examples.explore import paper_section, runs, strategies
-from shardalg.examples.explore.paper_column import COLUMN, MEASURED, NAME, PLACE, parameters_text
-from shardalg.examples.explore.settings import PAPER, TINY, Settings
-from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text, seconds_text
+from shardalg.lab.explore import paper_section, runs, strategies
+from shardalg.lab.explore.settings import PAPER, TINY, Settings
+from shardalg.lab.explore.strategies import (
+    COLUMN,
+    LAYER,
+    MEASURED,
+    NAME,
+    PLACE,
+    TRAIN_STEP,
+    parameters_text,
+    plans_of,
+)
 from shardalg.models.transformer import WIDE_64B
+from shardalg.tables import Table, bytes_text, seconds_text
 
 CHIP = "tpu_v3"
 

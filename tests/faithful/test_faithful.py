@@ -11,10 +11,12 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.once import MEMO
-from shardalg.propagate import Options, propagate
-from shardalg.propagate.gspmd import computations, elements, hlo_class, step, tuple_steps
-from shardalg.propagate.shardy import edges, lowered, worklist
+from shardalg.graph.ir import MEMO
+from shardalg.planner.propagate import Options, propagate
+from shardalg.planner.propagate.gspmd import elements, step, tuple_steps
+from shardalg.planner.propagate.gspmd import step as hlo_class
+from shardalg.planner.propagate.gspmd import tuple_steps as computations
+from shardalg.planner.propagate.shardy import edges, lowered, worklist
 from shardalg.verify.verify import verify
 from shardalg.xla import dump
 from tests.faithful.agreement import TEMPLATES, Fresh, programs

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 
 from shardalg.errors import ShardalgError
-from shardalg.planning.stages import priced
+from shardalg.planner.stages import priced
 
 CHIP = "tpu_v3"
 

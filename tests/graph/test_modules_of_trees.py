@@ -8,9 +8,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.graph.modules.of_nodes import modules
-from shardalg.graph.modules.weights import argument_modules
+from shardalg.graph.modules import modules
 from shardalg.graph.tracing.trace import trace
+from shardalg.graph.weights import argument_modules
 
 D = 16
 

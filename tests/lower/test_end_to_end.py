@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.annotate import annotate
 from shardalg.plan.plan import plan
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 from shardalg.spmd.host.simulate import simulate
 
 EVEN, UNEVEN = (8, 4, 16, 32), (7, 3, 15, 30)

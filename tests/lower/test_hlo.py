@@ -15,8 +15,14 @@ from shardalg.lower.xla_dump.hlo_collectives import (
     table,
     total_wire_bytes,
 )
-from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
-from shardalg.lower.xla_dump.hlo_text import parse, trip_count, walk
+from shardalg.lower.xla_dump.hlo_text import (
+    group_axes,
+    moved_axes,
+    parse,
+    parse_groups,
+    trip_count,
+    walk,
+)
 from shardalg.spmd.instruction import Collective
 from tests.spmd.handmade import CASES
 

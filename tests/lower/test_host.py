@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from shardalg.errors import DeviceError
-from shardalg.lower.host import host_devices
+from shardalg.lower.axes import host_devices
 from shardalg.models.measured.this_machine import measure_hardware
 
 
@@ -22,12 +22,12 @@ def fresh(code, flags=""):
 
 
 def test_before_jax_starts():
-    code = "import shardalg.lower.host as h; print(len(h.host_devices(6)), len(h.host_devices(3)))"
+    code = "import shardalg.lower.axes as h; print(len(h.host_devices(6)), len(h.host_devices(3)))"
     assert fresh(code) == "6 3"
 
 
 def test_after_jax_started():
-    code = "import jax; jax.devices(); import shardalg.lower.host as h; h.host_devices(5)"
+    code = "import jax; jax.devices(); import shardalg.lower.axes as h; h.host_devices(5)"
     message = fresh(code)
     assert "5 CPU devices asked for, this process has 1: JAX started before" in message
     assert "XLA_FLAGS=--xla_force_host_platform_device_count=5" in message

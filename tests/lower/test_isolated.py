@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError
-from shardalg.lower.measuring.isolated import sorts, table
+from shardalg.lower.isolated import sorts, table
 
 CHIP = sa.Hardware("toy", (("float32", 1e9),), hbm_bytes_per_s=1e9, link_bytes_per_s=1e9)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import shardalg as sa
+from shardalg.lab import table1_strategies as table1
 from shardalg.lower import lower
+from shardalg.lower.around_xla import repeated
 from shardalg.lower.emit import Emitter, body
-from shardalg.lower.kept_apart import repeated
 from shardalg.lower.xla_dump.hlo_collectives import collectives
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
 from shardalg.spmd.instructions import AllGather
 
 MESH = sa.Mesh({"X": 2, "Y": 4})

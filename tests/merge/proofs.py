@@ -2,8 +2,8 @@
 
 import statistics
 
-from shardalg.io.table import Table
 from shardalg.merge.proofs.prove import prove
+from shardalg.tables import Table
 
 from .named_cases import CASES
 

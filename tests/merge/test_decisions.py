@@ -6,7 +6,7 @@ import pytest
 
 from shardalg.errors import ShardingError
 from shardalg.merge.compatible import equal, merge
-from shardalg.merge.position_tables import Rows, join, rows_of
+from shardalg.merge.merged import Rows, join, rows_of
 from shardalg.merge.proofs.prove import prove
 
 from . import brute, random_shardings

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardalg.errors import ProofError
 from shardalg.merge.lemmas import LEMMAS, lemma
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.proofs.expressions import conditions
+from shardalg.merge.proofs.integers import conditions
 from shardalg.merge.proofs.prove import prove
 from shardalg.merge.proofs.solve import decide
 

@@ -8,7 +8,7 @@ import pytest
 from shardalg.algebra.halos.halo import halo
 from shardalg.algebra.halos.window import Window
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.proofs.halo_claims import ALL_SIZES, HaloWitness
+from shardalg.merge.proofs.claims import ALL_SIZES, HaloWitness
 from shardalg.merge.proofs.prove import prove
 
 SEED = 210504663

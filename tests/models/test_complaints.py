@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import shardalg as sa
-from shardalg.examples.complaints import COMPLAINTS, EIGHT, GRID
+from shardalg.lab.complaints import COMPLAINTS, EIGHT, GRID
 
 WITH_REMEDY = [name for name, c in COMPLAINTS.items() if c.has_remedy]
 GOOD = [name for name in COMPLAINTS if name not in WITH_REMEDY]

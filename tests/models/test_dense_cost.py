@@ -10,9 +10,8 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.calibration.fit import Measured, fit
 from shardalg.costs.hardware import load
-from shardalg.models.dense_cost import machine_for, priced
-from shardalg.models.measured.calibrated import calibrate, measured
-from shardalg.models.measured.measurements import from_row, published, read
+from shardalg.models.deeper import machine_for, priced
+from shardalg.models.measured.measurements import calibrate, from_row, measured, published, read
 
 SMALL = sa.models.DenseTransformer(
     layers=7, model_dim=256, hidden_dim=1024, heads=8, head_dim=32, vocab=512, seq=128, batch=64,

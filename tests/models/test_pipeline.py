@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.io.units import bytes_text
 from shardalg.spmd.host.simulate import simulate
+from shardalg.tables import bytes_text
 
 # (stages, microbatches, rounds, layers per round)
 GPIPE = [(stages, m, 1, 1) for stages in (2, 4) for m in range(1, 9)]

@@ -14,17 +14,16 @@ from scipy.stats import kendalltau
 import shardalg as sa
 from shardalg.algebra.mesh import Mesh
 from shardalg.cli import main
-from shardalg.commands import rank_strategies
 from shardalg.costs.topology import Topology
-from shardalg.models.dense_cost import machine_for
+from shardalg.lab.commands import rank_strategies
+from shardalg.lab.evaluation.prediction import ANCHORS
+from shardalg.lab.evaluation.published import columns
+from shardalg.models.deeper import machine_for
 from shardalg.models.ranking import ranked
-from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.models.ranking.candidate import NARROW, PIPELINED, Candidate
 from shardalg.models.ranking.groups import Pricing, by_step, price
-from shardalg.models.ranking.named import NARROW
 from shardalg.models.ranking.space import meshes
-from shardalg.paper.evaluation.anchors import ANCHORS
-from shardalg.paper.evaluation.published import columns
-from shardalg.report.html import Page
+from shardalg.show.html import Page
 
 SMALL = sa.models.DenseTransformer(
     layers=4, model_dim=64, hidden_dim=128, heads=4, head_dim=16, vocab=128, seq=16, batch=16

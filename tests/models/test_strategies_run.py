@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import shardalg as sa
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
 from shardalg.spmd.host.simulate import simulate
 
 EVEN = Config(B=4, S=4, M=16, H=32, N=8, D=4, V=16, dtype="float32")

@@ -6,9 +6,9 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
 
 MESH = Mesh({"X": 2, "Y": 4})
 # As printed in Table 1: weights of all three rows, then BSM, BSND and BSH of each.

@@ -8,9 +8,9 @@ import pytest
 
 import shardalg as sa
 from shardalg.errors import StrategyError
+from shardalg.lab import weight_update
+from shardalg.lab.weight_update import level_bars, levels
 from shardalg.models.transformer import Config
-from shardalg.paper import weight_update
-from shardalg.paper.weight_update_tables import level_bars, levels
 
 CONFIG = Config(B=8, S=4, M=16, H=32, N=4, D=4, V=16, L=1, dtype="float32")
 N = 4

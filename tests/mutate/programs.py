@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain.switches import FLIPPED
+from shardalg.plan.explain.switches import FLIPPED
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 SQUARE = sa.Mesh({"X": 2, "Y": 2})

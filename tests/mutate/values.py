@@ -8,7 +8,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 from shardalg.graph.ir import ITEM_SIZES
-from shardalg.ops.rule import COMBINES
+from shardalg.graph.ops.rule import COMBINES
 from shardalg.spmd.instruction import Instruction
 
 WORDS = (tuple(ITEM_SIZES), (*COMBINES, "argmax", "argmin"), ("CLIP", "FILL_OR_DROP"))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardalg.graph.tracing.random import positions_p
+from shardalg.graph.tracing.written import positions_p
 
 STARTS = (np.uint32(2), np.uint32(0), np.uint32(9))
 

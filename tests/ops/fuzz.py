@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardalg.ops.rows import rules
+from shardalg.graph.ops.rows import rules
 from tests.edges import rounding
 from tests.ops import cases, random_cases
 from tests.ops.numbers import KINDS, close, functions

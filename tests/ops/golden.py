@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from shardalg.ops.examples import CASES, signature
-from shardalg.ops.local_parameters import unsupported_loops
-from shardalg.ops.loops import flops, loop_class, row_class
-from shardalg.ops.rows import rules
+from shardalg.costs.flops import flops
+from shardalg.graph.ops.examples import CASES, signature
+from shardalg.graph.ops.local_parameters import unsupported_loops
+from shardalg.graph.ops.loops import loop_class, row_class
+from shardalg.graph.ops.rows import rules
 
 PATH = Path(__file__).with_name("golden.txt")
 

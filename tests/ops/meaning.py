@@ -8,10 +8,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from shardalg.graph import evaluate
-from shardalg.ops import rule as rows
-from shardalg.ops.families import pointwise
-from shardalg.ops.rows import BUILDERS
-from shardalg.ops.rule import Access
+from shardalg.graph.ops import rule as rows
+from shardalg.graph.ops.families import pointwise
+from shardalg.graph.ops.rows import BUILDERS
+from shardalg.graph.ops.rule import Access
 
 UFUNCS = {
     rows.SUM: np.add,

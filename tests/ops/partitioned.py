@@ -3,9 +3,9 @@
 import numpy as np
 
 from shardalg.graph import evaluate
-from shardalg.ops import rule as rows
-from shardalg.ops.local_parameters import emit
-from shardalg.ops.loops import dim_loops
+from shardalg.graph.ops import rule as rows
+from shardalg.graph.ops.local_parameters import emit
+from shardalg.graph.ops.loops import dim_loops
 from tests.ops.meaning import UFUNCS, identity
 
 RANKED = (rows.ARGMAX, rows.ARGMIN, rows.TOP, rows.USER)

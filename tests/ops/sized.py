@@ -10,9 +10,9 @@ import sympy
 from jax import lax
 
 from shardalg.algebra.dims import dims, evaluate
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.symbolic.retrace import Retrace
+from shardalg.sizes.symbolic.retrace import Retrace
 
 HINTS = {"B": 6, "S": 40, "D": 14, "M": 64, "H": 58, "E": 8, "V": 50, "C": 4, "F": 10, "K": 3}
 

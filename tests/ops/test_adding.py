@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.rows import BUILDERS, rules
+from shardalg.graph.ops.rows import BUILDERS, rules
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_operator.md"
 X = np.random.default_rng(2).normal(size=(8, 10)).astype(np.float32)

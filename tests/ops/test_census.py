@@ -8,12 +8,11 @@ import jax
 import pytest
 
 from shardalg.costs import fusion
+from shardalg.graph.ops.rows import BUILDERS, EXCLUDED, REASONS
 from shardalg.graph.tracing.control_flow import INDEXED
 from shardalg.graph.tracing.opened import READERS as HANDLERS
-from shardalg.ops.excluded import EXCLUDED, REASONS
-from shardalg.ops.rows import BUILDERS
-from shardalg.propagate.gspmd import hlo_class, tuple_steps
-from shardalg.propagate.shardy import lowered
+from shardalg.planner.propagate.gspmd import step, tuple_steps
+from shardalg.planner.propagate.shardy import lowered
 
 # In one of the versions of jax that pyproject.toml allows, not in the other.
 ONLY_BEFORE = """
@@ -40,7 +39,7 @@ def test_every_primitive_of_jax_is_accounted_for(installed, show):
     show(f"jax {jax.__version__}: {len(installed)} primitives, {counts}")
     unknown = installed - set(BUILDERS) - set(HANDLERS) - set(EXCLUDED)
     assert not unknown, (
-        "add a row (ops/families), a call (graph/tracing) or a reason (ops.excluded)"
+        "add a row (graph/ops/families), a call (graph/tracing) or a reason (ops.excluded)"
     )
 
 
@@ -53,7 +52,7 @@ def test_nothing_is_named_that_jax_does_not_have(installed):
 TABLES = {
     "costs": (fusion.VIEWS, fusion.READS_PART, fusion.SAME_BUFFER),
     "propagate": (
-        *(hlo_class.LATER, *hlo_class.BOXES, tuple_steps.ARGUMENTS),
+        *(step.LATER, *step.BOXES, tuple_steps.ARGUMENTS),
         *(lowered.NOTHING, lowered.NUMBERS_THROUGH, lowered.LATER),
     ),
 }

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from shardalg.graph.ops.canonicalize.normalise import normalise
+from shardalg.graph.ops.rows import BUILDERS, rules
 from shardalg.graph.tracing.trace import trace
 from shardalg.models import training
 from shardalg.models.transformer import Config, param_types
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.ops.rows import BUILDERS, rules
 
 CALLS = {"scan", "while", "cond"}
 

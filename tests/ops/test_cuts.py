@@ -8,8 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shardalg.graph.evaluate import evaluate
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
 from tests.partition.planned import checked, moves, numbers
 
 SEED = 210504663

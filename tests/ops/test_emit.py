@@ -9,9 +9,9 @@ import pytest
 
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.local_parameters import emit, unsupported_loops
-from shardalg.ops.loops import loop_class
-from shardalg.ops.rows import rules
+from shardalg.graph.ops.local_parameters import emit, unsupported_loops
+from shardalg.graph.ops.loops import loop_class
+from shardalg.graph.ops.rows import rules
 from tests.ops import cases, random_cases
 from tests.ops.partitioned import run_in_parts
 from tests.ops.test_meaning import drawn, runs, same

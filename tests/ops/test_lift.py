@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 from shardalg.algebra.dims import SymbolError, dims, evaluate, second_hints
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.symbolic.lift import compare, lift
+from shardalg.sizes.symbolic.lift import compare, lift
 from tests.ops.sized import HINTS, SEVERAL, Function, X, mixture, parsed
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shardalg.algebra.dims import dims
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
 from shardalg.models import training
 from shardalg.models.transformer import Config
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.symbolic.lift import compare, lift
-from shardalg.symbolic.retrace import Retrace
+from shardalg.sizes.symbolic.lift import compare, lift
+from shardalg.sizes.symbolic.retrace import Retrace
 
 
 def numbers_of_model(name, config):

@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from shardalg.graph import evaluate
+from shardalg.graph.ops import rule as rows
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import Access
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops import rule as rows
-from shardalg.ops.rows import rules
-from shardalg.ops.rule import Access
 from tests.ops import cases, random_cases
 from tests.ops.meaning import by_blocks, by_windows, meaning
 

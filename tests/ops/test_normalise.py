@@ -10,13 +10,13 @@ import pytest
 
 from shardalg.graph.evaluate import evaluate
 from shardalg.graph.ir import Graph
+from shardalg.graph.ops.canonicalize.known import folded
+from shardalg.graph.ops.canonicalize.normalise import normalise
+from shardalg.graph.ops.families.pointwise import broadcast_operands
 from shardalg.graph.tracing.trace import trace
 from shardalg.graph.well_formed import check
 from shardalg.models import training
 from shardalg.models.transformer import Config, init_params
-from shardalg.ops.canonicalize.fold import folded
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.ops.families.pointwise import broadcast_operands
 
 X = np.random.default_rng(5).normal(size=(4, 8)).astype(np.float32)
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.ops.families.numbers import EXACT, POINTS, at_numbers
+from shardalg.graph.ops.families.pointwise import EXACT, POINTS, at_numbers
 from shardalg.spmd.host.blocks import item_type
 
 NUMBERS = {

@@ -7,11 +7,11 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import RoleError
+from shardalg.graph.ops.canonicalize.normalise import normalise
+from shardalg.graph.ops.roles import roles
 from shardalg.graph.tracing.trace import flatten_prefix, trace
 from shardalg.models import training
 from shardalg.models.transformer import Config, param_types
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.ops.roles import roles
 
 S = jax.ShapeDtypeStruct
 W, X = S((6, 5), "float32"), S((3, 6), "float32")

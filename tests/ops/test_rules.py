@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 from shardalg.algebra.affine import Index
+from shardalg.costs.flops import flops
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Signature, ValueType
+from shardalg.graph.ops import rule as rows
+from shardalg.graph.ops.loops import LOOP_CLASSES, dim_loops, loop_class
+from shardalg.graph.ops.rows import BUILDERS, rules
+from shardalg.graph.ops.rule import Access, Guard, Rule
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops import rule as rows
-from shardalg.ops.loops import LOOP_CLASSES, dim_loops, flops, loop_class
-from shardalg.ops.rows import BUILDERS, rules
-from shardalg.ops.rule import Access, Guard, Rule
 from tests.ops import golden
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shardalg.graph.evaluate import evaluate
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
 
 X = np.arange(24, dtype="float32").reshape(4, 6)
 ROWS = np.array([[1.5, -2, 0, 7, 1e30, -np.inf]], "float32")

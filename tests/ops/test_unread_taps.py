@@ -7,9 +7,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
 from shardalg.graph.well_formed import check
-from shardalg.ops.canonicalize.normalise import normalise
 from shardalg.spmd.host.simulate import simulate
 from tests.edges import fuzz, rounding
 

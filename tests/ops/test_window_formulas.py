@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.algebra.affine import Index
-from shardalg.ops.loops import inside
+from shardalg.costs.flops import inside
 from shardalg.sizes.formula import symbol
 
 SLOPES = [(1, 1), (2, 1), (1, 3), (3, 1), (-1, 1), (1, -1), (2, -1), (-3, 1), (-1, -1)]

@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.lower.xla_dump.hlo_groups import parse_groups
-from shardalg.lower.xla_dump.hlo_text import parse
+from shardalg.lower.xla_dump.hlo_text import parse, parse_groups
 
 FACTS = Path(__file__).parent / "reshards.json"
 COMMAND = (

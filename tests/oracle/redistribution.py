@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardalg.algebra.digits import parts
-from shardalg.reshard.closed_forms import primes
+from shardalg.planner.reshard.closed_forms import primes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.lower.shard_map import lower
-from shardalg.reshard.path_instructions import moves
+from shardalg.planner.reshard.path_instructions import moves
 from shardalg.spmd.check import check
 from tests.oracle.record_reshards import FACTS, SIZE, groups
 from tests.spmd.handmade import Builder

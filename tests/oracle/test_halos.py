@@ -8,7 +8,7 @@ import pytest
 from shardalg.algebra.halos.exchange import exchange
 from shardalg.algebra.halos.halo import halo
 from shardalg.algebra.halos.window import Window
-from shardalg.reshard.exchanges import cheaper
+from shardalg.planner.reshard.exchanges import cheaper
 
 from .record_halos import COLUMNS, FACTS
 

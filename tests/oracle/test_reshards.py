@@ -11,8 +11,8 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from shardalg.io.table import Table
-from shardalg.reshard.paths import reshard_bound, reshard_path
+from shardalg.planner.reshard.paths import reshard_bound, reshard_path
+from shardalg.tables import Table
 from tests.oracle.record_reshards import FACTS, SIZE, answers, partitioned
 from tests.oracle.redistribution import redistribution
 from tests.oracle.reshards import every_pair, run

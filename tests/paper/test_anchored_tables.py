@@ -4,11 +4,10 @@ import statistics
 
 import pytest
 
-from shardalg.paper.evaluation import anchored_columns as anchored
-from shardalg.paper.evaluation.anchors import ANCHORS, slice_of
-from shardalg.paper.evaluation.comparison import compare, side_by_side, text
-from shardalg.paper.evaluation.goals import PEAK, RAW, RECOMPUTE, STEP
-from shardalg.paper.evaluation.published import column, columns
+from shardalg.lab.evaluation import anchored_columns as anchored
+from shardalg.lab.evaluation.comparison import compare, side_by_side, text
+from shardalg.lab.evaluation.prediction import ANCHORS, PEAK, RAW, RECOMPUTE, STEP, slice_of
+from shardalg.lab.evaluation.published import column, columns
 
 TABLES = (5, 6, 7, 8)
 

@@ -9,11 +9,10 @@ import statistics
 import pytest
 
 from shardalg.costs.hardware import Hardware
-from shardalg.paper.evaluation import two_dimensional
-from shardalg.paper.evaluation.comparison import compare, side_by_side
-from shardalg.paper.evaluation.goals import PEAK
-from shardalg.paper.evaluation.prediction import summary
-from shardalg.paper.evaluation.published import column, columns
+from shardalg.lab.evaluation import two_dimensional
+from shardalg.lab.evaluation.comparison import compare, side_by_side
+from shardalg.lab.evaluation.prediction import PEAK, summary
+from shardalg.lab.evaluation.published import column, columns
 
 COLUMNS = [c for c in columns() if c.kind == "dense2d"]
 GB = 1e9

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.aot import NAME, figure, plans
 from benchmarks.result import RESULTS
-from shardalg.report.tables import collectives
+from shardalg.show.tables import collectives
 from shardalg.xla.aot_answer import Figures
 
 ATTEMPTS = ("attempt 1", "attempt 2", "finalized")

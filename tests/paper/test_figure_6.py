@@ -13,9 +13,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.lower.emit import apply as emission
+from shardalg.lower.emit import control as emission
 from shardalg.lower.xla_dump.hlo_collectives import collectives
-from shardalg.spmd.host import apply as simulation
+from shardalg.spmd.host import control as simulation
 from shardalg.spmd.host.blocks import groups
 from shardalg.spmd.instructions import AllGather, Apply
 from tests.partition.planned import check_equal, instructions, moves, numbers

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import shardalg as sa
+from shardalg.lab.evaluation.published import PARAMETER_UNIT, column, columns, tables
 from shardalg.models.transformer import Config
-from shardalg.paper.evaluation.published import PARAMETER_UNIT, column, columns, tables
 
 TRANSFORMERS = [c for c in columns() if c.facts["model"] == "dense_transformer"]
 

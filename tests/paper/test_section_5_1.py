@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import WIDE_64B, Config
-from shardalg.paper import table1_strategies as table1
 
 AG, AR, RS = "all_gather", "all_reduce", "reduce_scatter"
 # (strategy, part) -> forward and backward collectives.

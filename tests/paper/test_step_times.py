@@ -14,12 +14,11 @@ import shardalg as sa
 from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.collectives import seconds
 from shardalg.costs.hardware import load
-from shardalg.paper.evaluation import tpu_v3_constants as constants
-from shardalg.paper.evaluation import two_dimensional
-from shardalg.paper.evaluation.comparison import compare, side_by_side
-from shardalg.paper.evaluation.goals import STEP, UTILISATION
-from shardalg.paper.evaluation.prediction import summary
-from shardalg.paper.evaluation.published import column, columns
+from shardalg.lab.evaluation import tpu_v3_constants as constants
+from shardalg.lab.evaluation import two_dimensional
+from shardalg.lab.evaluation.comparison import compare, side_by_side
+from shardalg.lab.evaluation.prediction import STEP, UTILISATION, summary
+from shardalg.lab.evaluation.published import column, columns
 from shardalg.spmd.instructions import AllToAll
 
 COLUMNS = (*columns(2), *columns(3))

@@ -11,14 +11,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.examples.explore.settings import Settings
-from shardalg.examples.explore.strategies import LAYER, TRAIN_STEP, plans_of
-from shardalg.examples.explore.table1_section import HINTS
+from shardalg.lab import table1_strategies as table1
+from shardalg.lab.evaluation.published import columns, tables
+from shardalg.lab.explore.settings import Settings
+from shardalg.lab.explore.strategies import LAYER, TRAIN_STEP, plans_of
+from shardalg.lab.explore.table1_section import HINTS
+from shardalg.lab.table1 import COLUMNS, costs_of, layer_costs, paper_order, table
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.paper.evaluation.published import columns, tables
-from shardalg.paper.table1 import costs_of, layer_costs
-from shardalg.paper.table1_costs import COLUMNS, paper_order, table
 
 DENSE = {c.id: c for c in columns() if c.kind == "dense2d"}
 EXPECTED = {

@@ -10,9 +10,9 @@ import pytest
 import sympy
 
 from shardalg.costs.hardware import load
-from shardalg.examples.explore.strategies import TRAIN_STEP
-from shardalg.paper import table1
-from shardalg.paper.table1 import MESH, costs_of, layer_costs, plan_part
+from shardalg.lab import table1
+from shardalg.lab.explore.strategies import TRAIN_STEP
+from shardalg.lab.table1 import MESH, costs_of, layer_costs, plan_part
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.growth import order
 

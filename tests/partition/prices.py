@@ -6,10 +6,10 @@ import shardalg as sa
 from shardalg.costs.hardware import load
 from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import machine
-from shardalg.ops.rows import rules
-from shardalg.partition.by_cost import CostProblem
-from shardalg.partition.pipeline import partition
-from shardalg.partition.prices import _graph_of, _sharded
+from shardalg.graph.ops.rows import rules
+from shardalg.planner.partition.by_cost import CostProblem
+from shardalg.planner.partition.prices import _graph_of, _sharded
+from shardalg.planner.pipeline import partition
 from tests.partition.fuzz import some_spec
 
 MESHES = ({"X": 4}, {"X": 2, "Y": 2}, {"X": 2, "Y": 4})

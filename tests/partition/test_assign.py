@@ -13,12 +13,12 @@ import shardalg as sa
 from benchmarks import oracle_bytes
 from shardalg.costs.compute import signature_flops
 from shardalg.costs.hardware import load
-from shardalg.ops.rows import rules
-from shardalg.partition.choose import assign
-from shardalg.partition.choose.component import components
-from shardalg.partition.choose.sent import sent_bytes
-from shardalg.partition.partition import Partitioner
-from shardalg.reshard.paths import reshard_path
+from shardalg.graph.ops.rows import rules
+from shardalg.planner.partition.choose import assign
+from shardalg.planner.partition.choose.component import components
+from shardalg.planner.partition.choose.sent import sent_bytes
+from shardalg.planner.partition.partition import Partitioner
+from shardalg.planner.reshard.paths import reshard_path
 from tests.partition.planned import MESH
 
 LAYOUTS = [P(), P("X"), P("Y", "X"), P(None, ("X", "Y"))]

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from benchmarks import oracle_bytes
-from shardalg.costs.analyses.idle_axes import idle
+from shardalg.costs.analyses.mesh_axes import idle
 from shardalg.costs.hardware import load
-from shardalg.partition import descent
-from shardalg.partition.by_cost import STARTS, CostProblem
+from shardalg.planner.partition import descent
+from shardalg.planner.partition.by_cost import STARTS, CostProblem
 from shardalg.spmd.host.simulate import simulate
 from tests.oracle import farther
 from tests.oracle import siblings as drawn

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.passes.merge_formatting import MergeFormatting
-from shardalg.report.formatting import formatting
+from shardalg.planner.partition.passes.merge_formatting import MergeFormatting
+from shardalg.show.formatting import formatting
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.local import Local

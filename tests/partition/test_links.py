@@ -15,8 +15,8 @@ from shardalg.algebra.digits import parts
 from shardalg.costs.collectives import kind_seconds, seconds
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
-from shardalg.reshard.links import links_on
-from shardalg.reshard.paths import reshard_path
+from shardalg.planner.reshard.links import links_on
+from shardalg.planner.reshard.paths import reshard_path
 from shardalg.spmd import instructions as p
 from tests.partition.test_reshard import edges, shortest
 

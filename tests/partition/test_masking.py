@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.passes import padding_values as fills
+from shardalg.planner.partition.passes import padding_values as fills
 from shardalg.spmd import instructions as p
 from tests.partition.planned import check_equal, checked, instructions, numbers, planned
 

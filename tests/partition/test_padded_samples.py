@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.graph.evaluate import evaluate
-from shardalg.planning.padded_samples import padding_of_samples
+from shardalg.planner.padded_samples import padding_of_samples
 from shardalg.spmd.host.simulate import simulate
 
 

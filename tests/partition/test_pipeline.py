@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.pipeline import EMIT, PASSES
+from shardalg.planner.pipeline import EMIT, PASSES
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
 from tests.partition.planned import numbers

@@ -8,9 +8,9 @@ from jax import lax
 
 import shardalg as sa
 from shardalg.costs.hardware import load
-from shardalg.partition.prices import move_s
-from shardalg.reshard.paths import reshard_path
-from shardalg.reshard.retile import Retile
+from shardalg.planner.partition.prices import move_s
+from shardalg.planner.reshard.exchanges import Retile
+from shardalg.planner.reshard.paths import reshard_path
 from tests.partition import prices
 
 

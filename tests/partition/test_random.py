@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition.choose.node_classes import repeats
+from shardalg.planner.partition.choose.node_classes import repeats
 
 X = np.random.default_rng(0).normal(size=(10, 6, 5)).astype(np.float32)
 KEY = np.array([3, 4], np.uint32)

@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.partition import partition as partition_module
-from shardalg.partition.partition import Partitioner
+from shardalg.planner.partition import partition as partition_module
+from shardalg.planner.partition.partition import Partitioner
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 KEPT = sa.Options(keep_gathers=True)

@@ -17,8 +17,8 @@ from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
-from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.reshard.paths import reshard_bound, reshard_path, reshard_price
+from shardalg.planner.partition.emit.context import Cause, PartitionContext
+from shardalg.planner.reshard.paths import reshard_bound, reshard_path, reshard_price
 from shardalg.spmd import instructions as p
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate

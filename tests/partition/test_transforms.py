@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.graph.evaluate import evaluate
-from shardalg.ops.canonicalize.normalise import in_stages
-from shardalg.ops.canonicalize.transforms import stage_order
+from shardalg.graph.ops.canonicalize.normalise import in_stages
+from shardalg.graph.ops.canonicalize.transforms import stage_order
 from shardalg.spmd.host.simulate import simulate
 
 LINE, GRID = sa.Mesh({"X": 8}), sa.Mesh({"X": 4, "Y": 2})

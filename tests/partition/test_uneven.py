@@ -15,9 +15,9 @@ from shardalg.algebra.digits import Digit, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.lower.shard_map import lower
-from shardalg.partition.emit.context import Cause, PartitionContext
-from shardalg.reshard.paths import reshard_path
-from shardalg.reshard.retile import Retile, margin
+from shardalg.planner.partition.emit.context import Cause, PartitionContext
+from shardalg.planner.reshard.exchanges import Retile, margin
+from shardalg.planner.reshard.paths import reshard_path
 from shardalg.spmd.check import check
 from shardalg.spmd.instruction import Collective
 from tests.partition.test_reshard import MESHES, chains, check_moved, pieces

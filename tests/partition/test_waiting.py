@@ -11,7 +11,7 @@ import shardalg as sa
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.hardware import load
 from shardalg.graph.ir import Signature, ValueType
-from shardalg.partition.choose.choices import candidates
+from shardalg.planner.partition.choose.choices import candidates
 from shardalg.spmd.host.simulate import simulate
 from shardalg.spmd.instructions import AllReduce, Apply
 from shardalg.verify.verify import verify

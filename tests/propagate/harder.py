@@ -20,13 +20,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.partition.pipeline import partition
-from shardalg.propagate import Options, Strategy, propagate, resolve
-from shardalg.report import tables
+from shardalg.planner.pipeline import partition
+from shardalg.planner.propagate import Options, Strategy, propagate, resolve
+from shardalg.show import tables
 from shardalg.xla import align, dump
 from tests.oracle import corpus
 from tests.propagate.small import behind

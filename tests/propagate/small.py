@@ -3,7 +3,7 @@
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region, RegionArgument, Signature, Site, Value, ValueType
-from shardalg.propagate.strategy import Annotations
+from shardalg.planner.propagate.strategy import Annotations
 
 MESH = Mesh({"x": 2, "y": 4})
 

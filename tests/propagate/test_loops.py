@@ -1,6 +1,6 @@
 """Scans: layouts pass the border, and a carry has one layout."""
 
-from shardalg.propagate import propagate
+from shardalg.planner.propagate import propagate
 from tests.propagate.small import Builder, annotations, axes, layout
 
 

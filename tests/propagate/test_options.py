@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import shardalg as sa
-from shardalg.explain.switches import FLIPPED
-from shardalg.propagate.options import SWITCHES
+from shardalg.plan.explain.switches import FLIPPED
+from shardalg.planner.propagate.options import SWITCHES
 from shardalg.renamed import RenamedWarning
 
 

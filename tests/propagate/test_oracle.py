@@ -11,13 +11,14 @@ from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.graph.once import MEMO
+from shardalg.graph.ir import MEMO
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.propagate import Options, Strategy, propagate, resolve
-from shardalg.propagate.gspmd import priority, step, tuple_steps
-from shardalg.propagate.layouts import Layouts
-from shardalg.propagate.shardy import factors, lowered, schedule, shardy_module, worklist
+from shardalg.planner.propagate import Options, Strategy, propagate, resolve
+from shardalg.planner.propagate.gspmd import image, step, tuple_steps
+from shardalg.planner.propagate.layouts import Layouts
+from shardalg.planner.propagate.shardy import factors, lowered, shardy_module, worklist
+from shardalg.planner.propagate.shardy import factors as schedule
 from shardalg.verify.verify import verify
 from shardalg.xla import align, dump
 from tests.oracle import corpus
@@ -146,11 +147,11 @@ def reductions_early(kind, loop, stage, known=schedule._direction):
     return known(kind, loop, 3 if stage == 2 else stage)
 
 
-LEVELS, LAST = priority.LEVELS, schedule.LAST_STAGE
+LEVELS, LAST = image.LEVELS, schedule.LAST_STAGE
 MUTATIONS = {
     "gspmd": {
-        "broadcast like a reduction": (priority, "LEVELS", LEVELS | {priority.BROADCAST: (1, 1)}),
-        "one level": (priority, "LEVELS", dict.fromkeys(LEVELS, (1, 1))),
+        "broadcast like a reduction": (image, "LEVELS", LEVELS | {image.BROADCAST: (1, 1)}),
+        "one level": (image, "LEVELS", dict.fromkeys(LEVELS, (1, 1))),
         "operand from the result alone": (step, "_of_operands", lambda *_: ()),
         "no merging": (Layouts, "_merged", lambda *args: None),
         "left operand first": (step, "_larger_first", lambda kind, found: found),

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph
-from shardalg.ops.rows import rules
-from shardalg.propagate import Options, border, propagate
-from shardalg.propagate.gspmd.fixpoint import Fixpoint
-from shardalg.propagate.gspmd.index import index
-from shardalg.propagate.gspmd.instructions import Instructions
-from shardalg.propagate.layouts import Layouts, extends
+from shardalg.graph.ops.rows import rules
+from shardalg.planner.propagate import Options, border, propagate
+from shardalg.planner.propagate.gspmd.fixpoint import Fixpoint
+from shardalg.planner.propagate.gspmd.index import index
+from shardalg.planner.propagate.gspmd.instructions import Instructions
+from shardalg.planner.propagate.layouts import Layouts, extends
 from tests.propagate.small import MESH, Builder, annotations, axes, behind, layout
 
 SPECS = [(None, None), ("x", None), (None, "x"), ("y", None), (None, "y"), ("x", "y"), ("y", "x")]

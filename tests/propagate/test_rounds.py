@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from shardalg.propagate import Options, propagate
+from shardalg.planner.propagate import Options, propagate
 from tests.propagate.small import MESH, Builder, annotations, axes, layout
 
 POLICIES = ("gspmd", "shardy")

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.propagate import propagate
+from shardalg.planner.propagate import propagate
 from tests.propagate.small import Builder, annotations, axes, layout
 
 

@@ -2,10 +2,10 @@
 
 import time
 
-from shardalg.ops.rows import rules
-from shardalg.propagate import propagate
-from shardalg.propagate.gspmd import fixpoint
-from shardalg.propagate.gspmd.index import index
+from shardalg.graph.ops.rows import rules
+from shardalg.planner.propagate import propagate
+from shardalg.planner.propagate.gspmd import fixpoint
+from shardalg.planner.propagate.gspmd.index import index
 from tests.propagate.small import Builder, annotations, layout
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.propagate import Options, propagate
+from shardalg.planner.propagate import Options, propagate
 from tests.propagate.small import Builder, annotations, axes, layout
 
 

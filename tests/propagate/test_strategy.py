@@ -10,7 +10,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
 from shardalg.graph.tracing.trace import trace
-from shardalg.propagate import Options, Strategy, resolve
+from shardalg.planner.propagate import Options, Strategy, resolve
 from tests.propagate.small import MESH, Builder, axes, layout
 
 P = PartitionSpec

@@ -5,14 +5,14 @@ from functools import cache
 import jax
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.graph.ops.canonicalize.normalise import normalise
+from shardalg.graph.ops.roles import roles
 from shardalg.graph.tracing.trace import flatten_prefix, trace
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.ops.roles import roles
-from shardalg.paper import table1_strategies as table1
-from shardalg.partition.pipeline import partition
-from shardalg.propagate import Options, Strategy, propagate, resolve
+from shardalg.planner.pipeline import partition
+from shardalg.planner.propagate import Options, Strategy, propagate, resolve
 
 MESH = Mesh({"X": 2, "Y": 4})
 CONFIG = Config(B=16, S=64, M=128, H=512, N=8, D=32, dtype="float32")

@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shardalg.errors import StrategyError
-from shardalg.explain.explained import explanation
-from shardalg.propagate import Strategy
+from shardalg.plan.explain.explained import explanation
+from shardalg.planner.propagate import Strategy
 from tests.report.planned import MESH, plan_function, plan_on, planned
 
 

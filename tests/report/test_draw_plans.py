@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.report.draw_plans import MOST_BOXES
+from shardalg.show.figures import MOST_BOXES
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
 WEIGHT, X = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((64, 64), (8, 64)))

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.io.pictures import png
-from shardalg.report.diagram import boxes
-from shardalg.report.figures import Panel, draw_programs
+from shardalg.pictures import png
+from shardalg.show.diagram import boxes
+from shardalg.show.figures import Panel, draw_programs
 from tests.report.planned import DIM_NAMES, STRATEGIES, plan_on, planned
 
 # The main path, then the side branches: labels and values as they stand in the drawing.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from shardalg.io.pictures import png
-from shardalg.paper import figure_8
-from shardalg.report.figures import draw_programs
+from shardalg.lab import figure_8
+from shardalg.pictures import png
+from shardalg.show.figures import draw_programs
 from shardalg.spmd.host.simulate import simulate
 from tests.report.test_figure_7 import ways
 

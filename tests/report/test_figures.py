@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
-from shardalg.io.pictures import png
-from shardalg.io.table import Table
-from shardalg.report.diagram import boxes
-from shardalg.report.figures import Panel, draw_programs, measured_times, wire_bytes_bars
-from shardalg.report.tables import collectives, strategies
+from shardalg.pictures import png
+from shardalg.show.diagram import boxes
+from shardalg.show.figures import Panel, draw_programs, measured_times, wire_bytes_bars
+from shardalg.show.tables import collectives, strategies
+from shardalg.tables import Table
 from tests.costs.handmade import B, H, M, ffn_graph, ffn_program, loop_program
 
 NAMES = {B: "B", M: "M", H: "H"}
@@ -94,9 +94,9 @@ def test_measured_times_show_median_and_quartiles():
 
 def test_figures_need_no_screen_and_keep_no_state():
     code = (
-        "import sys, shardalg.report.figures; assert 'matplotlib' not in sys.modules\n"
-        "from shardalg.io.table import Table\n"
-        "shardalg.report.figures.measured_times({})\n"
+        "import sys, shardalg.show.figures; assert 'matplotlib' not in sys.modules\n"
+        "from shardalg.tables import Table\n"
+        "shardalg.show.figures.measured_times({})\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,13 +8,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.halos import realignment
+from shardalg.algebra.halos import intervals
 from shardalg.algebra.halos.exchange import Exchange, exchange
 from shardalg.algebra.halos.halo import halo
-from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.halos.window import Window, pad_window, slice_window
 from shardalg.errors import ShardingError
-from shardalg.io.pictures import draw
+from shardalg.pictures import draw
 
 A2 = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)
 THIRD = halo(
@@ -91,9 +91,9 @@ def test_placed_kernels_start_at_the_same_low_padding():
 @pytest.mark.parametrize(
     "read",
     [
-        exchange(realignment.reverse_interval(10, 4), size=10, count=4),
+        exchange(intervals.reverse_interval(10, 4), size=10, count=4),
         exchange(
-            realignment.reshape_interval((3, 2), (6,), parts=2).interval, size=6, count=2, block=4
+            intervals.reshape_interval((3, 2), (6,), parts=2).interval, size=6, count=2, block=4
         ),
         exchange(halo(pad_window(3, 1), size=12, parts=4).interval, size=12, count=4),
     ],
@@ -159,7 +159,7 @@ def test_only_one_row_of_devices_is_drawn():
 
 def test_one_is_drawn_with_its_title():
     assert A2.draw().axes[0].texts[0].get_text() == "A window of 2 over 12 elements in 4 partitions"
-    reversal = exchange(realignment.reverse_interval(10, 4), size=10, count=4)
+    reversal = exchange(intervals.reverse_interval(10, 4), size=10, count=4)
     title, note = (text.get_text() for text in reversal.draw().axes[0].texts[:2])
     assert title == "3 of 10 elements for each of 4 partitions"
     assert note.startswith("p reads 3 elements from 7 - 3*p on;")

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.io.units import seconds_text
+from shardalg.tables import seconds_text
 from tests.report.planned import plan_on  # noqa: F401 - eight devices
 
 S = jax.ShapeDtypeStruct

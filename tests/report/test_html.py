@@ -1,8 +1,8 @@
 import base64
 from html.parser import HTMLParser
 
-from shardalg.io.table import Table
-from shardalg.report.html import Listing, Page, Picture, Section
+from shardalg.show.html import Listing, Page, Picture, Section
+from shardalg.tables import Table
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 PAGE = Page(

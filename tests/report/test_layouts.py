@@ -2,12 +2,12 @@
 
 import pytest
 
-from shardalg.algebra.drawings.draw_layouts import held
+from shardalg.algebra.draw_layouts import held
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError, TableError
-from shardalg.io.pictures import draw
 from shardalg.merge.compatible import merge
+from shardalg.pictures import draw
 
 MESH = Mesh({"X": 2, "Y": 4})
 

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from shardalg.ops.examples import CASES
-from shardalg.ops.rows import BUILDERS
-from shardalg.report.operators import operators_page
+from shardalg.graph.ops.examples import CASES
+from shardalg.graph.ops.rows import BUILDERS
+from shardalg.show.operators import operators_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == operators_page(), (
-        "rewrite it with `python -m shardalg.report.operators > docs/operators.md`"
+        "rewrite it with `python -m shardalg.show.operators > docs/operators.md`"
     )
 
 

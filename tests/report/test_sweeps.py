@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from shardalg.costs.analyses.scaling import QUANTITIES, Scaling
-from shardalg.paper.sweeps import POWERS, scaling_curves, sweep
-from shardalg.paper.table1_costs import Costs
-from shardalg.sizes.assumed import Divides
+from shardalg.lab.table1 import POWERS, Costs, scaling_curves, sweep
+from shardalg.sizes.facts import Divides
 from shardalg.sizes.formula import symbols
 
 M, X, Y = symbols("M X Y")

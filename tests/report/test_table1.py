@@ -4,7 +4,7 @@ import pytest
 import sympy
 
 from shardalg.costs.analyses.scaling import Scaling
-from shardalg.paper.table1_costs import COLUMNS, Costs, big_o, difference, paper_order, table
+from shardalg.lab.table1 import COLUMNS, Costs, big_o, difference, paper_order, table
 from shardalg.sizes.formula import symbols
 from shardalg.sizes.growth import order
 

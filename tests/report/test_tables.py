@@ -2,9 +2,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.io.table import Table
-from shardalg.report.proofs import by_claim, statements
-from shardalg.report.tables import (
+from shardalg.show.proofs import by_claim, statements
+from shardalg.show.tables import (
     COLLECTIVE_COLUMNS,
     beside,
     collectives,
@@ -12,6 +11,7 @@ from shardalg.report.tables import (
     strategies,
     totals,
 )
+from shardalg.tables import Table
 from tests.costs.handmade import H, M, ffn_graph, ffn_program, loop_program
 from tests.report.planned import plan_on, planned
 

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shardalg.explain.warnings.roundabout import warnings
-from shardalg.report.tables import collectives
+from shardalg.plan.explain.warnings.roundabout import warnings
+from shardalg.show.tables import collectives
 from tests.report.planned import plan_on, planned
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import CheckpointError
-from shardalg.lower.running.array_digest import digest
+from shardalg.lower.running.checkpoint import digest
 
 # A load that orbax ends by an error leaves its event loop to the garbage collector, which says so.
 LEFT_TO_GC = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

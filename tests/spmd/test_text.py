@@ -12,7 +12,7 @@ from shardalg.algebra.digits import Digit
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.local import Start
-from shardalg.spmd.text import Printer, local_text
+from shardalg.spmd.program import Printer, local_text
 from tests.spmd.handmade import CASES, Builder, loop, matmul_uneven
 
 B = Builder({"x": 2, "y": 4})

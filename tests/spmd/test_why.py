@@ -8,10 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.explain.disagreements import disagreement
-from shardalg.planning.stages import planned
-from shardalg.spmd.instruction import Collective
-from shardalg.spmd.why import Purpose, Why
+from shardalg.plan.explain.disagreements import disagreement
+from shardalg.planner.stages import planned
+from shardalg.spmd.instruction import Collective, Purpose, Why
 from tests import small_step
 
 

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import shardalg as sa
-from shardalg.examples import foreign
+from shardalg.lab import foreign
 
 STEPS = 20
 MESH = sa.Mesh({"X": 2, "Y": 4})

@@ -12,7 +12,7 @@ import sys
 import jax
 
 import shardalg as sa
-from shardalg.graph.tracing.installed import installed_partitioner
+from shardalg.graph.tracing.parts import installed_partitioner
 from tests.oracle import beside_xla, corpus, farther, siblings
 
 

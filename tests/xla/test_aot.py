@@ -14,13 +14,23 @@ import shardalg as sa
 from shardalg.cli import main
 from shardalg.costs.topology import Topology
 from shardalg.errors import DeviceError, HardwareError, LoweringError
+from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
-from shardalg.paper import table1_strategies as table1
-from shardalg.xla import aot, aot_cache, aot_process
-from shardalg.xla.aot import Target, _places, compile_for, target_of
+from shardalg.xla import aot, aot_process
+from shardalg.xla import aot as aot_cache
+from shardalg.xla.aot import (
+    Compiled,
+    Target,
+    _places,
+    compile_for,
+    folder,
+    key,
+    load,
+    store,
+    target_of,
+)
 from shardalg.xla.aot_answer import BesideCompiler, Figures
-from shardalg.xla.aot_cache import Compiled, folder, key, load, store
 from tests.test_layers import imported
 
 NO_TPU = "libtpu, the TPU's compiler, is not installed: pip install 'shardalg[tpu]'"

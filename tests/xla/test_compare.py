@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError
-from shardalg.explain.trials import Trials
-from shardalg.io.units import bytes_text
+from shardalg.plan.compare_xla import BesideXla
+from shardalg.planner.trials import Trials
+from shardalg.tables import bytes_text
 from shardalg.xla import dump
-from shardalg.xla.compare import BesideXla
 from tests.oracle import corpus
 from tests.oracle.test_xla_failures import planned
 

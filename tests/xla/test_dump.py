@@ -7,9 +7,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError
+from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.ops.canonicalize.normalise import normalise
-from shardalg.propagate import Strategy, propagate, resolve
+from shardalg.planner.propagate import Strategy, propagate, resolve
 from shardalg.xla import align, dump
 
 MESH = sa.Mesh({"x": 2, "y": 4})

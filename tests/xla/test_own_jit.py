@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
-from shardalg.graph.tracing.installed import installed_partitioner
-from shardalg.planning import plan_file
+from shardalg.graph.tracing.parts import installed_partitioner
+from shardalg.plan import plan_file
 from shardalg.renamed import RenamedWarning
 from tests.oracle import corpus, farther, siblings
 from tests.xla import least

@@ -19,10 +19,9 @@ import numpy as np
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
-from shardalg.algebra.drawings.draw_halos import PartitionRow, Picture
+from shardalg.algebra.draw_halos import PartitionRow, Picture
 from shardalg.algebra.halos.halo import Halo
-from shardalg.algebra.halos.interval import Interval
-from shardalg.algebra.halos.spans import extremes, residues
+from shardalg.algebra.halos.intervals import Interval, extremes, residues
 from shardalg.algebra.halos.transfers import Permute, Reader, Round, Transfer, transfers
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError

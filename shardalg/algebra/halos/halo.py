@@ -9,14 +9,13 @@ from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from shardalg.algebra.drawings.draw_halos import PartitionRow, Picture, draw_halos
-from shardalg.algebra.halos.interval import Interval
+from shardalg.algebra.affine import Quotient
+from shardalg.algebra.draw_halos import PartitionRow, Picture, draw_halos
+from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size
-from shardalg.algebra.quotient import Quotient
 from shardalg.errors import ShardingError
-from shardalg.io.answers import MOST_ROWS, card
-from shardalg.io.table import Table
+from shardalg.tables import MOST_ROWS, Table, card
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,6 +4,20 @@ Both refuse a sub-axis that is the whole axis, neighbours that are one, and clas
 the order of the mesh; so do we, so that every sharding has one text.
 
 Source: xla/hlo/ir/mesh_and_axis.cc, named_sharding.cc; shardy/dialect/sdy/ir/verifiers.cc.
+
+HLO sharding text of version 3: `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`.
+
+Device ids stand behind the mesh as a list or as an iota, `device_ids=([4,2]T(1,0))`; the layout
+that holds one class over all axes is the word alone, `{mesh['x'=2], manual}`.
+
+Source: xla/hlo/ir/mesh_and_axis.cc, named_sharding.cc; xla/hlo/parser/hlo_parser.cc.
+
+Shardy's text: `#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}], replicated={"z"}>`.
+
+The mesh is a symbol, or stands there itself: `mesh<["x"=2, "y"=4], device_ids=[...]>`. A mesh
+without axes and with one id is that device alone.
+
+Source: shardy/dialect/sdy/ir/attrs.td, parsers.cc, printers.cc.
 """
 
 from __future__ import annotations
@@ -14,8 +28,19 @@ from dataclasses import dataclass
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.layout import Layout
 from shardalg.algebra.mesh import AxisRef, Mesh
-from shardalg.algebra.notation.reader import MAX_DEVICES, Reader
-from shardalg.algebra.notation.stated import Dim
+from shardalg.algebra.notation.reader import (
+    MAX_DEVICES,
+    Dim,
+    Reader,
+    iota,
+    iota_order,
+    iota_text,
+    layout_of,
+    listed,
+    on_device,
+    stated,
+    whole,
+)
 from shardalg.errors import MeshError, ShardingError
 
 
@@ -170,3 +195,186 @@ class Lists:
 
 def _sub_axis(ref: AxisRef) -> str:
     return "" if ref.size is None else f":({ref.pre}){ref.size}"
+
+
+HLO_LISTS = Lists("'", priorities=False)
+HLO_KINDS = ("replicated", "unreduced", "manual")
+
+
+def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
+    """The named sharding that stands here, within its braces; restated where `mesh` is given."""
+    if reader.word("maximal_mesh"):
+        for word in ("[", "device_id", "="):
+            reader.expect(word)
+        made = on_device(reader, reader.number("a device id"), shape, mesh)
+        reader.expect("]")
+        return made
+    reader.expect("mesh")
+    own = _hlo_mesh(reader)
+    reader.word(",")
+    found = _whole(reader, own, shape)
+    if found is None:
+        dims = HLO_LISTS.dims(reader, own, len(shape))
+        found = layout_of(own, shape, dims, HLO_LISTS.classes(reader, own, HLO_KINDS))
+    if reader.word(","):
+        for word in ("metadata", "=", "{"):
+            reader.expect(word)
+        reader.metadata()
+    return stated(reader, found, mesh)
+
+
+def text(sharding: Layout) -> str:
+    """HLO text of version 3. It has no word for priorities.
+
+    Raises:
+      ShardingError: digits that are no axes, or a mesh without axis names.
+    """
+    mesh = sharding.mesh
+    if sharding.is_maximal:
+        return f"{{maximal_mesh[device_id={mesh.order[0]}]}}"
+    if mesh.is_unnamed:
+        raise ShardingError(
+            f"{sharding!r} has no axis names, and HLO text of version 3 needs them."
+        )
+    axes = ",".join(f"{HLO_LISTS.quoted(name)}={size}" for name, size in mesh.axes)
+    order = ""
+    if mesh.device_ids is not None:
+        order = f", device_ids=({iota_text(mesh.device_ids) or listed(mesh.device_ids)})"
+    held = "".join(
+        HLO_LISTS.class_text(kind, getattr(sharding, kind), sharding) for kind in HLO_KINDS
+    )
+    return f"{{mesh[{axes}]{order}, {HLO_LISTS.dims_text(sharding)}{held}}}"
+
+
+def _hlo_mesh(reader: Reader) -> Mesh:
+    start = reader.skip()
+    axes = HLO_LISTS.mesh_axes(reader)
+    order = _device_ids(reader)
+    try:
+        return Mesh(axes, order)
+    except MeshError as error:
+        raise reader.error(str(error), start) from None
+
+
+def _device_ids(reader: Reader) -> tuple[int, ...] | None:
+    start = reader.skip()
+    if not (reader.word(",") and reader.word("device_ids")):
+        reader.at = start
+        return None
+    reader.expect("=")
+    reader.expect("(")
+    start = reader.skip()
+    if reader.text.startswith("[", start):
+        order = iota_order(iota(reader))
+        reader.expect(")")
+    else:
+        order = reader.numbers("a device id", ")")
+    return order
+
+
+def _whole(reader: Reader, mesh: Mesh, shape: tuple[int, ...]) -> Layout | None:
+    """One class over all axes, said by its word alone; for "replicated" there are none."""
+    kind = next((kind for kind in HLO_KINDS if reader.word(kind)), None)
+    if kind is None:
+        return None
+    digits: Digits = () if kind == "replicated" else mesh.digits(mesh.axis_names)
+    return whole(mesh, shape, **{kind: digits})
+
+
+SDY_LISTS = Lists('"', priorities=True)
+SDY_KINDS = ("replicated", "unreduced")
+_EXAMPLE = '#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}], replicated={"z"}, unreduced={"w"}>'
+
+
+def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
+    """The sharding that Shardy's text gives a tensor of `shape`.
+
+    Args:
+      mesh: what `@mesh` stands for; a mesh that the text states is restated on it.
+
+    >>> mesh = Mesh({"x": 2, "y": 8})
+    >>> from_sdy('#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}]>', (8, 8), mesh)
+    Sharding([(x, y:(2)2, ?)p1, None], shape=(8, 8), Mesh(x=2, y=8))
+
+    Raises:
+      NotationError: malformed text, with the column, or text that does not fit shape or mesh.
+    """
+    reader = Reader(text, "Shardy's sharding", _EXAMPLE)
+    reader.word("#sdy.sharding")
+    reader.expect("<")
+    own = _sdy_mesh(reader, mesh)
+    reader.expect(",")
+    rank = 0 if own.is_device else len(shape)
+    dims = SDY_LISTS.dims(reader, own, rank)
+    held = SDY_LISTS.classes(reader, own, SDY_KINDS)
+    reader.expect(">")
+    reader.end()
+    if own.is_device:
+        return on_device(reader, own.order[0], tuple(shape), mesh)
+    return stated(reader, layout_of(own, tuple(shape), dims, held), mesh)
+
+
+def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
+    """Shardy's text of a sharding.
+
+    Args:
+      mesh_name: the symbol of the mesh; None states the mesh itself.
+
+    >>> mesh = Mesh({"x": 2, "y": 4}, [0, 4, 1, 5, 2, 6, 3, 7])
+    >>> from shardalg.algebra.sharding import Sharding
+    >>> sharding = Sharding.from_axes(["y", "?"], mesh, (8, 8), replicated=["x"])
+    >>> to_sdy(sharding)
+    '#sdy.sharding<@mesh, [{"y"}, {?}], replicated={"x"}>'
+    >>> to_sdy(sharding, mesh_name=None)
+    '#sdy.sharding<mesh<["x"=2, "y"=4], device_ids=[0, 4, 1, 5, 2, 6, 3, 7]>, [{"y"}, {?}], ...>'
+
+    Raises:
+      ShardingError: manual axes (they stand on Shardy's manual computations, not on values),
+        digits that are no axes, or a mesh without axis names.
+    """
+    if sharding.manual:
+        raise ShardingError(
+            f"{sharding!r} has manual axes, for which Shardy's sharding of a value has no word: "
+            "they belong to its manual_computation. Print it as HLO text."
+        )
+    if sharding.mesh.is_unnamed:
+        raise ShardingError(f"{sharding!r} has no axis names, and Shardy's text needs them.")
+    where = f"mesh<{mesh_text(sharding.mesh)}>" if mesh_name is None else f"@{mesh_name}"
+    dims = "[]" if sharding.is_maximal else SDY_LISTS.dims_text(sharding)
+    held = "".join(
+        SDY_LISTS.class_text(kind, getattr(sharding, kind), sharding) for kind in SDY_KINDS
+    )
+    return f"#sdy.sharding<{where}, {dims}{held}>"
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """Axes and device ids as Shardy states them.
+
+    >>> mesh_text(Mesh({"x": 2, "y": 4}))
+    '["x"=2, "y"=4]'
+    """
+    axes = ", ".join(f"{SDY_LISTS.quoted(name)}={size}" for name, size in mesh.axes)
+    order = "" if mesh.device_ids is None else f", device_ids={list(mesh.device_ids)}"
+    return f"[{axes}]{order}"
+
+
+def _sdy_mesh(reader: Reader, given: Mesh | None) -> Mesh:
+    """The mesh that stands here, or the one that its symbol means."""
+    start = reader.skip()
+    if reader.take(r'@(?:[A-Za-z_][A-Za-z0-9_$.]*|"[^"\\]+")'):
+        if given is None:
+            raise reader.error("this symbol needs its mesh; give one, or state it here", start)
+        return given
+    reader.expect("mesh", "@")
+    reader.expect("<")
+    axes = SDY_LISTS.mesh_axes(reader)
+    order = None
+    if reader.word(","):
+        for word in ("device_ids", "=", "["):
+            reader.expect(word)
+        order = reader.numbers("a device id", "]")
+    reader.expect(">")
+    try:
+        return Mesh(axes, order)
+    except MeshError as error:
+        raise reader.error(str(error), start) from None

@@ -18,13 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digit, Digits, canonical, complement
-from shardalg.algebra.layout import Layout
+from shardalg.algebra.layout import Layout, restate, spelled
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation import hlo_named
-from shardalg.algebra.notation.iota import iota, iota_order, iota_text, listed
-from shardalg.algebra.notation.reader import MAX_DEVICES, Reader
-from shardalg.algebra.notation.stated import on_device, whole
-from shardalg.algebra.restate import restate, spelled
+from shardalg.algebra.notation import axis_lists
+from shardalg.algebra.notation.reader import (
+    MAX_DEVICES,
+    Reader,
+    iota,
+    iota_order,
+    iota_text,
+    listed,
+    on_device,
+    whole,
+)
 from shardalg.errors import ShardingError
 
 SUBGROUPS = ("replicated", "manual", "unreduced")
@@ -129,7 +135,7 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
     if version not in (1, 2, 3):
         raise ShardingError(f"HLO text has the versions 1, 2 and 3, got {version!r}.")
     if version == 3:
-        return hlo_named.text(sharding)
+        return axis_lists.text(sharding)
     if sharding.is_maximal:
         return f"{{maximal device={sharding.mesh.order[0]}}}"
     groups = _subgroups(sharding)
@@ -149,7 +155,7 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):
-        made = hlo_named.read(reader, shape, mesh)
+        made = axis_lists.read(reader, shape, mesh)
     else:
         made = _in_braces(reader, shape, mesh)
     _refuse(reader)

@@ -2,14 +2,25 @@
 
 Work is bounded by the length of the text, whatever it says: numbers have at most `MAX_DIGITS`
 decimal places, meshes at most `MAX_DEVICES` devices, and a text names at most `MAX_AXES` axes.
+
+Lists of devices as XLA shortens them: `[2,4]T(1,0)`, a reshape and a transpose of 0, 1, 2, ...
+
+Source: xla/hlo/ir/tile_assignment.cc.
+
+What a text states, as the data of a sharding.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
+from shardalg.algebra.digits import Digit, Digits, Table, canonical
+from shardalg.algebra.layout import Layout, restate
+from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError
 
 MAX_DIGITS = 10
@@ -141,3 +152,114 @@ class Reader:
             f"column {column + 1} of {self.notation}: {what}.\n  {shown}\n"
             f"  {' ' * (column - first)}^\nWrite it as {self.example}."
         )
+
+
+def iota(reader: Reader) -> Digits:
+    """`[2,4]T(1,0)` read: the place in the list as digits of the number there, major first."""
+    start = reader.skip()
+    reader.expect("[")
+    sizes = reader.numbers("an extent", "]")
+    if min(sizes) < 1 or math.prod(sizes) > MAX_DEVICES:
+        raise reader.error(
+            f"extents are at least 1 and number at most {MAX_DEVICES} devices", start
+        )
+    order = tuple(range(len(sizes)))
+    if reader.word("T"):
+        reader.expect("(")
+        start = reader.skip()
+        order = reader.numbers("a dimension", ")")
+        if sorted(order) != list(range(len(sizes))):
+            what = f"{list(order)} is no permutation of {len(sizes)} numbers"
+            raise reader.error(what, start)
+    strides, below = [], math.prod(sizes)
+    for size in sizes:
+        below //= size
+        strides.append(below)
+    return tuple(Digit(strides[i], sizes[i]) for i in order)
+
+
+def iota_order(digits: Digits) -> tuple[int, ...]:
+    """The numbers that `iota` lists.
+
+    >>> iota_order((Digit(1, 2), Digit(2, 3)))
+    (0, 2, 4, 1, 3, 5)
+    """
+    import numpy as np
+
+    digits = canonical(digits)
+    numbers = np.arange(math.prod(digit.size for digit in digits))
+    place = np.zeros_like(numbers)
+    for digit in digits:
+        place = place * digit.size + numbers // digit.stride % digit.size
+    return tuple(np.argsort(place).tolist())
+
+
+def iota_text(order: Sequence[int]) -> str | None:
+    """The list as `[2,4]T(1,0)` in XLA's shortest form; None where it is no such list.
+
+    >>> iota_text((0, 2, 4, 1, 3, 5)), iota_text((0, 1, 2)), iota_text((0, 2, 1))
+    ('[3,2]T(1,0)', '[3]', None)
+    """
+    place = {device: number for number, device in enumerate(order)}
+    if any(device not in place for device in range(len(order))):
+        return None
+    row = tuple(place[device] for device in range(len(order)))
+    found = Table((len(order),), (row,)).recognize()
+    return None if found is None else _iota_text(found[0], len(order))
+
+
+def _iota_text(digits: Digits, size: int) -> str:
+    digits = canonical(digits)
+    places = sorted(digits, reverse=True)
+    if len(places) <= 1:
+        return f"[{size}]"
+    return f"[{listed(d.size for d in places)}]T({listed(places.index(d) for d in digits)})"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Numbers as XLA lists them, without spaces."""
+    return ",".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension as it stands."""
+
+    digits: Digits
+    is_open: bool
+    priority: int
+
+
+def layout_of(
+    mesh: Mesh, shape: tuple[int, ...], dims: tuple[Dim, ...], held: dict[str, Digits]
+) -> Layout:
+    """The sharding that was read."""
+    opened = tuple(i for i, dim in enumerate(dims) if dim.is_open)
+    priorities = tuple(dim.priority for dim in dims)
+    digits = tuple(dim.digits for dim in dims)
+    return Layout(mesh, shape, digits, opened, priorities=priorities).holding(held)
+
+
+def whole(mesh: Mesh, shape: tuple[int, ...], **held: Digits) -> Layout:
+    """No dimension is partitioned; `held` has the digits of the other classes."""
+    return Layout(mesh, shape, ((),) * len(shape)).holding(held)
+
+
+def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
+    """The maximal sharding that was read, after a look whether `mesh` has the device."""
+    if mesh is not None and device not in mesh.order:
+        raise reader.error(f"device {device} is not on {mesh!r}")
+    return whole(Mesh({}, [device]), shape)
+
+
+def stated(reader: Reader, read: Layout, mesh: Mesh | None) -> Layout:
+    """What was read with a mesh of its own, on `mesh` where one is given.
+
+    A mesh of no axes that names no device stands for all of them: the tensor is replicated.
+    """
+    if mesh is not None and not read.mesh.axes and read.mesh.device_ids is None:
+        return Layout(mesh, read.shape, read.dims)
+    found = read if mesh is None else restate(read, mesh)
+    if found is None:
+        raise reader.error(f"{read!r} is no digits of {mesh!r}; read it without a mesh")
+    return found

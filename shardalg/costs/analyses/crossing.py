@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from shardalg.sizes.array_steps import Code, run
 from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
-from shardalg.sizes.points.array_steps import Code, run
 
 LARGEST = 1 << 40
 """Sizes are looked at up to here."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from shardalg.costs.memory import Scan, peak_bytes
-from shardalg.costs.occupancy import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.costs.symbolic import Symbolised
+from shardalg.costs.walk import NOTHING, Held, ProgramPoint, Timeline
 from shardalg.sizes.formula import Formula, Monomial
 from shardalg.sizes.maximum import largest_of
 from shardalg.spmd.program import SpmdProgram

@@ -10,11 +10,11 @@ import numpy as np
 
 from shardalg.costs.analyses.peaks import undominated
 from shardalg.costs.hardware import Hardware
-from shardalg.io.units import bytes_text, seconds_text
+from shardalg.sizes.array_steps import Code, run
 from shardalg.sizes.checked import Checked
 from shardalg.sizes.facts import Fact
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.points.array_steps import Code, run
+from shardalg.tables import bytes_text, seconds_text
 
 
 @dataclass(frozen=True, eq=False, repr=False)

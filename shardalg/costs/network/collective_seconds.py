@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from shardalg.costs.network.span import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, Span
+from shardalg.costs.network.placement import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, Span
 from shardalg.sizes.amounts import over, quotient, times
 from shardalg.sizes.formula import Formula, has_formula
 from shardalg.sizes.maximum import larger, smaller
-from shardalg.sizes.sums import total
+from shardalg.sizes.recorded import total
 
 LATENCY, NETWORK, DCN = "latency", "network", "dcn"
 _CAUSE = {TORUS: LINK, SWITCH: LINK, LINK: LINK, HOSTS: NETWORK, SLICES: DCN}
@@ -96,7 +96,7 @@ def collective_s(kind: str, spans: Sequence[Span], local_bytes: Any) -> Seconds:
       local_bytes: what a device holds before it.
 
     >>> from shardalg.algebra.digits import Digit
-    >>> from shardalg.costs.network.span import Level
+    >>> from shardalg.costs.network.placement import Level
     >>> line, ring = (Level(TORUS, 8, 1e9, 1e-6, wraps=wraps) for wraps in (False, True))
     >>> collective_s("all_gather", [Span(line, Digit(1, 8))], 1_000_000)
     {'link': 0.007, 'latency': 7e-06}

@@ -1,13 +1,100 @@
-"""Mesh axes laid onto the levels of a network, as JAX orders devices."""
+"""Mesh axes laid onto the levels of a network, as JAX orders devices.
+
+A part of a mesh axis that lies on links of one kind.
+
+The spans under any digits of a mesh: under its axes, their parts, and several of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import Any
 
-from shardalg.algebra.digits import Digit
-from shardalg.costs.network.span import Level, Span
+from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.sizes.recorded import are_numbers
+
+CHIP, TORUS, SWITCH, HOSTS, SLICES, LINK = "chip", "torus", "switch", "hosts", "dcn", "link"
+"""Cores of a chip, chips of a torus, GPUs of an island, islands, slices; links of which nothing
+but the speed is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Things of one kind that are joined alike: the chips along a dimension of a torus.
+
+    Attributes:
+      medium: one of the kinds above.
+      size: how many are joined.
+      bytes_per_s: what one of them sends one way along one link, to all devices that share it.
+      sharing: devices that share that link (the cores of a chip).
+      latency_s: of one hop.
+      wraps: whether the last is joined with the first, so that both directions carry.
+    """
+
+    medium: str
+    size: int
+    bytes_per_s: float
+    latency_s: float = 0.0
+    sharing: int = 1
+    wraps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions along a digit of a mesh that are neighbours on a level.
+
+    Attributes:
+      digit: of the device's position in the mesh.
+      stride: things from one to the next; on a torus the groups between share the links.
+    """
+
+    level: Level
+    digit: Digit
+    stride: int = 1
+
+    @property
+    def count(self) -> Any:
+        """Things that the span joins."""
+        return self.digit.size
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the span is a ring: the whole of a level that wraps."""
+        return self.level.wraps and self.count * self.stride == self.level.size
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What one device sends one way, while all groups along the level do so too.
+
+        A ring is used both ways; on a line each end has one neighbour, so that one way bounds.
+        """
+        ways = 2 if self.wraps and self.count > 2 else 1
+        return self.one_way_bytes_per_s * ways
+
+    @property
+    def one_way_bytes_per_s(self) -> float:
+        """What one device sends to one neighbour."""
+        apart = self.stride if self.level.medium == TORUS else 1
+        return self.level.bytes_per_s / (self.level.sharing * apart)
+
+    @property
+    def hops(self) -> Any:
+        """From the first to the farthest: half of a ring, all of a line; one through a switch."""
+        if self.level.medium in (SWITCH, HOSTS, SLICES):
+            return 1
+        if self.level.medium == CHIP:
+            return 0
+        along = self.count // 2 if self.wraps else self.count - 1
+        return along * self.stride
+
+    def part(self, digit: Digit) -> Span:
+        """The span of a part of the positions."""
+        return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
+
 
 Place = tuple[int, int, int]
 """A level by its number, how many of it, and the stride between them."""
@@ -83,3 +170,67 @@ def spans(
             below //= count
             found.append(Span(levels[i], Digit(stride * below, count), apart))
         yield name, tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """What lies under the axes of a mesh."""
+
+    mesh: Mesh
+    axes: dict[str, tuple[Span, ...]]
+
+    def spans(self, digits: Digits) -> tuple[Span, ...]:
+        """Under several digits, major first; a digit in formulas is the whole of its axis."""
+        return tuple(chain.from_iterable(map(self._under, digits)))
+
+    def _under(self, digit: Digit) -> tuple[Span, ...]:
+        found: list[Span] = []
+        for name, part in axis_parts(self.mesh, digit):
+            whole = self.axes[name]
+            if not are_numbers((part.size,)) or part == self.mesh.digit(name):
+                found += whole
+            else:
+                found += (s for span in whole if (s := _common(span, part)) is not None)
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """Axes with links of their own, of which the speed is known and no more: one stage each.
+
+    Attributes:
+      speeds: bytes per second along each axis, one way.
+    """
+
+    mesh: Mesh
+    speeds: dict[str, float]
+    latency_s: float
+
+    def spans(self, digits: Digits) -> tuple[Span, ...]:
+        """Under several digits: one span per axis, of all parts of it that there are."""
+        sizes: dict[str, Any] = {}
+        for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
+            sizes[name] = sizes[name] * part.size if name in sizes else part.size
+        return tuple(
+            Span(Level(LINK, size, self.speeds[name], self.latency_s), Digit(1, size))
+            for name, size in sizes.items()
+        )
+
+
+def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
+    """The axes that a digit joins, major first, each with the part of it."""
+    if are_numbers((digit.size,)):
+        if digit.size == 1:
+            return ()
+        return tuple((ref.name, mesh.ref_digit(ref)) for ref in mesh.axis_refs(digit))
+    # A digit whose size is a formula is one axis, or a part of it: its stride tells which.
+    axes = ((name, mesh.digit(name)) for name, size in mesh.axes if size > 1)
+    names = [n for n, a in axes if a.stride <= digit.stride < a.stride * a.size]
+    return tuple((name, digit) for name in names)
+
+
+def _common(span: Span, part: Digit) -> Span | None:
+    """The part of a span that a part of its axis takes."""
+    low = max(span.digit.stride, part.stride)
+    high = min(span.digit.stride * span.digit.size, part.stride * part.size)
+    return span.part(Digit(low, -(-high // low))) if high > low else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shardalg.costs.analyses.together import executed
+from shardalg.costs.analyses.overlap import executed
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.overheads import PipelineLoop, pipeline_loops
 from shardalg.costs.step_time import Timed, timed

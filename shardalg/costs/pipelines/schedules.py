@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardalg.errors import PipelineError
-from shardalg.io.table import Table
+from shardalg.tables import Table
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardalg.errors import TraceError
 from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site
-from shardalg.graph.phase import Draft, phases
-from shardalg.graph.source import Sources, within
+from shardalg.graph.source import Draft, Sources, phases, within
 from shardalg.graph.tracing.control_flow import (
     BODY_PARAMS,
     CALLS,

@@ -2,12 +2,14 @@
 
 Such a primitive is a name to JAX; what it computes stands in the function that its lowering was
 made of (`mlir.lower_fun`), or in its `impl`, in JAX's own primitives, which partition.
+
+Recomputation in the backward pass as a region: `jax.checkpoint`. No jax here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -17,10 +19,40 @@ from jax.interpreters import mlir
 
 from shardalg.errors import TraceError
 from shardalg.graph.evaluate import primitives
-from shardalg.graph.ir import LeftOut
+from shardalg.graph.ir import LeftOut, ValueType
 from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Placing, Scope, plain_node
 from shardalg.graph.tracing.manual import MANUAL_HANDLERS
-from shardalg.graph.tracing.rematted import REMAT_HANDLERS
+
+
+def _remat(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+    """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
+    params = equation.params
+    if not params.get("differentiated", True):
+        return builder.run(params["jaxpr"], operands, place)
+    guard = params.get("prevent_cse", True)
+    guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
+    guarded = [v for v, on in zip(operands, guards, strict=True) if on]
+    passed = _barrier(builder, guarded, place)
+    inner = [passed.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
+    span = builder.open("remat", place.spans[0])
+    return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
+
+
+def _barrier(builder: Builder, operands: Sequence[int], place: Scope) -> dict[int, int]:
+    """Operand to what a barrier hands on; constants need none."""
+    parts = builder.parts
+    held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
+    if not held:
+        return {}
+    types: list[ValueType] = [parts.values[v].type for v in held]
+    results = parts.results(types, parts.label("optimization_barrier", place.source))
+    primitive = builder.primitives["optimization_barrier"]
+    builder.node(primitive, {}, held, results, place=place)
+    return dict(zip(held, results, strict=True))
+
+
+REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
+
 
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
 """Primitive to what reads its equations; all others are one node each."""

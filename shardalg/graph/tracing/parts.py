@@ -1,4 +1,7 @@
-"""The parts of a graph under construction: types, parameters, signatures, names, constants."""
+"""The parts of a graph under construction: types, parameters, signatures, names, constants.
+
+What the installed jax partitions with, and how it counts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,44 @@ from shardalg.errors import TraceError
 from shardalg.graph.ir import SHORT, Params, Signature, Value, ValueType
 from shardalg.graph.plain import HINTS, plain_params
 from shardalg.graph.source import own_line
+
+SWITCH = "jax_use_shardy_partitioner"
+"""The option of jax by which GSPMD or Shardy partitions; a jax without it has Shardy alone."""
+
+
+def installed_partitioner() -> str:
+    """The partitioner of XLA that `jax.jit` uses here: "gspmd" or "shardy".
+
+    >>> installed_partitioner() in ("gspmd", "shardy")
+    True
+    """
+    import jax
+
+    return "shardy" if getattr(jax.config, SWITCH, True) else "gspmd"
+
+
+def jax_version() -> str:
+    """Return the version of the installed jax.
+
+    >>> jax_version().split(".")[0].isdecimal()
+    True
+    """
+    import jax
+
+    return jax.__version__
+
+
+def sorts_permutes() -> bool:
+    """Whether `lax.ppermute` counts places along the mesh, in whichever order axes are named.
+
+    A jax that asks about another order counts as named, where that is allowed.
+
+    >>> sorts_permutes() in (True, False)
+    True
+    """
+    import jax
+
+    return not hasattr(jax.config, "jax_raise_on_ppermute_sort_diff")
 
 
 class Parts:

@@ -25,17 +25,10 @@ from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.evaluate import find_primitive, is_key
 from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.tracing import jaxpr as build
-from shardalg.graph.tracing.float0 import refuse_float0, without_float0
 from shardalg.graph.tracing.manual import equations
 from shardalg.graph.tracing.opened import reader
-from shardalg.graph.tracing.refused import (
-    REFUSALS,
-    SPECS_DIFFER,
-    function_name,
-    refused,
-    user_line,
-)
-from shardalg.graph.tracing.written import written_out
+from shardalg.graph.tracing.refused import REFUSALS, SPECS_DIFFER, function_name, refused, user_line
+from shardalg.graph.tracing.written import refuse_float0, without_float0, written_out
 from shardalg.graph.well_formed import check
 from shardalg.pause import collection_paused
 

@@ -7,6 +7,12 @@ all-reduce, and takes 0.40 to 0.76 of the time of an all-reduce and a slice (4 t
 and 8 devices, in pairs, jaxlib 0.10.2; 0.97 to 1.02 at 16 KiB). Tiled along its own dimension it
 takes 2.4 to 5.8 times as long for the last dimension, 0.64 to 0.80 for another one that was tried.
 Elsewhere one tiled operation leaves the transposes to the compiler.
+
+All-to-all on CPU devices, where XLA's own is slow along any dimension but the leading one.
+
+The largest and smallest float of a group of devices: XLA's own collective loses a NaN.
+
+Permutes of blocks; of what is fetched a reading takes what it is served, or its own block.
 """
 
 from __future__ import annotations
@@ -16,21 +22,157 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from shardalg.algebra.digits import parts
+from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.errors import LoweringError
 from shardalg.lower.emit.emitter import Array, Emitter, emits
-from shardalg.lower.emit.extrema import EXTREMA, extremum
-from shardalg.lower.emit.pieces import all_to_all, all_to_alls, pieces, swapped
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
     AllReduce,
     AllToAll,
     AllToAlls,
+    CollectivePermute,
+    HaloExchange,
+    Reading,
     ReduceScatter,
 )
+
+
+def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
+    """Split along one dimension, concatenated along another."""
+    sent = pieces(x, a.split_dim, parts(a.digits))
+    if a.concat_dim == 0 and not a.arriving and 1 not in sent.shape:
+        # What arrives is joined in its place. Where that is the result, and of 1 MiB or more, XLA
+        # keeps pieces in the result's memory until then (openxla issue 15207: temporary memory is
+        # 0.219 of the tensor, else 0.250 and a table of pointers for each all-to-all).
+        return lax.all_to_all(x, names, a.split_dim, 0, tiled=True)
+    sent = _by_member(sent, a.digits, a.arriving or a.digits)
+    senders = jnp.moveaxis(swapped(sent, names), 0, a.concat_dim)
+    return lax.collapse(senders, a.concat_dim, a.concat_dim + 2)
+
+
+def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
+    """Return the block after several all-to-alls, as one exchange of pieces.
+
+    Each split dimension is cut, and the numbers of the pieces lead, those of the first exchange
+    major, as the digits of a member are.
+    """
+    sizes: list[int] = []
+    sent = x
+    for one in reversed(a.exchanges):
+        count = parts(one.digits)
+        dim = one.split_dim + len(sizes)
+        cut = sent.reshape(
+            *sent.shape[:dim], count, sent.shape[dim] // count, *sent.shape[dim + 1 :]
+        )
+        lead = jnp.moveaxis(cut, dim, 0)
+        sent = _by_member(lead, one.digits, one.arriving or one.digits)
+        sizes.insert(0, count)
+    arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
+    made = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
+    for left, one in reversed([*enumerate(a.exchanges)]):
+        dim = one.concat_dim + left
+        joined = jnp.moveaxis(made, left, dim)
+        made = lax.collapse(joined, dim, dim + 2)
+    return made
+
+
+def pieces(x: Array, dim: int, n: int) -> Array:
+    """`x` cut in `n` along `dim`, the pieces on a new leading dimension."""
+    cut = x.reshape(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
+    return jnp.moveaxis(cut, dim, 0)
+
+
+def swapped(sent: Array, names: tuple[str, ...]) -> Array:
+    """Piece `k` goes to member `k`; those that arrive, by their senders.
+
+    Pieces with dimensions of size 1 may get different layouts, which XLA's verifier then refuses
+    (jaxlib 0.10.2, where one exchange reads another): on one dimension there is no choice.
+    """
+    if 1 not in sent.shape:
+        return lax.all_to_all(sent, names, 0, 0, tiled=True)
+    return lax.all_to_all(sent.reshape(-1), names, 0, 0, tiled=True).reshape(sent.shape)
+
+
+def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
+    """Pieces in the order of their takers' ids in `digits`, from that of their ids in `cut`."""
+    if cut == digits:
+        return sent
+    grid = sent.reshape(*(digit.size for digit in cut), *sent.shape[1:])
+    order = [*map(cut.index, digits), *range(len(cut), grid.ndim)]
+    return grid.transpose(order).reshape(sent.shape)
+
+
+EXTREMA = {"max": (lax.pmax, "max"), "min": (lax.pmin, "min")}
+"""Way to combine to the collective, and to the end of the integers at which a NaN stands."""
+
+
+def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
+    """`pmax` or `pmin` over mesh axes that gives NaN where a device has one, as one device does.
+
+    XLA's collectives on CPU keep what compares as larger or smaller, which a NaN never does (jaxlib
+    0.10.2). So the collective is of integers in the order of the floats: their bits, those of
+    negative numbers mirrored, and for a NaN the end of the integers that wins.
+    """
+    if jnp.finfo(x.dtype).bits < 8:  # what a byte holds exactly
+        return extremum(x.astype("float8_e4m3fn"), names, combine).astype(x.dtype)
+    collective, end = EXTREMA[combine]
+    kind = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+
+    def mirrored(bits: Array) -> Array:
+        return jnp.where(bits < 0, bits ^ kind.max, bits)  # the way there and the way back
+
+    order = mirrored(lax.bitcast_convert_type(x, kind.dtype))
+    order = jnp.where(jnp.isnan(x), jnp.asarray(getattr(kind, end), kind.dtype), order)
+    return lax.bitcast_convert_type(mirrored(collective(order, names)), x.dtype)
+
+
+@emits(CollectivePermute)
+def _permute(
+    emitter: Emitter, instruction: Instruction[CollectivePermute], x: Array
+) -> list[Array]:
+    return [lax.ppermute(x, emitter.axes.all_names, instruction.attributes.pairs)]
+
+
+@emits(HaloExchange)
+def _halo_exchange(
+    emitter: Emitter, instruction: Instruction[HaloExchange], *xs: Array
+) -> list[Array]:
+    """What arrives is sent once; a reading takes it where it is served, and else its own block."""
+    a, names = instruction.attributes, emitter.axes.all_names
+    arrived = []
+    for edges in a.permutes:
+        first = edges[0][2] if edges else 0
+        sent = xs[first]
+        for operand in {k for _, _, k in edges} - {first}:
+            here = _at(emitter, [source for source, _, k in edges if k == operand])
+            sent = jnp.where(here, xs[operand], sent)
+        arrived.append(lax.ppermute(sent, names, [edge[:2] for edge in edges]))
+    return [_read(emitter, a.digits, r, xs[r.operand], arrived) for r in a.readings]
+
+
+def _read(
+    emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
+) -> Array:
+    """The block that a device wants; who is neither served nor wants its own wants nothing."""
+    everyone = range(emitter.program.mesh.size)
+    served = [[target for _, target in pairs] for pairs in reading.permutes]
+    found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
+    own = [p for p in everyone if reading.source.at(p) == partition_id(digits, p)]
+    if found and not set(own).difference(*served):
+        (x, _), *found = found
+    for block, targets in found:
+        x = jnp.where(_at(emitter, targets), block, x)
+    return x
+
+
+def _at(emitter: Emitter, positions: list[int]) -> Array:
+    """Whether the device that executes is at one of some positions."""
+    chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
+    return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
 
 
 @emits(AllGather)

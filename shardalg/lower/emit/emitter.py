@@ -12,8 +12,8 @@ from jax import lax, named_scope
 from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.graph.evaluate import by_word
 from shardalg.graph.ir import Graph
+from shardalg.lower.around_xla import repeated
 from shardalg.lower.axes import Axes
-from shardalg.lower.kept_apart import repeated
 from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.local import Start

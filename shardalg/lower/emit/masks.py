@@ -1,4 +1,7 @@
-"""What depends on the place."""
+"""What depends on the place.
+
+Indices of gathers and scatters, counted from the own block on.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,44 @@ from jax import lax
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import (
-    Choose,
-    FirstMember,
-    Mask,
-    MaskAt,
-)
+from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIndexed, Offset
+
+
+@emits(Offset)
+def _offset(emitter: Emitter, instruction: Instruction[Offset], x: Array) -> list[Array]:
+    a = instruction.attributes
+    shift = jnp.asarray(emitter.partition_id(a.digits) * a.scale + a.more).astype(x.dtype)
+    part = x if a.component is None else x[..., a.component]
+    if a.clamp is not None:
+        part = jnp.clip(part, *a.clamp)
+    low, high = a.within or (0, 0)
+    missing = (a.within is not None) & ((part < low) | (part > high))
+    part = jnp.where(missing, jnp.asarray(-1).astype(x.dtype), part + shift)
+    return [part if a.component is None else x.at[..., a.component].set(part)]
+
+
+@emits(MaskIndexed)
+def _mask_indexed(
+    emitter: Emitter, instruction: Instruction[MaskIndexed], x: Array, indices: Array
+) -> list[Array]:
+    a = instruction.attributes
+    here = jnp.ones(indices.shape[:-1], bool)
+    outside = jnp.zeros(indices.shape[:-1], bool)
+    member = 0
+    for (component, digits, block, size), margin in a.counted:
+        p = emitter.partition_id(digits)
+        member = member + p
+        index = indices[..., component].astype(jnp.int32)
+        here &= (index >= 0) & (index < block + margin)
+        start = index - margin + p * block
+        outside |= (start < 0) | (start >= size)
+    spread = lambda array: lax.broadcast_in_dim(array, x.shape, a.batch_dims)  # noqa: E731
+    zero = jnp.zeros((), x.dtype)
+    result = jnp.where(spread(here & ~outside), x, zero)
+    if a.fill is None:
+        return [result]
+    fill = jnp.where(member == 0, jnp.asarray(a.fill, x.dtype), zero)
+    return [jnp.where(spread(outside), fill, result)]
 
 
 @emits(Mask)

@@ -8,12 +8,7 @@ from jax import lax
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import (
-    Concatenate,
-    Dilate,
-    Regroup,
-    Resize,
-)
+from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize
 
 
 @emits(Regroup)

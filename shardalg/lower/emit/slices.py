@@ -1,18 +1,121 @@
-"""Parts of a block."""
+"""Parts of a block.
+
+Boxes at run-time starts in blocks: only places of the box are touched, never the whole block.
+
+A box that straddles blocks is met where the block has most of it, at `clip(start, 0, block - box)`,
+and what is read or written there is shifted by what the clip took: `lax.dynamic_slice` between
+zeros. The sum over devices behind a read gives +0 for -0, also where XLA gathers the whole operand,
+and so keeps the sign.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax import lax
 
+from shardalg.algebra.digits import Digits
 from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     DynamicSlice,
+    Extract,
+    Insert,
     OwnerSelect,
+    Places,
     Slice,
     SliceAt,
 )
+
+Ids = Callable[[Digits], Array]
+"""The partition id along digits of the device that executes."""
+
+
+def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
+    """What the block has of the box, 0 elsewhere."""
+    first = _starts(a.places, ids, (x.shape, a.sizes), starts)
+    shape = _met(a.places, x.shape, a.sizes)
+    result, at = _read(x, first, shape)
+    for dim, _, _ in a.places:
+        result = _shifted(result, dim, first[dim] - at[dim], a.sizes[dim])
+    return result
+
+
+def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array]) -> Array:
+    """The block with what it has of the box written over."""
+    first = _starts(a.places, ids, (x.shape, new.shape), starts)
+    shape = _met(a.places, x.shape, new.shape)
+    held, at = _read(x, first, shape)
+    here = jnp.ones((), bool)
+    for dim, _, _ in a.places:
+        size, shift = new.shape[dim], at[dim] - first[dim]
+        new = _shifted(new, dim, shift, shape[dim])
+        place = lax.broadcasted_iota(jnp.int32, shape, dim) + shift
+        here = here & (place >= 0) & (place < size)
+    return lax.dynamic_update_slice(x, jnp.where(here, new, held), at)
+
+
+def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
+    """The most that a block has of a box."""
+    cut = {dim for dim, _, _ in places}
+    return tuple(
+        min(n, m) if d in cut else m for d, (n, m) in enumerate(zip(block, box, strict=True))
+    )
+
+
+def _starts(
+    places: Places, ids: Ids, shapes: tuple[Sequence[int], Sequence[int]], starts: Sequence[Array]
+) -> list[Array]:
+    """The first element of the box per dimension, counted in places of the block, in 32 bits.
+
+    Starts are clamped in their own type, which may not count to the end of a dimension.
+
+    Args:
+      shapes: of the block and of the box.
+    """
+    cut = {dim: (digits, high) for dim, digits, high in places}
+    found = []
+    for dim, (given, n, size) in enumerate(zip(starts, *shapes, strict=True)):
+        digits, high = cut.get(dim, ((), n - size))
+        start = jnp.asarray(given)
+        top = min(high, int(jnp.iinfo(start.dtype).max))
+        start = jnp.clip(start, 0, jnp.asarray(top, start.dtype)).astype(jnp.int32)
+        found.append(start - ids(digits) * n)
+    return found
+
+
+def _read(
+    x: Array, first: Sequence[Array], shape: tuple[int, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    """The places of the block nearest to a box, and where they begin."""
+    at = tuple(
+        jnp.clip(jnp.asarray(f), 0, n - m).astype(jnp.int32)
+        for f, n, m in zip(first, x.shape, shape, strict=True)
+    )
+    return lax.dynamic_slice(x, at, shape), at
+
+
+def _shifted(x: Array, dim: int, shift: Array, size: int) -> Array:
+    """Places `[shift, shift + size)` of a dimension, 0 outside of it."""
+    widths = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
+    start = jnp.clip(shift, -size, x.shape[dim]) + size
+    return lax.dynamic_slice_in_dim(padded, start, size, dim)
+
+
+@emits(Extract)
+def _extract(
+    emitter: Emitter, instruction: Instruction[Extract], x: Array, *starts: Array
+) -> list[Array]:
+    return [extracted(instruction.attributes, emitter.partition_id, x, starts)]
+
+
+@emits(Insert)
+def _insert(
+    emitter: Emitter, instruction: Instruction[Insert], x: Array, new: Array, *starts: Array
+) -> list[Array]:
+    return [inserted(instruction.attributes, emitter.partition_id, x, new, starts)]
 
 
 @emits(DynamicSlice)

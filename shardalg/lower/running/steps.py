@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from shardalg.errors import LoweringError
-from shardalg.lower.running.members import on_host
+from shardalg.lower.running.processes import on_host
 from shardalg.lower.shard_map import Lowered
 
 

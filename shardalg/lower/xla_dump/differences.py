@@ -16,10 +16,10 @@ from shardalg.algebra.digits import Digit, Digits, canonical
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import is_collective, wire_bytes
 from shardalg.costs.walk import sent_bytes, walk
-from shardalg.io.table import Table
 from shardalg.lower.emit.emitter import SCOPE
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, collectives
 from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table
 
 COLUMNS = (
     "instruction", "kind", "mesh_axes", "wire_bytes", "compiled_kind", "compiled_mesh_axes",

@@ -19,16 +19,18 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.errors import NotationError
-from shardalg.io.table import Table
-from shardalg.lower.xla_dump.hlo_groups import group_axes, moved_axes, parse_groups
 from shardalg.lower.xla_dump.hlo_text import (
     HloInstruction,
     HloModule,
     Told,
+    group_axes,
     leaves_bytes,
+    moved_axes,
     parse,
+    parse_groups,
     walk,
 )
+from shardalg.tables import Table
 
 _KINDS = {
     "all-gather": "all_gather",

@@ -4,19 +4,16 @@ Lemmas: The theorems behind those formulas (mixed radix, blocks and padding, can
 halos, exchanges) stand in one table, `merge/lemmas/`: each in words, as a claim with every
 parameter unknown, and with wrong variants that must be refuted. `sa.prove(lemma(name))` proves
 one; the other proofs take from the table what holds for all sizes. A claim is text in a small
-language of whole numbers (`merge/proofs/expressions.py`), so tests evaluate the same text in
+language of whole numbers (`merge/proofs/integers.py`), so tests evaluate the same text in
 Python.
 """
 
 from __future__ import annotations
 
 from shardalg.errors import ProofError
-from shardalg.merge.lemmas.blocks import BLOCKS
-from shardalg.merge.lemmas.digits import DIGITS
-from shardalg.merge.lemmas.exchanges import EXCHANGES
-from shardalg.merge.lemmas.halos import HALOS
+from shardalg.merge.lemmas.digits import BLOCKS, DIGITS, QUOTIENTS
+from shardalg.merge.lemmas.halos import EXCHANGES, HALOS
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.lemmas.quotients import QUOTIENTS
 
 LEMMAS: tuple[Lemma, ...] = (*DIGITS, *BLOCKS, *QUOTIENTS, *HALOS, *EXCHANGES)
 

@@ -2,9 +2,141 @@
 
 Partition i owns input `[i*s, (i + 1)*s)`. `x` is the numerator of its first window, and `b` the
 base dilation; `start` and `limit` bound what its windows read.
+
+Lemmas of exchanges: the interval that a device reads, and the blocks that bring it.
 """
 
 from shardalg.merge.lemmas.lemma import Lemma
+
+READS = (
+    "n >= 1, size >= 1, s == ceil(size, n), 0 <= p < n, 0 <= x < s, 0 <= tap < taps, "
+    "stride >= 1, dilation >= 1"
+)
+
+EXCHANGES = (
+    Lemma(
+        "interval_reads",
+        "from its start stride*s*p - low, the s windows of a device read within "
+        "(s - 1)*stride + (taps - 1)*dilation + 1 elements",
+        used="algebra/halos/halo.py: interval",
+        given=f"{READS}, start == stride*s*p - low",
+        shows="0 <= stride*(s*p + x) + dilation*tap - low - start, "
+        "stride*(s*p + x) + dilation*tap - low - start < (s - 1)*stride + (taps - 1)*dilation + 1",
+        mutants=(("dilation + 1", "dilation"), ("- low - start <", "- start <")),
+    ),
+    Lemma(
+        "interval_exact",
+        "numerators in [v, v + span] that m divides have quotients from first = ceil(v / m) on, "
+        "(span - phase) // m + 1 of them, the phase being (-v) % m",
+        used="algebra/halos/intervals.py: touched, exact division",
+        given="m >= 1, v <= m*q <= v + span, first == ceil(v, m), phase == first*m - v",
+        shows="0 <= q - first < (span - phase) // m + 1",
+        mutants=(
+            ("first == ceil(v, m)", "first - 1 == ceil(v, m)"),
+            ("(span - phase) // m + 1", "(span - phase) // m"),
+        ),
+    ),
+    Lemma(
+        "interval_floor",
+        "numerators in [v, v + span] have rounded quotients from v // m on, "
+        "(span + v % m) // m + 1 of them",
+        used="algebra/halos/intervals.py: touched, division rounded down",
+        given="m >= 1, v <= w <= v + span",
+        shows="0 <= w // m - v // m < (span + v % m) // m + 1",
+        mutants=(("(span + v % m) // m + 1", "span // m + 1"),),
+    ),
+    Lemma(
+        "exchange_contents",
+        "element g, y places after the start of an interval, lies in the block f + j that round "
+        "j brings, and from the start of block f it stands where the slice takes it",
+        used="algebra/halos/exchange.py: the slice after the rounds",
+        given="n >= 1, s >= 1, n*s >= D, 0 <= g < D, y >= 0, f == (g - y) // s, k == g // s",
+        shows="f <= k, 0 <= k < n, (k - f)*s + (g - k*s) == (g - y - f*s) + y",
+        mutants=(("k < n", "k < n - 1"), ("f <= k", "f < k")),
+    ),
+    Lemma(
+        "exchange_rounds",
+        "the rounds from the block of the start to the block of the end hold the interval, "
+        "start % s places in",
+        used="algebra/halos/exchange.py: rounds and shift",
+        given="s >= 1, length >= 1, rounds == (start + length - 1) // s - start // s + 1",
+        shows="start % s + length <= rounds*s, (rounds - 1)*s < start % s + length",
+        mutants=(("- start // s + 1", "- start // s"),),
+    ),
+    Lemma(
+        "once",
+        "every iteration l is computed, by the partition l // s, and by no other one",
+        used="planner/partition/choose/assign.py: iterations",
+        given="n >= 1, s >= 1, n*s >= E, 0 <= l < E",
+        shows="0 <= l // s < n, (l // s)*s <= l < (l // s + 1)*s, "
+        "implies(p*s <= l < (p + 1)*s, p == l // s)",
+        mutants=(("n*s >= E", "n*s >= E - 1"), ("l < (p + 1)*s", "l <= (p + 1)*s")),
+    ),
+    Lemma(
+        "interleaving_owner",
+        "in a dimension e*minor + j the blocks nest if e is split to single elements and minor "
+        "evenly: position e*minor + (s*p + x) is element x of block e*n + p",
+        used="planner/partition/choose/assign.py: reshaped dimensions",
+        given="n >= 1, minor == s*n",
+        shows="minor*e + (s*p + x) == (e*n + p)*s + x",
+        mutants=(("minor == s*n", "minor == s*n - 1"),),
+    ),
+    Lemma(
+        "selected_shift",
+        "an index k = $t + w into block p is found in the block at $t - p*s + w",
+        used="graph/ops/local_parameters.py: gather, scatter and dynamic slices",
+        given="s >= 1, k == t + w, p*s <= k < (p + 1)*s",
+        shows="0 <= t - p*s + w < s",
+        mutants=(("t - p*s + w", "t - p*s"),),
+    ),
+    Lemma(
+        "reverse_shift",
+        "a reversed block p is the interval of s elements before D - p*s: the block n - 1 - p, "
+        "moved by the padding n*s - D",
+        used="algebra/halos/intervals.py: reverse_interval",
+        given="s >= 1, 0 <= x < s, o == p*s + x, start == D - s - p*s",
+        shows="start + (s - 1 - x) == D - 1 - o, start == (n - 1 - p)*s - (n*s - D), "
+        "0 <= s - 1 - x < s",
+        mutants=(("(n - 1 - p)*s", "(n - p)*s"), ("- (n*s - D)", "")),
+    ),
+    Lemma(
+        "rotate_shift",
+        "a rotation by k reads two intervals, at o + k before the wrap and at o + k - D after it",
+        used="algebra/halos/intervals.py: rotate",
+        given="0 <= k < D, 0 <= o < D",
+        shows="(o + k) % D == (o + k if o + k < D else o + k - D)",
+        mutants=(("o + k < D", "o + k <= D"),),
+    ),
+    Lemma(
+        "reshape_realignment",
+        "flat blocks of a elements become blocks of c: partition i reads (a - c)*i before its "
+        "own block and (c - a)*(i + 1) after it",
+        used="algebra/halos/intervals.py: reshape_interval",
+        given="a >= 1, c >= 1, i >= 0, i*c <= x < (i + 1)*c, left == (a - c)*i, "
+        "right == (c - a)*(i + 1)",
+        shows="i*a - left <= x < (i + 1)*a + right",
+        mutants=(("right == (c - a)*(i + 1)", "right == (c - a)*i"),),
+    ),
+    Lemma(
+        "slice_window",
+        "x[start:limit:stride] is a window of one tap with low padding -start: its outputs are "
+        "the elements start + stride*o below limit",
+        used="algebra/halos/window.py: slice_window",
+        given="stride >= 1, 0 <= start < limit, count == (limit - start - 1) // stride + 1",
+        shows="(0 <= o < count) == (start <= start + stride*o < limit)",
+        mutants=(("limit - start - 1", "limit - start"),),
+    ),
+    Lemma(
+        "pipeline_shift",
+        "stages hand on by one: the block of stages [i*s, (i + 1)*s) reads one element on its left "
+        "and none on its right",
+        used="algebra/halos/halo.py: pipelines, left 1 and right -1",
+        given="s >= 1, i*s <= stage < (i + 1)*s",
+        shows="i*s - 1 <= stage - 1 < (i + 1)*s - 1",
+        mutants=(("i*s - 1 <=", "i*s <="),),
+    ),
+)
+
 
 HALOS = (
     Lemma(

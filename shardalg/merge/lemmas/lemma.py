@@ -16,7 +16,7 @@ class Lemma:
       name: lower_snake_case.
       statement: the theorem in words.
       used: the module that relies on it, and what for.
-      given, shows: conditions in the language of `merge/proofs/expressions.py`, separated by
+      given, shows: conditions in the language of `merge/proofs/integers.py`, separated by
         commas.
       mutants: pairs (text, other text): with the text replaced the statement is wrong, and the
         solver must say so. They guard against hypotheses that nothing satisfies.

@@ -21,8 +21,7 @@ from shardalg.errors import ProofError
 from shardalg.merge.compatible import equal, merge
 from shardalg.merge.places import DimOrClass, block_of, digits_at, offset_at
 from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim
-from shardalg.merge.verdict import Verdict
-from shardalg.merge.witness import Witness, owners
+from shardalg.merge.verdict import Verdict, Witness, owners
 
 MAX_DEVICES = 65_536
 

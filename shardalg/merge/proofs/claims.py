@@ -1,9 +1,15 @@
-"""What can be sent to the solver: statements about shardings, as plain values."""
+"""What can be sent to the solver: statements about shardings, as plain values.
+
+What a halo claims: its closed forms are exactly what the windows read, on every device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shardalg.algebra.affine import Quotient
+from shardalg.algebra.halos.halo import Halo, halo
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.verdict import Verdict
@@ -107,3 +113,127 @@ def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
         return RefineClaim(first, second, bool(verdict), device)
     refused = None if verdict else verdict
     return MergeClaim(first, second, verdict.sharding, verdict.policy, refused, tuple(others))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`given` implies `shows` (text of `merge.proofs.integers`); `fault`: what else is wrong."""
+
+    fault: str
+    given: str
+    shows: str
+
+
+# The claim for all sizes: partition p of any number owns s elements and t outputs.
+_FORMS = (
+    "b >= 1, start == ceil(stride*t*p - low, b), "
+    "limit == ceil(stride*t*p + stride*(t - 1) + (taps - 1)*dilation + 1 - low, b), "
+    "left == p*s - start, right == limit - (p + 1)*s"
+)
+_READ = (
+    "stride >= 1, dilation >= 1, 0 <= x < t, 0 <= tap < taps, "
+    "b*k == stride*(t*p + x) + dilation*tap - low"
+)
+ALL_SIZES = (
+    Statement(
+        "an element that is read lies outside",
+        f"{_FORMS}, {_READ}",
+        "p*s - left <= k, k < (p + 1)*s + right",
+    ),
+    Statement(
+        "the start is not the least one",
+        _FORMS,
+        "b*(p*s - left) >= stride*t*p - low, b*(p*s - left - 1) < stride*t*p - low",
+    ),
+    Statement(
+        "the limit is not the least one",
+        _FORMS,
+        "b*((p + 1)*s + right) > stride*t*p + stride*(t - 1) + (taps - 1)*dilation - low, "
+        "b*((p + 1)*s + right - 1) <= stride*t*p + stride*(t - 1) + (taps - 1)*dilation - low",
+    ),
+    Statement(
+        "the low padding is not the rest",
+        _FORMS,
+        "b*start - (stride*t*p - low) == (low - stride*t*p) % b, 0 <= (low - stride*t*p) % b < b",
+    ),
+)
+# That the quotients which hold the widths are these, and largest at an end of the partitions.
+LEMMAS = ("ceil_is_floor", "quotient_whole_part", "quotient_gcd", "quotient_endpoint")
+
+
+@dataclass(frozen=True)
+class HaloWitness:
+    """A partition on which a halo is wrong, and the element that it lacks, if it is one."""
+
+    fault: str
+    partition: int
+    element: int | None = None
+
+
+@dataclass(frozen=True)
+class HaloClaim:
+    """A halo is what its window reads: every element, and no more at either end.
+
+    On every partition p: each element that an output of p reads lies in `[start(p), limit(p))`;
+    `start(p)` is the first element at or after the first window's first place, `limit(p)` the first
+    one at or after the last window's end; no width exceeds the largest one; the elements that exist
+    are within the margins that neighbours exchange; padding and length are as stated.
+    """
+
+    halo: Halo
+
+    def text(self) -> str:
+        """The statement in words."""
+        h = self.halo
+        return f"{h!r} is what {h.window!r} reads of {h.size} elements in {h.parts} parts"
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the widths are the closed forms of the window, not others."""
+        h = self.halo
+        return h == halo(h.window, size=h.size, parts=h.parts)
+
+    def statements(self) -> Iterator[Statement]:
+        """The claim at its sizes: p is any partition, x any of its outputs."""
+        h, w = self.halo, self.halo.window
+        base, first = w.base_dilation, f"({h.step}*p - {w.padding_low})"
+        start, limit = _text(h.start), _text(h.limit)
+        device = f"0 <= p, p < {h.parts}"
+        reads = (
+            f"{device}, 0 <= x, x < {h.out_block}, p*{h.out_block} + x < {h.out_size}, 0 <= tap, "
+            f"tap < {w.size}, 0 <= k, k < {h.size}, "
+            f"{base}*k == {first} + {w.stride}*x + {w.window_dilation}*tap"
+        )
+        yield Statement("an element that is read lies outside", reads, f"{start} <= k, k < {limit}")
+        yield Statement(
+            "an element that is read lies beyond the margins",
+            reads,
+            f"p*{h.block} - k <= {h.margin_left}, k - (p + 1)*{h.block} < {h.margin_right}",
+        )
+        yield Statement("the start is not the least one", device, _first_at(start, base, first))
+        end = f"{first} + {h.reach}"
+        yield Statement("the limit is not the least one", device, _first_at(limit, base, end))
+        yield Statement(
+            "a width or length exceeds the largest one",
+            device,
+            f"{_text(h.left)} <= {h.max_left}, {_text(h.right)} <= {h.max_right}, "
+            f"{limit} - {start} <= {h.length}",
+        )
+        yield Statement(
+            "the low padding is not the rest",
+            device,
+            f"{base}*{start} - {first} == ({w.padding_low} - {h.step}*p) % {base}, "
+            f"{base}*{start} - {first} <= {h.max_padding_low}",
+        )
+
+
+def _text(form: Quotient) -> str:
+    """A closed form in the language of formulas."""
+    if not form.rest:
+        return f"({form.slope}*p + {form.constant})"
+    return f"({form.slope}*p + ({form.rest}*p + {form.constant}) // {form.divisor})"
+
+
+def _first_at(element: str, base: int, place: str) -> str:
+    """`element` is the first one at or after a place of the dilated base."""
+    return f"{base}*{element} >= {place}, {base}*({element} - 1) < {place}"

@@ -15,18 +15,22 @@ from shardalg.merge.lemmas import lemma
 from shardalg.merge.lemmas.lemma import Lemma
 from shardalg.merge.places import digits_at
 from shardalg.merge.proofs.certificate import certificate
-from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim
-from shardalg.merge.proofs.devices import Devices, Obligation, Unprovable, Values, devices_of
-from shardalg.merge.proofs.encode import Number
-from shardalg.merge.proofs.expressions import Condition, conditions
-from shardalg.merge.proofs.halo_claims import ALL_SIZES, HaloClaim, HaloWitness, Statement
-from shardalg.merge.proofs.halo_claims import LEMMAS as HALO_LEMMAS
-from shardalg.merge.proofs.integer_formulas import integer_obligations
-from shardalg.merge.proofs.integers import IntegerClaim
-from shardalg.merge.proofs.merging import major_part, merging
-from shardalg.merge.proofs.refusing import refusing
+from shardalg.merge.proofs.claims import (
+    ALL_SIZES,
+    EqualClaim,
+    HaloClaim,
+    HaloWitness,
+    MergeClaim,
+    RefineClaim,
+    Statement,
+)
+from shardalg.merge.proofs.claims import LEMMAS as HALO_LEMMAS
+from shardalg.merge.proofs.encode import Devices, Number, Obligation, Unprovable, Values, devices_of
+from shardalg.merge.proofs.integers import Condition, IntegerClaim, conditions
+from shardalg.merge.proofs.merging import major_part, merging, refusing
+from shardalg.merge.proofs.solve import integer_obligations
 from shardalg.merge.refinement import apart_along
-from shardalg.merge.witness import Witness
+from shardalg.merge.verdict import Witness
 
 
 def encoded(claim: Any, encoding: str) -> list[Obligation]:

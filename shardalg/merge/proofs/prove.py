@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardalg.algebra.halos.halo import Halo
 from shardalg.errors import ProofError
-from shardalg.io.answers import card
 from shardalg.merge.condition import Condition, condition_of
 from shardalg.merge.lemmas.lemma import Lemma
-from shardalg.merge.proofs.claims import EqualClaim, MergeClaim, RefineClaim, of_verdict
-from shardalg.merge.proofs.halo_claims import HaloClaim
+from shardalg.merge.proofs.claims import EqualClaim, HaloClaim, MergeClaim, RefineClaim, of_verdict
 from shardalg.merge.proofs.integers import IntegerClaim
 from shardalg.merge.verdict import Verdict
+from shardalg.tables import card
 
 if TYPE_CHECKING:
     from shardalg.merge.proofs.obligations import Obligation

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.annotate import annotate
 from shardalg.plan.plan import Plan, plan
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 
 Array = jax.Array
 AXIS = "X"

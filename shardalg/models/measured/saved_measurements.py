@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from shardalg.costs.calibration.core_rates import CoreFit, CoreTime, core_fit
+from shardalg.costs.calibration.fit import CoreFit, CoreTime, core_fit
 from shardalg.costs.hardware import ALL_UNITS, Hardware, Source
 from shardalg.errors import TableError
-from shardalg.io.table import Table
 from shardalg.lower.measure import SCHEMA
 from shardalg.models.measured.this_machine import calibrated
+from shardalg.tables import Table
 
 _PLAIN = (
     "device",

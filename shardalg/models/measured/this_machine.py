@@ -10,12 +10,17 @@ from typing import Any
 
 import jax
 
-from shardalg.costs.analyses.rate_amounts import MEMORY, rate_amounts, whole_step
-from shardalg.costs.calibration.core_rates import CoreFit, CoreTime, core_fit
+from shardalg.costs.calibration.fit import (
+    MEMORY,
+    CoreFit,
+    CoreTime,
+    core_fit,
+    rate_amounts,
+    whole_step,
+)
 from shardalg.costs.calibration.operator_rates import MATMUL, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
-from shardalg.lower.calibrate import probed
-from shardalg.lower.measure import Timing, cores, once
+from shardalg.lower.measure import Timing, cores, once, probed
 from shardalg.lower.shard_map import Lowered
 from shardalg.models.measured.calibration_programs import Program, programs
 from shardalg.plan.plan import Plan

@@ -20,7 +20,7 @@ from shardalg.models import transformer
 from shardalg.models.model import Axes, Data, Layout, Model, Weight
 from shardalg.models.pipeline import Pipeline, pipeline
 from shardalg.models.transformer import Config
-from shardalg.propagate.options import Options, Switches
+from shardalg.planner.propagate.options import Options, Switches
 
 Array = jax.Array
 

@@ -1,9 +1,12 @@
-"""One way to train a dense Transformer: mesh, strategy, batch, microbatches, rounds, remat."""
+"""One way to train a dense Transformer: mesh, strategy, batch, microbatches, rounds, remat.
+
+Models by name: those of Tables 2 to 4 of GSPMD (arXiv:2105.04663) that the paper names.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,14 +20,14 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.costs.topology import Topology
 from shardalg.errors import StrategyError
+from shardalg.models.deeper import cost_on, machine_for
 from shardalg.models.dense import DenseTransformer
-from shardalg.models.dense_cost import cost_on, machine_for
 from shardalg.models.dense_strategies import SLICE, layout_on
 from shardalg.models.model import Model
 from shardalg.models.published.pipelined import ONCE_A_STEP, TABLE_4, Pipelined
 from shardalg.models.transformer import Config
 from shardalg.plan.plan import Plan
-from shardalg.propagate.strategy import Strategy
+from shardalg.planner.propagate.strategy import Strategy
 
 PIPELINED = "pipelined"
 """The strategy whose layers are stages along L, with data along X and in-layer sharding along Y
@@ -219,3 +222,34 @@ def _devices(mesh: Mesh, axes: Any) -> int:
     """Along an entry of a spec."""
     named = () if axes is None else (axes,) if isinstance(axes, str) else axes
     return math.prod(mesh.shape[axis] for axis in named)
+
+
+WIDE = DenseTransformer(
+    layers=32, model_dim=8192, hidden_dim=65536, heads=128, head_dim=256, vocab=32000,
+    seq=1024, batch=64,
+)  # fmt: skip
+NARROW = DenseTransformer(
+    layers=64, model_dim=4096, hidden_dim=16384, heads=64, head_dim=128, vocab=32000,
+    seq=1024, batch=192,
+)  # fmt: skip
+MODELS: Mapping[str, DenseTransformer] = {"narrow-16b": NARROW, "wide-64b": WIDE}
+SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq", "kv_heads")
+"""What may be changed of a named model; together, sizes of another one."""
+
+
+def model_of(name: str, sizes: Mapping[str, int]) -> DenseTransformer:
+    """The model of that name, with other sizes.
+
+    Raises:
+      StrategyError: no model of that name, an unknown size, or what `DenseTransformer` raises.
+
+    >>> model_of("narrow-16b", {"layers": 32}).parameters
+    8721006592
+    """
+    if name not in MODELS:
+        raise StrategyError(f"model {name!r}: write one of {', '.join(MODELS)}.")
+    unknown = [size for size in sizes if size not in SIZES]
+    if unknown:
+        raise StrategyError(f"size {unknown[0]!r}: write some of {', '.join(SIZES)}.")
+    changed: dict[str, Any] = dict(sizes)
+    return replace(MODELS[name], **changed)

@@ -20,8 +20,14 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Signature
-from shardalg.models.deeper import Shallow, held_bytes
-from shardalg.models.dense_cost import SHALLOW, between, calibrated, chip_of
+from shardalg.models.deeper import (
+    SHALLOW,
+    Shallow,
+    calibrated,
+    chip_of,
+    held_bytes,
+    interpolated_amounts,
+)
 from shardalg.models.published.pipelined import ONCE_A_STEP
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.models.ranking.template import (
@@ -32,13 +38,13 @@ from shardalg.models.ranking.template import (
     template,
     with_iterations,
 )
-from shardalg.planning.stages import Stages, planned
-from shardalg.planning.traced import Traced
-from shardalg.propagate.options import Options
-from shardalg.propagate.strategy import resolve
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.strategy import resolve
+from shardalg.planner.stages import Stages, planned
+from shardalg.planner.traced import Traced
 from shardalg.sizes.decided import Guards, recorder
+from shardalg.sizes.exact import ExactPoints
 from shardalg.sizes.formula import symbol
-from shardalg.sizes.points.exact import ExactPoints
 from shardalg.sizes.recorded import formula_of
 
 OFFLOADED = "minimal_offloaded"
@@ -195,7 +201,7 @@ class _Plan:
         else:
             low, high = sorted(done)
             share = (self.depth - low) // (high - low)
-            amounts = between(done[low], done[high], share)
+            amounts = interpolated_amounts(done[low], done[high], share)
         peaks = np.maximum.reduce([exact.of(size) for size in self.held]).tolist()
         rows = {
             key: {name: np.broadcast_to(n, len(peaks)).tolist() for name, n in row.items()}

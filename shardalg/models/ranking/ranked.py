@@ -23,16 +23,14 @@ from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
 from shardalg.errors import HardwareError, ShardalgError, StrategyError
-from shardalg.io.answers import MOST_ROWS, html_part, repr_part
-from shardalg.io.table import Table
-from shardalg.io.units import bytes_text
+from shardalg.models.deeper import chip_of, machine_for
 from shardalg.models.dense import DenseTransformer
-from shardalg.models.dense_cost import chip_of, machine_for
 from shardalg.models.ranking.candidate import Candidate
 from shardalg.models.ranking.groups import Price, Pricing, by_step
 from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
 from shardalg.models.ranking.workers import Done, Task, Workers, cores, done
-from shardalg.report.html import Page, Section
+from shardalg.show.html import Page, Section
+from shardalg.tables import MOST_ROWS, Table, bytes_text, html_part, repr_part
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of a candidate, of how many, and its text."""

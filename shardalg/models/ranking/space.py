@@ -12,8 +12,8 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_strategies import LAYOUTS, SLICE
-from shardalg.models.optimizers import OPTIMIZERS
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
+from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import REMAT
 
 STRATEGIES = (*LAYOUTS, PIPELINED)

@@ -22,8 +22,8 @@ from shardalg.errors import ShardalgError
 from shardalg.graph.ir import Graph, Signature, ValueType
 from shardalg.models.dense import DONATED, ROLES, DenseTransformer
 from shardalg.models.ranking.candidate import PIPELINED, Candidate
-from shardalg.planning.calls.user_call import opened
-from shardalg.planning.traced import Traced, trace_call
+from shardalg.planner.calls.user_call import opened
+from shardalg.planner.traced import Traced, trace_call
 
 Sizes = Mapping[str, Any]
 """What a step depends on: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers

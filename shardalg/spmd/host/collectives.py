@@ -1,14 +1,29 @@
-"""Collectives of whole blocks, over the positions of a group."""
+"""Collectives of whole blocks, over the positions of a group.
+
+Blocks that go from one position to another.
+"""
 
 from __future__ import annotations
+
+from itertools import chain
 
 import numpy as np
 
 from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack, groups
-from shardalg.spmd.host.run import exchange, on_blocks
-from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll, AllToAlls, ReduceScatter
+from shardalg.spmd.host.run import Run, exchange, on_blocks, simulates
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AllToAlls,
+    CollectivePermute,
+    HaloExchange,
+    Reading,
+    ReduceScatter,
+)
 
 
 @on_blocks(AllGather)
@@ -105,3 +120,24 @@ def _all_to_alls(a: AllToAlls, x: Stack) -> Stack:
     for one in a.exchanges:
         x = _all_to_all(one, x)
     return x
+
+
+@on_blocks(CollectivePermute)
+def _permute(a: CollectivePermute, x: Stack) -> Stack:
+    result = [np.zeros_like(block) for block in x]
+    for source, target in a.pairs:
+        result[target] = x[source]
+    return result
+
+
+@simulates(HaloExchange)
+def _halo_exchange(run: Run, instruction: Instruction[HaloExchange], *stacks: Stack) -> list[Stack]:
+    """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
+    return [_read(reading, stacks[reading.operand]) for reading in instruction.attributes.readings]
+
+
+def _read(reading: Reading, x: Stack) -> Stack:
+    result = list(x)
+    for source, target in chain.from_iterable(reading.permutes):
+        result[target] = x[source]
+    return result

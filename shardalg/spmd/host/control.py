@@ -1,19 +1,49 @@
-"""Loops, branches and manual regions: their blocks, run for all positions."""
+"""Loops, branches and manual regions: their blocks, run for all positions.
+
+An operator of the function, by JAX on the host.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from shardalg.errors import ProgramError
 from shardalg.graph.abstract import zeros
-from shardalg.graph.evaluate import by_word
+from shardalg.graph.evaluate import apply, by_word
+from shardalg.spmd.bound import bound
 from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.run import Run, run_block, simulates
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import Branches, Loop, Manual, While
+from shardalg.spmd.instructions import Apply, Branches, Loop, Manual, While
+
+
+@simulates(Apply)
+def _apply(run: Run, instruction: Instruction[Apply], *stacks: Stack) -> list[Stack]:
+    primitive = instruction.attributes.primitive
+    binding, params = bound(run.graph, instruction)
+    done: dict[tuple[int, ...], list[np.ndarray]] = {}
+    rows = []
+    for position in run.positions:
+        blocks = [stack[position] for stack in stacks]
+        key = tuple(map(id, blocks))  # equal objects give equal results: computed once
+        if key not in done:
+            try:
+                results = apply(primitive, binding, params, blocks)
+            except (TypeError, ValueError) as error:
+                what = str(error).split("\n")[0]
+                raise ProgramError(f"{run.place(instruction)}: JAX refuses it: {what}") from None
+            done[key] = [on_host(result) for result in results]
+        rows.append(done[key])
+    return [list(stack) for stack in zip(*rows, strict=True)] if instruction.results else []
+
+
+def on_host(array: Any) -> Any:
+    """A numpy array; random keys have no such form and stay what they are."""
+    return np.asarray(array) if isinstance(array.dtype, np.dtype) else array
 
 
 @simulates(Loop)

@@ -8,9 +8,9 @@ import numpy as np
 
 from shardalg.graph.evaluate import apply
 from shardalg.spmd.bound import bound, node_of
-from shardalg.spmd.host.apply import on_host
 from shardalg.spmd.host.blocks import Stack, groups
 from shardalg.spmd.host.collectives import combined
+from shardalg.spmd.host.control import on_host
 from shardalg.spmd.host.run import Run, everywhere, on_blocks, simulates
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction

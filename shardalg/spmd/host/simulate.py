@@ -15,27 +15,12 @@ import numpy as np
 
 from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
-from shardalg.spmd.host import (
-    apply,
-    boxes,
-    collective_matmul,
-    collectives,
-    control,
-    indices,
-    joins,
-    masks,
-    pads,
-    permute,
-    slices,
-)
+from shardalg.spmd.host import collective_matmul, collectives, control, joins, masks, pads, slices
 from shardalg.spmd.host.blocks import Stack, in_order, join_blocks, split_array
 from shardalg.spmd.host.run import Run, check_copies, run_block
 from shardalg.spmd.program import SpmdProgram
 
-REGISTERED = (
-    apply, boxes, collective_matmul, collectives, control, indices, joins, masks, pads, permute,
-    slices,
-)  # fmt: skip
+REGISTERED = (collective_matmul, collectives, control, joins, masks, pads, slices)
 """The modules whose functions are in `SIMULATE` once they are imported."""
 
 

@@ -1,6 +1,11 @@
-"""Parts of a block."""
+"""Parts of a block.
+
+Boxes at run-time starts: the block of one position, place by place.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -8,7 +13,71 @@ from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.run import everywhere, on_blocks
-from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
+from shardalg.spmd.instructions import (
+    DynamicSlice,
+    Extract,
+    Insert,
+    OwnerSelect,
+    Places,
+    Slice,
+    SliceAt,
+)
+
+Shape = tuple[int, ...]
+
+
+@on_blocks(Extract)
+def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
+    return everywhere(partial(_extracted, a), x, *starts)
+
+
+@on_blocks(Insert)
+def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
+    return everywhere(partial(_inserted, a), x, new, *starts)
+
+
+def _extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+    """What the block has of the box, 0 elsewhere."""
+    result = block
+    for dim, first in enumerate(_firsts(a.places, starts, block.shape, a.sizes, position)):
+        place = first + np.arange(a.sizes[dim])
+        inside = (place >= 0) & (place < block.shape[dim])
+        result = result.take(np.where(inside, place, 0), dim, mode="clip")
+        result = np.where(_along(inside, dim, result), result, np.zeros((), block.dtype))
+    return result
+
+
+def _inserted(
+    a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
+) -> np.ndarray:
+    """The block with what it has of the box written over."""
+    result, here = update, np.ones((), bool)
+    for dim, first in enumerate(_firsts(a.places, starts, block.shape, update.shape, position)):
+        place = np.arange(block.shape[dim]) - first
+        inside = (place >= 0) & (place < update.shape[dim])
+        if not inside.any():
+            return block
+        result = result.take(np.where(inside, place, 0), dim)
+        here = here & _along(inside, dim, block)
+    return np.where(here, result, block)
+
+
+def _firsts(
+    places: Places, starts: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
+) -> list[int]:
+    """The first element of a box per dimension, counted in places of the own block."""
+    cut = {dim: (digits, high) for dim, digits, high in places}
+    found = []
+    for dim, start in enumerate(starts):
+        digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
+        first = min(max(int(start), 0), high)
+        found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
+    return found
+
+
+def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
+    """A vector as one dimension of a tensor of the rank of `like`."""
+    return array.reshape([-1 if d == dim else 1 for d in range(like.ndim)])
 
 
 @on_blocks(DynamicSlice)

@@ -7,20 +7,31 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 
 from shardalg.spmd.instruction import Attributes
-from shardalg.spmd.instructions.all_gather import AllGather
-from shardalg.spmd.instructions.all_reduce import AllReduce, ReduceScatter
-from shardalg.spmd.instructions.all_to_all import AllToAll, AllToAlls
-from shardalg.spmd.instructions.apply import Apply
-from shardalg.spmd.instructions.boxes import Extract, Insert, Places
 from shardalg.spmd.instructions.collective_matmul import CollectiveMatmul, Direction
-from shardalg.spmd.instructions.control import Branches, Control, Loop, Manual, While
-from shardalg.spmd.instructions.indices import MaskIndexed, Offset
+from shardalg.spmd.instructions.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AllToAlls,
+    CollectivePermute,
+    HaloExchange,
+    Pairs,
+    Reading,
+    ReduceScatter,
+)
+from shardalg.spmd.instructions.control import Apply, Branches, Control, Loop, Manual, While
 from shardalg.spmd.instructions.joins import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
-from shardalg.spmd.instructions.masks import Choose, FirstMember, Mask, MaskAt
-from shardalg.spmd.instructions.pads import Concatenate, Dilate, Resize
-from shardalg.spmd.instructions.permute import CollectivePermute, HaloExchange, Pairs, Reading
-from shardalg.spmd.instructions.regroup import Regroup, leading
-from shardalg.spmd.instructions.slices import DynamicSlice, OwnerSelect, Slice, SliceAt
+from shardalg.spmd.instructions.masks import Choose, FirstMember, Mask, MaskAt, MaskIndexed, Offset
+from shardalg.spmd.instructions.pads import Concatenate, Dilate, Regroup, Resize, leading
+from shardalg.spmd.instructions.slices import (
+    DynamicSlice,
+    Extract,
+    Insert,
+    OwnerSelect,
+    Places,
+    Slice,
+    SliceAt,
+)
 
 __all__ = [
     "AllGather", "AllReduce", "AllToAll", "AllToAlls", "Apply", "ArgReduce", "Branches", "Choose",

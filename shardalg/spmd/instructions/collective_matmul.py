@@ -9,10 +9,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ProgramError
 from shardalg.spmd.instruction import Block, Instruction, is_a
-from shardalg.spmd.instructions.all_gather import AllGather
-from shardalg.spmd.instructions.all_reduce import ReduceScatter
-from shardalg.spmd.instructions.apply import Apply
-from shardalg.spmd.instructions.control import Control
+from shardalg.spmd.instructions.collectives import AllGather, ReduceScatter
+from shardalg.spmd.instructions.control import Apply, Control
 from shardalg.spmd.local import axes_text
 
 

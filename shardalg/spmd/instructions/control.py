@@ -1,4 +1,7 @@
-"""Instructions that hold blocks: loops, branches and manual regions."""
+"""Instructions that hold blocks: loops, branches and manual regions.
+
+A JAX primitive on local operands.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,30 @@ from dataclasses import dataclass, replace
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
-from shardalg.spmd.instruction import Attributes, Block
+from shardalg.graph.ir import Params
+from shardalg.spmd.instruction import Attributes, Block, Operator
 from shardalg.spmd.local import axes_text
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Operator):
+    """Run a JAX primitive on local operands.
+
+    Its results are what the primitive makes: the locals say which types those are.
+
+    Attributes:
+      primitive: differs from the node's own where an emission needs another.
+      params: the parameters that differ from the node's own (local shapes, dropped hints).
+      loops: the digits on each sharded loop of the node's rule.
+    """
+
+    primitive: str
+    params: Params = ()
+    loops: tuple[tuple[str, Digits], ...] = ()
+
+    def text(self, mesh: Mesh) -> str:
+        loops = ", ".join(f"{name}@{axes_text(mesh, digits)}" for name, digits in self.loops)
+        return self.primitive + (f" [{loops}]" if loops else "")
 
 
 class Control(Attributes):

@@ -9,8 +9,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Params
 from shardalg.spmd.instruction import Along, Collective, Shape
-from shardalg.spmd.local import axes_text
-from shardalg.spmd.shapes import alike, sized
+from shardalg.spmd.local import alike, axes_text, sized
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from shardalg.merge.proofs.integers import All, equal, implies, less, within
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Regroup, Slice, SliceAt
 from shardalg.verify.contents import Contents, Held
 from shardalg.verify.move import MOVES, CheckedInstruction, Result, Stated, X
-from shardalg.verify.moves import collectives, indices, joins, masks, pads, permute, regroup, slices
+from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
 
 PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
 """What takes a part of a dimension as it lies, places between its elements among it."""
-REGISTERED = (collectives, indices, joins, masks, pads, permute, regroup, slices)
+REGISTERED = (collectives, joins, masks, pads, slices)
 """The modules whose functions are in `MOVES` once they are imported."""
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import product
 
 from shardalg.algebra.digits import overlap, parts
+from shardalg.graph.ops.rule import PICK, SUM
 from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
-from shardalg.ops.rule import PICK, SUM
 from shardalg.spmd.instruction import Along
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
 from shardalg.verify.contents import Held, as_set, partition_number, start_number

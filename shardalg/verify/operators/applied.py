@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar, cast
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Plain, Signature
+from shardalg.graph.ops.families.indexing import numbers
+from shardalg.graph.ops.families.pointwise import SAME
+from shardalg.graph.ops.local_parameters import Emission
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import PICK, Rule
 from shardalg.merge.proofs.integers import Number
-from shardalg.ops.families.indexing import numbers
-from shardalg.ops.families.numbers import SAME
-from shardalg.ops.local_parameters import Emission
-from shardalg.ops.rows import rules
-from shardalg.ops.rule import PICK, Rule
 from shardalg.spmd.instruction import Operator
 from shardalg.spmd.instructions import Apply
 from shardalg.verify.contents import Contents, Made, laid_out

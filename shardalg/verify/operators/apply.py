@@ -10,18 +10,15 @@ from itertools import islice
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
-from shardalg.merge.compatible import merge
-from shardalg.merge.proofs.integers import Number, implies, within
-from shardalg.merge.proofs.prove import MergeClaim
-from shardalg.ops.local_parameters import (
+from shardalg.graph.ops.local_parameters import (
     Emission,
     boxes,
     emit,
     local_shape,
     unsupported_loops,
 )
-from shardalg.ops.rows import rules
-from shardalg.ops.rule import (
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import (
     AND,
     ARGMAX,
     ARGMIN,
@@ -35,7 +32,10 @@ from shardalg.ops.rule import (
     Access,
     Rule,
 )
-from shardalg.ops.windows import windowed
+from shardalg.graph.ops.windows import windowed
+from shardalg.merge.compatible import merge
+from shardalg.merge.proofs.integers import Number, implies, within
+from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardalg.graph.ir import Signature
-from shardalg.ops.families.numbers import Number
-from shardalg.ops.rule import SUM
-from shardalg.ops.same_index import moves_none, number_along, operands_along
+from shardalg.graph.ops.families.pointwise import Number
+from shardalg.graph.ops.loops import moves_none, number_along, operands_along
+from shardalg.graph.ops.rule import SUM
 from shardalg.verify.contents import Contents, Fill, Held, fill_number
 from shardalg.verify.operators.local_rows import Run
 

@@ -16,6 +16,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Plain, Signature, ValueType
+from shardalg.graph.ops.rule import PICK, SUM, Access, Rule, Symbol
 from shardalg.merge.proofs.integers import (
     All,
     Either,
@@ -30,15 +31,7 @@ from shardalg.merge.proofs.integers import (
     numerator,
     within,
 )
-from shardalg.ops.rule import PICK, SUM, Access, Rule, Symbol
-from shardalg.verify.contents import (
-    Contents,
-    Fill,
-    Held,
-    as_set,
-    fill_number,
-    partition_number,
-)
+from shardalg.verify.contents import Contents, Fill, Held, as_set, fill_number, partition_number
 from shardalg.verify.report import Decided
 
 TRUE = All(())

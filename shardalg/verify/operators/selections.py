@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardalg.algebra.digits import parts
-from shardalg.merge.proofs.integers import (
-    All,
-    IntegerClaim,
-    Not,
-    Number,
-    equal,
-    implies,
-    within,
-)
-from shardalg.ops.local_parameters import Emission, IndexShift
-from shardalg.ops.rule import CLIP, DROP, Guard
+from shardalg.graph.ops.local_parameters import Emission, IndexShift
+from shardalg.graph.ops.rule import CLIP, DROP, Guard
+from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.verify.contents import partition_number
 from shardalg.verify.operators.local_rows import Run, Stated
 from shardalg.verify.report import Decided

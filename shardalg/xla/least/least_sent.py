@@ -10,12 +10,20 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardalg.algebra.digits import Digit, overlap, parts
-from shardalg.costs.traffic import Traffic
+from shardalg.costs.collectives import Traffic
 from shardalg.graph.ir import Graph, Node
-from shardalg.planning.stages import Stages
-from shardalg.propagate.sharded import ShardedGraph
-from shardalg.xla.least.divisions import Loops, Reads, Way, plain_rule
-from shardalg.xla.least.lengths import Dims, lacking, lengths, missing
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.stages import Stages
+from shardalg.xla.least.divisions import (
+    Dims,
+    Loops,
+    Reads,
+    Way,
+    lacking,
+    lengths,
+    missing,
+    plain_rule,
+)
 from shardalg.xla.least.value_facts import Values, dims_of, is_branch
 
 MOST_DEVICES = 1 << 14

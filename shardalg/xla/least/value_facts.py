@@ -8,10 +8,9 @@ from functools import cached_property, lru_cache
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.ops.rule import Rule
-from shardalg.propagate.sharded import ShardedGraph
-from shardalg.xla.least.divisions import plain_rule
-from shardalg.xla.least.lengths import Dims
+from shardalg.graph.ops.rule import Rule
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.xla.least.divisions import Dims, plain_rule
 
 _FORMATTING = "annotate convert_element_type copy copy_p reduce_precision reshape rev squeeze"
 FORMATTING = frozenset((*_FORMATTING.split(), "transpose"))

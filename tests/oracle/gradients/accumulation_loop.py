@@ -1,6 +1,7 @@
 """Gradients of a feed-forward layer added up over microbatches: rows of a microbatch on x, H on y."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

@@ -1,6 +1,7 @@
 """EBD,EDF->EBF, experts on x and F on y, all three annotated; its gradient."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

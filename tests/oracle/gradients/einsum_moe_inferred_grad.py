@@ -1,6 +1,7 @@
 """EBD,EDF->EBF, only the weight annotated (activations are free to be completed); its gradient."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

@@ -1,6 +1,7 @@
 """MoE dispatch einsum with only the operands and the expert-split result annotated (no intermediate hint); its gradient."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

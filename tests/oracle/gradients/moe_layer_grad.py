@@ -1,6 +1,7 @@
 """MoE feed-forward layer with top-1 gating on a 1D mesh: experts on x in the layer, batch on x outside; backward pass."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

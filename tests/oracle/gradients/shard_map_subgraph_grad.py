@@ -1,6 +1,7 @@
 """A manually partitioned subgraph (shard_map over p) inside an automatically partitioned program over x,y; its gradient."""
 
-import jax, jax.numpy as jnp
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.lax import with_sharding_constraint as wsc
 from jax.sharding import PartitionSpec as P

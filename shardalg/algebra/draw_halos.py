@@ -1,0 +1,279 @@
+"""Drawings of halos: what each partition holds, what its windows read, and who sends it.
+
+The counterparts of figures 5, 9 and 10 of GSPMD (arXiv:2105.04663). `Halo.picture` and
+`Exchange.picture` say what there is to draw, from their closed forms alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardalg.pictures import FAINT, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# After Okabe and Ito, lightened: told apart without seeing red or green, neighbours in grey too.
+HOLDERS = (
+    "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
+)  # fmt: skip
+# Inches: the texts on the left and on the right, all positions at most, the figure at least; the
+# height of each kind of line.
+LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
+CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
+# The title and the closed forms above a panel; the key below all.
+HEAD, KEY = 0.52, 0.55
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """One partition: the elements `[start, limit)` that it reads, and where its windows start.
+
+    Attributes:
+      windows: position of the first tap of each output; an element k is at position `dilation*k`.
+      outputs: how many of them the unpartitioned operator has too.
+      zeros: taps of 0 before and after the kernel, in a window that is as long on every device.
+    """
+
+    partition: int
+    start: int
+    limit: int
+    windows: tuple[int, ...] = ()
+    outputs: int = 0
+    zeros: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn of one dimension of `size` elements in blocks.
+
+    Attributes:
+      taps: positions of the taps of a window, from its first one.
+      note: the closed forms.
+    """
+
+    size: int
+    block: int
+    rows: tuple[PartitionRow, ...]
+    note: str
+    dilation: int = 1
+    taps: tuple[int, ...] = ()
+    stride: int = 1
+
+    def sent(self, row: PartitionRow) -> Iterator[tuple[int, int, int]]:
+        """(first element, end, holder) of what a partition reads, block by block.
+
+        >>> from shardalg.algebra.halos.halo import halo
+        >>> from shardalg.algebra.halos.window import Window
+        >>> shown = halo(Window(3, padding_low=2, padding_high=2), size=16, parts=4).picture()
+        >>> list(shown.sent(shown.rows[1]))
+        [(3, 4, 0), (4, 8, 1), (8, 10, 2)]
+        """
+        first = max(row.start, 0)
+        while first < min(row.limit, self.size):
+            holder = first // self.block
+            end = min((holder + 1) * self.block, row.limit, self.size)
+            yield first, end, holder
+            first = end
+
+    @property
+    def span(self) -> int:
+        """Positions from the first tap to the last one."""
+        return self.taps[-1] + 1 if self.taps else 0
+
+    @property
+    def lanes(self) -> int:
+        """Lines that the windows of a partition need so that none lie upon each other."""
+        longest = self.span + sum(self.rows[0].zeros)
+        return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First position and end of everything that is drawn."""
+        low, high = [0], [len(self.rows) * self.block * self.dilation]
+        for row in self.rows:
+            if row.start < row.limit:
+                low.append(row.start * self.dilation)
+                high.append((row.limit - 1) * self.dilation + 1)
+            low += [first - row.zeros[0] for first in row.windows]
+            high += [first + self.span + row.zeros[1] for first in row.windows]
+        return min(low), max(high)
+
+
+def draw_halos(pictures: Mapping[str, Picture]) -> Figure:
+    """What each partition holds and reads: one row per partition, a panel per entry.
+
+    A cell is an element, in the color of the partition that holds it; the frame is the partition's
+    own block, and a number above it names the partition that sends it. Hatched cells do not exist:
+    padding of uneven blocks, or reads that are masked. Below lie the windows of the partition's
+    outputs, a dot per tap; taps of 0 are rings.
+    """
+    from shardalg.drawing import Drawing
+
+    shown = list(pictures.values())
+    heights = [_height(panel) for panel in shown]
+    total = top = sum(heights) + KEY
+    width = max([NARROW, *map(_width, shown)])
+    figure = Drawing(figsize=(width, total))
+    for title, panel, height in zip(pictures, shown, heights, strict=True):
+        top -= height
+        axes = figure.add_axes((0, top / total, 1, height / total))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        _Panel(axes, panel).paint(title)
+    _key(figure, shown)
+    return figure
+
+
+def _scale(shown: Picture) -> float:
+    """Inches of one position."""
+    low, high = shown.bounds
+    return min(WIDE / (high - low), 0.36)
+
+
+def _width(shown: Picture) -> float:
+    low, high = shown.bounds
+    return LEFT + (high - low) * _scale(shown) + RIGHT
+
+
+def _band(shown: Picture) -> float:
+    return TOP + CELL + LANE * shown.lanes + GAP
+
+
+def _height(shown: Picture) -> float:
+    return HEAD + TOP + CELL + GAP + _band(shown) * len(shown.rows)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Paints one picture; lengths are inches, from the upper left corner."""
+
+    axes: Axes
+    shown: Picture
+
+    def x(self, position: float) -> float:
+        """Where a position in elements stands in the drawing."""
+        return LEFT + (position - self.shown.bounds[0]) * _scale(self.shown)
+
+    def middle(self, first: int, end: int) -> float:
+        """Of the elements `[first, end)`."""
+        return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Write text at a point of the drawing."""
+        defaults: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        self.axes.text(x, y, text, **defaults | style)
+
+    def paint(self, title: str) -> None:
+        """Draw title, blocks and arrows."""
+        shown = self.shown
+        self.axes.axis("off")
+        self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
+        self.text(0.15, 0.42, shown.note, ha="left", color=FAINT)
+        self.text(LEFT - 0.12, HEAD + TOP + CELL / 2, "held", ha="right")
+        for p in range(len(shown.rows)):
+            first, end = p * shown.block, (p + 1) * shown.block
+            self.cells(first, end, HEAD + TOP)
+            self.frame(p, HEAD + TOP)
+            self.text(self.middle(first, end), HEAD + TOP / 2, f"p = {p}", fontsize=7)
+        for row in shown.rows:
+            self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
+
+    def row(self, row: PartitionRow, top: float) -> None:
+        """A partition: what it reads, from whom, and its windows."""
+        shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
+        self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
+        self.cells(own, min(row.start, own + shown.block), y, alpha=0.3)
+        self.cells(max(row.limit, own), own + shown.block, y, alpha=0.3)
+        self.cells(row.start, row.limit, y)
+        self.frame(row.partition, y)
+        for first, end, holder in shown.sent(row):
+            if holder != row.partition:
+                self.text(self.middle(first, end), top + TOP / 2, f"{holder}", fontsize=7)
+        left, right = own - row.start, row.limit - own - shown.block
+        words = {"ha": "left", "color": FAINT}
+        self.text(
+            self.x(shown.bounds[1]) + 0.15, y + CELL / 2, f"left {left}, right {right}", **words
+        )
+        outputs = len(row.windows)
+        if outputs:
+            names = f"out {row.partition * outputs}…{(row.partition + 1) * outputs - 1}"
+            small = {"ha": "right", "color": FAINT, "fontsize": 7}
+            self.text(LEFT - 0.12, y + CELL + LANE * 0.75, names, **small)
+        for nth, first in enumerate(row.windows):
+            lane = y + CELL + LANE * (nth % shown.lanes + 0.75)
+            self.window(row, first, lane, exists=nth < row.outputs)
+
+    def cells(self, start: int, limit: int, y: float, *, alpha: float = 1.0) -> None:
+        """The elements `[start, limit)`; hatched where there is none."""
+        from matplotlib.patches import Rectangle
+
+        scale = _scale(self.shown)
+        for k in range(start, limit):
+            exists = 0 <= k < self.shown.size
+            face = HOLDERS[k // self.shown.block % len(HOLDERS)] if exists else "white"
+            style: dict[str, Any] = {"fc": face, "ec": FAINT, "lw": 0.5}
+            style["hatch"] = None if exists else "/////"
+            at = (self.x(k * self.shown.dilation), y)
+            self.axes.add_patch(Rectangle(at, scale, CELL, alpha=alpha, **style))
+            # A number may reach into the holes of a dilation.
+            room = scale * self.shown.dilation
+            if exists and room > 0.12:
+                number = {"fontsize": min(8, 36 * room), "color": INK if alpha == 1 else FAINT}
+                self.text(self.middle(k, k + 1), y + CELL / 2, f"{k}", **number)
+
+    def frame(self, p: int, y: float) -> None:
+        """Around the block of a partition."""
+        from matplotlib.patches import Rectangle
+
+        width = ((self.shown.block - 1) * self.shown.dilation + 1) * _scale(self.shown)
+        at = (self.x(p * self.shown.block * self.shown.dilation), y)
+        self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
+
+    def window(self, row: PartitionRow, first: int, y: float, *, exists: bool) -> None:
+        """A window of one output; FAINT if the unpartitioned operator has no such output."""
+        color, shown = INK if exists else FAINT, self.shown
+        before, after = row.zeros
+        last = first + shown.span
+        ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
+        self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
+        dots: dict[str, Any] = {"color": color, "ls": "none", "marker": "o", "ms": 3}
+        taps = [self.x(first + tap + 0.5) for tap in shown.taps]
+        places = [*range(first - before, first), *range(last, last + after)]
+        rings = [self.x(place + 0.5) for place in places]
+        self.axes.plot(taps, [y] * len(taps), **dots)
+        self.axes.plot(rings, [y] * len(rings), **dots, mfc="white", mew=0.7)
+
+
+def _key(figure: Figure, shown: Sequence[Picture]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    rows = [row for panel in shown for row in panel.rows]
+    dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 3, "lw": 0.8}
+    past: dict[str, Any] = {"color": FAINT, "marker": "o", "ms": 3, "lw": 0.8, "ls": ":"}
+    keys = [
+        (True, Patch(fc="none", ec=INK, lw=1.6, label="own block")),
+        (
+            True,
+            Line2D([], [], color=INK, ls="none", marker="$2$", mew=0, ms=5, label="sent by p = 2"),
+        ),
+        (True, Patch(fc="white", ec=FAINT, lw=0.5, hatch="/////", label="does not exist")),
+        (True, Patch(fc=HOLDERS[0], ec=FAINT, lw=0.5, alpha=0.3, label="held, not read")),
+        (any(row.windows for row in rows), Line2D([], [], **dots, label="window and its taps")),
+        (
+            any(row.outputs < len(row.windows) for row in rows),
+            Line2D([], [], **past, label="of an output past the end"),
+        ),
+        (
+            any(any(row.zeros) for row in rows),
+            Line2D([], [], **dots, ls="none", mfc="white", label="tap of 0"),
+        ),
+    ]
+    handles = [handle for needed, handle in keys if needed]
+    figure.legend(
+        handles=handles, loc="lower left", ncols=4, fontsize=8, frameon=False,
+        handlelength=1.6, columnspacing=1.6, bbox_to_anchor=(0.005, 0),
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""Drawings of shardings: a tensor as a plane, cut into the blocks that its devices hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import ShardingError
+from shardalg.pictures import FAINT, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from shardalg.algebra.sharding import Sharding
+
+Bounds = tuple[tuple[int, int], tuple[int, int]]
+# Inches of one panel, and devices that are listed in a line of a tile and at all.
+PANEL, IN_LINE, LISTED = 2.3, 4, 16
+
+
+def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
+    """The dimensions that are drawn, two at most: all, or those that some of them splits.
+
+    Raises:
+      ShardingError: shardings of different ranks, scalars, or more than two split dimensions.
+    """
+    ranks = {name: len(sharding.shape) for name, sharding in shardings.items()}
+    if len(set(ranks.values())) != 1 or not next(iter(ranks.values())):
+        raise ShardingError(f"shardings of one rank, at least 1, are drawn together; got {ranks}.")
+    rank = next(iter(ranks.values()))
+    split = [dim for dim in range(rank) if any(s.dims[dim] for s in shardings.values())]
+    if len(split) > 2:
+        texts = " and ".join(sharding.text() for sharding in shardings.values())
+        raise ShardingError(
+            f"{texts} split {len(split)} dimensions; a drawing has two. Draw shardings that split "
+            "fewer, or print sharding.shard_slices(device)."
+        )
+    free = [dim for dim in range(rank) if dim not in split]
+    return tuple(sorted([*split, *free[: max(0, 2 - len(split))]]))
+
+
+def held(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, ...]]:
+    """The devices of each block that holds something: rows and columns as (start, end).
+
+    Args:
+      dims: the dimensions that are drawn; of one alone, the elements are the columns.
+
+    >>> import shardalg as sa
+    >>> held(sa.Sharding.from_axes([None, "y"], sa.Mesh({"x": 2, "y": 2}), (4, 3)), (0, 1))
+    {((0, 4), (0, 2)): (0, 2), ((0, 4), (2, 3)): (1, 3)}
+    """
+    found: dict[Bounds, list[int]] = {}
+    for device in sharding.mesh.order:
+        parts = sharding.shard_slices(device)
+        spans = [(parts[dim].start, parts[dim].stop) for dim in dims]
+        rows, columns = spans if len(spans) == 2 else ((0, 1), *spans)
+        if rows[0] < rows[1] and columns[0] < columns[1]:
+            found.setdefault((rows, columns), []).append(device)
+    return {bounds: tuple(devices) for bounds, devices in found.items()}
+
+
+def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
+    """Shardings, each under its name; in every block the numbers of the devices that hold it.
+
+    Planes stand side by side, and tensors of one dimension below each other.
+    """
+    from shardalg.drawing import Drawing
+
+    dims = plane(shardings)
+    rows, count = len(dims) == 1, len(shardings)
+    size = (3 * PANEL, 0.45 * PANEL * count + 0.3) if rows else (PANEL * count + 0.4, PANEL + 0.5)
+    figure = Drawing(figsize=size, layout="constrained")
+    panels = figure.subplots(*((count, 1) if rows else (1, count)), squeeze=False)
+    for axes, (name, sharding) in zip(panels.flat, shardings.items(), strict=True):
+        _draw(axes, sharding, dims)
+        axes.set_title(f"{name}\n{sharding.text()}", fontsize=9, color=INK)
+    figure.supxlabel("in each block the devices that hold it", fontsize=7, color=FAINT)
+    return figure
+
+
+def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    blocks = held(sharding, dims)
+    colors = colormaps["Pastel1"]
+    for nth, (((top, bottom), (left, right)), devices) in enumerate(blocks.items()):
+        size = right - left, bottom - top
+        face = colors(nth % colors.N)
+        axes.add_patch(Rectangle((left, top), *size, fc=face, ec=INK, lw=0.8))
+        place = (left + right) / 2, (top + bottom) / 2
+        axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
+    height, width = (1, *(sharding.shape[dim] for dim in dims))[-2:]
+    ends = [0, height] if len(dims) == 2 else []
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=ends)
+    small: dict[str, Any] = {"fontsize": 7, "color": FAINT}
+    axes.set_xlabel(f"dimension {dims[-1]} (elements)", **small)
+    if len(dims) == 2:
+        axes.set_ylabel(f"dimension {dims[0]} (elements)", **small)
+    axes.tick_params(labelsize=7, colors=FAINT, length=2)
+    axes.spines[:].set_color(FAINT)
+
+
+def _listed(devices: tuple[int, ...]) -> str:
+    if len(devices) > LISTED:
+        return f"{len(devices)} devices\n{devices[0]}, {devices[1]}, …, {devices[-1]}"
+    lines = [devices[i : i + IN_LINE] for i in range(0, len(devices), IN_LINE)]
+    return "\n".join(" ".join(map(str, line)) for line in lines)

@@ -1,1 +1,0 @@
-"""Drawings of halos, exchanges and shardings, from their closed forms alone."""

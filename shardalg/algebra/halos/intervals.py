@@ -1,0 +1,276 @@
+"""The elements of one dimension that a device touches: a start in closed form, a static length.
+
+All values that an index takes over the devices of a mesh, without looking at every device.
+
+Realignments: data formatting that moves the borders between blocks, as intervals.
+
+A slice and a pad are windows (`window.slice_window`, `window.pad_window`), so their intervals are
+halos. The others here give, for partition p of the result, intervals of what they read; element x
+of an interval is element x of p's block of the result, unless stated otherwise. Source: GSPMD
+(arXiv:2105.04663), section 4.3, "Halo exchange for data formatting", and section 4.5 (rotation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from shardalg.algebra.affine import Index, Quotient
+from shardalg.algebra.digits import Digits, canonical, overlap, partition_ids, parts
+from shardalg.algebra.offset import block_size
+from shardalg.errors import ShardingError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`[start, start + length)`, the start linear in partition ids and divided at most once.
+
+    The length is one number for all devices, since shapes are static; so an interval may reach
+    over the ends of its dimension, and what lies there is garbage until it is masked.
+
+    Attributes:
+      start: its variables are partition ids: the `p` of one sharded dimension, or one per sharded
+        loop. Rounded down if divided; `ceil(x/m)` is written `floor((x + m - 1)/m)`.
+
+    Raises:
+      ShardingError: a start with an exact division or a remainder; a negative length.
+
+    >>> Interval(Index.of("p") * 4 - 1, 6)
+    Interval([4*p-1, +6))
+    >>> Interval(Index.of("p") * 4 - 1, 6).at({"p": 2})
+    (7, 13)
+    """
+
+    start: Index
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.start.exact or self.start.mod or self.length < 0:
+            raise ShardingError(
+                f"{self!r}: the start is linear in partition ids, divided with rounding down if at "
+                "all (write `//`), and the length is not negative."
+            )
+
+    def at(self, ids: Mapping[str, Any]) -> tuple[Any, Any]:
+        """First element and end, for partition ids (numbers, or arrays of them)."""
+        start = self.start.at(ids)
+        assert start is not None
+        return start, start + self.length
+
+    @property
+    def quotient(self) -> Quotient:
+        """The start in canonical form, where it depends on one partition id or on none.
+
+        >>> Interval((Index.of("p") * 6 + 5) // 4, 2).quotient
+        p + floor(p/2) + 1
+        """
+        assert len(self.start.terms) <= 1, f"{self.start} has several partition ids"
+        slope = sum(coefficient for _, coefficient in self.start.terms)
+        return Quotient.of(slope, self.start.constant, self.start.div)
+
+    def __repr__(self) -> str:
+        return f"Interval([{self.start}, +{self.length}))"
+
+
+def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]) -> Interval:
+    """What an index expression reaches while each loop runs over a device's block.
+
+    A split loop runs over `[p*block, (p+1)*block)`; its partition id has the loop's own name in
+    the result. The box from the smallest to the largest value, over whole blocks: it covers the
+    padding of uneven ones too.
+
+    Args:
+      blocks: per loop of the index: iterations of one device.
+      parts: per split loop: into how many blocks. Loops that are not here run whole everywhere.
+
+    Raises:
+      ShardingError: the index has a remainder.
+
+    >>> conv = Index.of("o") * 2 + Index.of("r") - 1
+    >>> touched(conv, blocks={"o": 4, "r": 3}, parts={"o": 8})
+    Interval([8*o-1, +9))
+    >>> touched(conv.over(3), blocks={"o": 4, "r": 3}, parts={"o": 8})
+    Interval([(8*o+1)//3, +3))
+    """
+    if index.mod:
+        raise ShardingError(f"{index} jumps back at a multiple of {index.mod}: it is no interval.")
+    reach = [coefficient * (blocks[name] - 1) for name, coefficient in index.terms]
+    low = index.constant + sum(min(0, part) for part in reach)
+    span = sum(abs(part) for part in reach)
+    terms = tuple((name, c * blocks[name]) for name, c in index.terms if name in parts)
+    moved, m = Index(terms, low), index.div
+    # The numerators run over [low(p), low(p) + span]; what their rest mod m is, decides how many
+    # quotients there are.
+    rests = _rests(moved, m, parts)
+    if index.exact:
+        length = (span - min(-rest % m for rest in rests)) // m + 1
+        return Interval(_divided(Index(terms, low + m - 1), m), length)
+    return Interval(_divided(moved, m), (span + max(rests)) // m + 1)
+
+
+def _divided(start: Index, divisor: int) -> Index:
+    """`start // divisor` in lowest terms."""
+    common = math.gcd(divisor, *(coefficient for _, coefficient in start.terms))
+    terms = tuple((name, coefficient // common) for name, coefficient in start.terms)
+    return Index(terms, start.constant // common) // (divisor // common)
+
+
+def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
+    """All values of `start mod divisor` over the partition ids."""
+    found = {start.constant % divisor}
+    for name, coefficient in start.terms:
+        cycle = divisor // math.gcd(coefficient, divisor)
+        steps = range(min(parts[name], cycle))
+        found = {(rest + coefficient * p) % divisor for rest in found for p in steps}
+    return found
+
+
+Ids = tuple[tuple[str, Digits], ...]
+"""Digits of every partition id in an index, by name."""
+
+
+def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
+    """Smallest and largest value over the devices; the index has no remainder.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> extremes(Index.of("p") * -3 + 1, (("p", (Digit(1, 4),)),), 4)
+    (-8, 1)
+    """
+    terms = _independent(index, ids)
+    if terms is None:
+        found = _everywhere(index, ids, devices)
+        return int(found.min()), int(found.max())
+    ends = [(0, coefficient * (count - 1)) for coefficient, count in terms]
+    low, high = (index.constant + sum(pick(end) for end in ends) for pick in (min, max))
+    return low // index.div, high // index.div
+
+
+def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[int]:
+    """All values modulo a number; a coefficient repeats itself after `cycle` partition ids.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> sorted(residues(Index.of("p") * 6 + 1, 8, (("p", (Digit(1, 1024),)),), 1024))
+    [1, 3, 5, 7]
+    """
+    terms = _independent(index, ids)
+    if terms is None:
+        return frozenset(np.unique(_everywhere(index, ids, devices) % modulus).tolist())
+    period = index.div * math.lcm(modulus, index.mod or 1)
+    found = np.array([index.constant % period])
+    for coefficient, count in terms:
+        cycle = period // math.gcd(coefficient, period)
+        steps = coefficient * np.arange(min(count, cycle))
+        found = np.unique((found[:, None] + steps) % period)
+    numbers = found // index.div
+    return frozenset(np.unique((numbers % index.mod if index.mod else numbers) % modulus).tolist())
+
+
+def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
+    """Coefficient and number of values of each partition id; None where they depend on others."""
+    digits, total = dict(ids), dict[Digits, int]()
+    for name, coefficient in index.terms:
+        key = canonical(digits[name])
+        total[key] = total.get(key, 0) + coefficient
+    for one, two in combinations(total, 2):
+        if any(overlap(a, b) for a in one for b in two):
+            return None
+    return [(coefficient, parts(key)) for key, coefficient in total.items()]
+
+
+def _everywhere(index: Index, ids: Ids, devices: int) -> np.ndarray:
+    positions = np.arange(devices)
+    found = index.at({name: partition_ids(digits, positions) for name, digits in ids})
+    return np.broadcast_to(found, (devices,))
+
+
+_P = Index.of("p")
+
+
+def reverse_interval(size: int, parts: int) -> Interval:
+    """What a reversal reads: the interval is to be reversed locally.
+
+    Output `o` is element `size - 1 - o`, so partition p reads the `block` elements before
+    `size - p*block`: the block of partition `parts - 1 - p`, moved by the padding
+    `parts*block - size`.
+
+    >>> reverse_interval(10, 4)
+    Interval([-3*p+7, +3))
+    """
+    block = _block(size, parts)
+    return Interval(_P * -block + (size - block), block)
+
+
+def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
+    """What a concatenation reads of each operand; where element x exists, it is the output.
+
+    >>> concatenate([6, 4], 2)
+    (Interval([5*p, +5)), Interval([5*p-6, +5)))
+    """
+    block = _block(sum(sizes), parts)
+    before = [sum(sizes[:nth]) for nth in range(len(sizes))]
+    return tuple(Interval(_P * block - offset, block) for offset in before)
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """A row-major reshape between two shapes that are split on their major dimension.
+
+    Blocks are counted in elements of the flat array, so that they are blocks of one dimension.
+
+    Attributes:
+      size: elements of the array.
+      block, out_block: flat elements per partition: of the operand, of the result.
+      left, right: elements that partition p reads before and after its own.
+    """
+
+    size: int
+    block: int
+    out_block: int
+
+    @property
+    def left(self) -> Quotient:
+        """`(block - out_block) * p`."""
+        return Quotient.of(self.block - self.out_block)
+
+    @property
+    def right(self) -> Quotient:
+        """`(out_block - block) * (p + 1)`."""
+        return Quotient.of(self.out_block - self.block).plus(0, self.out_block - self.block)
+
+    @property
+    def interval(self) -> Interval:
+        """What partition p reads of the flat array: `[p*out_block, (p+1)*out_block)`."""
+        return Interval(_P * self.out_block, self.out_block)
+
+
+def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: int) -> Reshape:
+    """The reshape of an array that is split on dimension 0, into one that is.
+
+    Raises:
+      ShardingError: the shapes hold different numbers of elements.
+
+    >>> example = reshape_interval((3, 2), (6,), parts=2)
+    >>> example, example.left, example.right
+    (Reshape(size=6, block=4, out_block=3), p, -p - 1)
+    """
+    if math.prod(shape) != math.prod(out_shape) or not math.prod(shape):
+        raise ShardingError(
+            f"{tuple(shape)} has {math.prod(shape)} elements and {tuple(out_shape)} has "
+            f"{math.prod(out_shape)}: a reshape keeps their number, which is at least 1."
+        )
+    blocks = [_block(s[0], parts) * math.prod(s[1:]) for s in (shape, out_shape)]
+    return Reshape(math.prod(shape), *blocks)
+
+
+def _block(size: int, parts: int) -> int:
+    if size < 1 or parts < 1:
+        raise ShardingError(
+            f"size={size} in parts={parts}: a dimension has at least one element, and at least one "
+            "partition."
+        )
+    return block_size(size, parts)

@@ -1,0 +1,225 @@
+"""Floating-point operations of a row: numbers, or formulas of the sizes of its loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from shardalg.algebra.affine import Index
+from shardalg.graph.ops.loops import covers
+from shardalg.graph.ops.rule import Rule
+from shardalg.sizes.formula import Formula, FormulaError
+from shardalg.sizes.maximum import larger, smaller
+
+
+def flops(
+    rule: Rule, sizes: Mapping[str, Any] | None = None, shapes: Sequence[Sequence[Any]] = ()
+) -> Any:
+    """Floating-point operations: `rule.flops` times the iterations that exist.
+
+    Loops that a guard determines do not count; whole ones as the largest block. Where an index may
+    leave its dimension (padding, dilation), only iterations inside count. Without `shapes` a loop
+    of another size than the row's is a part of it: it reads a halo, so that all iterations count.
+
+    Args:
+      sizes: of the loops, as a device runs them: numbers or formulas. A loop that is not in it has
+        the extent of the row.
+      shapes: of the operands that loops of these sizes read; () for those of the row.
+    Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
+
+    >>> from shardalg.graph.ops.rows import rules
+    >>> from shardalg.graph.ir import Signature, ValueType
+    >>> f = lambda *shape: ValueType(shape, "float32")
+    >>> dims = ("dimension_numbers", (((1,), (0,)), ((), ())))
+    >>> row, = rules(Signature("dot_general", (dims,), (f(64, 128), f(128, 32)), (f(64, 32),)))
+    >>> flops(row) == 2 * 64 * 128 * 32, flops(row, {"m": 8})
+    (True, 65536)
+    """
+    if not rule.flops:
+        return 0
+    loops = {**rule.extents, **(sizes or {})}
+    count, counted = rule.flops, {guard.loop.loop for guard in rule.guards}
+    for index, operand, dim in _partial(rule):
+        names = [n for n in index.variables if n in loops]
+        known = bool(shapes) or all(loops[n] == rule.extents[n] for n in names)
+        if known and not counted & set(names) and len(names) == len(index.variables):
+            size = (shapes or rule.operand_shapes)[operand][dim]
+            count *= inside(index, {n: loops[n] for n in names}, size)
+            counted.update(names)
+    counted |= rule.whole
+    free = (n for name, n in loops.items() if name not in counted)
+    return count * math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
+
+
+def slides(rule: Rule) -> bool:
+    """Whether an iteration may read outside of an operand, as those of a padded window do."""
+    return bool(rule.flops and _partial(rule))
+
+
+def read_dims(rule: Rule) -> frozenset[tuple[int, int]]:
+    """Operand and dimension of the reads that an iteration may miss."""
+    return frozenset((operand, dim) for _, operand, dim in _partial(rule))
+
+
+@lru_cache(maxsize=65536)
+def _largest_block(rule: Rule) -> frozenset[str]:
+    """The whole loops of the tensor with the most elements of them; windows are no blocks."""
+    # what is combined is counted where it is read
+    tensors = rule.operands if rule.reduced else rule.tensors
+    blocks = [frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in tensors]
+    return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
+
+
+@lru_cache(maxsize=65536)
+def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
+    """Index, operand and dimension of each read that an iteration may miss; no blocks."""
+    if not rule.operand_shapes or len(rule.terms) != 1:
+        return ()
+    reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
+    moving = [(k, d) for k, d in reads if not covers(rule, k, d)]
+    found = ((rule.indices(k)[d], k, d) for k, d in moving)
+    return tuple((i, k, d) for i, k, d in found if not rule.whole & set(i.variables))
+
+
+def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
+    """Points of the box of `extents` at which `index` is in `[0, size)` and its division comes out.
+
+    Of the longest loop they are counted, for each point of the others: those of an interval, or of
+    one residue class in it. Extents, sizes and constants may be formulas or recorded sizes: then
+    the loop that is counted is the one whose extent is no plain number.
+
+    >>> inside(Index.of("o") + "r" - 1, {"o": 4, "r": 3}, 4)
+    10
+    >>> inside((Index.of("o") - "r").over(3), {"o": 10**9, "r": 2}, 10**9)
+    666666667
+    >>> [inside(Index.of(element), {}, 4) for element in (-1, 3)]
+    [0, 1]
+    >>> from shardalg.sizes.formula import symbol
+    >>> H = symbol("H")
+    >>> inside(Index.of("o") + "r" - 1, {"o": H, "r": 3}, H)
+    3*H - 2
+
+    Raises:
+      FormulaError: two loops of the index have formulas for extents.
+    """
+    numbers = (size, index.constant, *(extents[name] for name, _ in index.terms))
+    if not all(type(number) is int for number in numbers):
+        return _inside_named(index, extents, size)
+    return _inside_numbers(index, extents, size)
+
+
+def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
+    """Return the count of `inside` where all sizes are plain numbers."""
+    import numpy as np
+
+    if not index.terms:
+        whole, left = divmod(index.constant, index.div)
+        return int(0 <= whole < size and not (index.exact and left))
+
+    *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
+    count = extents[longest]
+    begin = np.asarray(index.constant + min(slope, 0) * (count - 1))  # of the loop run upwards
+    for name, coefficient in rest:
+        begin = np.add.outer(begin, coefficient * np.arange(extents[name]))
+    assert not index.mod, f"{index} has a remainder, which no window has"
+    slope, by = abs(slope), index.div if index.exact else 1
+    low = np.maximum(-(begin // slope), 0)
+    high = np.minimum((size * index.div - 1 - begin) // slope, count - 1)
+    common = math.gcd(slope, by)
+    step = by // common
+    first = -begin // common * pow(slope // common, -1, step) % step
+    found = (high - first) // step - (low - 1 - first) // step
+    return int(np.where((begin % common == 0) & (low <= high), found, 0).sum())
+
+
+def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
+    """Return the count of `inside` where some sizes are formulas or recorded sizes."""
+    named = [name for name, _ in index.terms if type(extents[name]) is not int]
+    by = index.div if index.exact else 1
+    if len(named) == len(index.terms) == 2 and by == 1:
+        found = _inside_pair(index, extents, size * index.div)
+        if found is not None:
+            return found
+    if len(named) > 1 and any(type(extents[name]) is Formula for name in named):
+        sizes = " and ".join(str(extents[name]) for name in named)
+        raise FormulaError(
+            f"a window of {index} slides over loops of {sizes} iterations: how many of them read "
+            "an element has no formula. Give the size of the window or of the image as a number."
+        )
+    *rest, (counted, slope) = sorted(index.terms, key=lambda term: term[0] in named[:1])
+    found = 0
+    for point in product(*(range(extents[name]) for name, _ in rest)):
+        begin = index.constant + sum(c * i for (_, c), i in zip(rest, point, strict=True))
+        found = found + _hits((slope, extents[counted]), begin, by, size * index.div)
+    return found
+
+
+def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
+    """Return the count of `inside` for two loops of which one has slope 1 or -1, else None.
+
+    With positive slopes, the index is `s*o + r + c`, and `r` has K values. For one value of `o`,
+    `s*o + r < n` holds for `min(K, max(0, n - s*o))` of them. This number is the difference of
+    `max(0, n - s*o)` and `max(0, n - K - s*o)`. Over all `o`, each term is an arithmetic series.
+
+    >>> from shardalg.sizes.formula import symbol
+    >>> index, H, K = Index.of("o") * 2 + "r" - 1, symbol("H"), symbol("K")
+    >>> count = inside(index, {"o": H, "r": K}, 2 * H)
+    >>> [count.at({"H": n, "K": k}) == inside(index, {"o": n, "r": k}, 2 * n)
+    ...     for n, k in ((4, 3), (3, 9), (1, 1))]
+    [True, True, True]
+    """
+    (wide, slope), (narrow, unit) = sorted(index.terms, key=lambda term: -abs(term[1]))
+    if abs(unit) != 1:
+        return None
+    start = index.constant
+    for name, each in index.terms:
+        start = start + (each * (extents[name] - 1) if each < 0 else 0)
+    outer, inner, step = extents[wide], extents[narrow], abs(slope)
+
+    def below(bound: Any) -> Any:
+        """Return the sum of `max(0, bound - step*o)` over the outer loop."""
+        count = larger(0, smaller(outer, -_floor(-bound, step)))
+        pairs = count * (count - 1)  # an even number
+        half = pairs * Fraction(1, 2) if type(pairs) is Formula else pairs // 2
+        return count * bound - step * half
+
+    def points(bound: Any) -> Any:
+        return below(bound) - below(bound - inner)
+
+    return points(end - start) - points(-start)
+
+
+def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
+    """Return how many multiples of `by` in `[0, end)` are `slope*i + begin`, for i in a loop.
+
+    With i upwards, those are `first, first + step, ...` between the first i at or above 0 and the
+    last one below `end`.
+    """
+    slope, count = loop
+    if slope < 0:
+        slope, begin = -slope, begin + slope * (count - 1)
+    common = math.gcd(slope, by)
+    step = by // common
+    first = 0
+    if by > 1:
+        if type(begin) is Formula:
+            raise FormulaError(
+                f"a window starts at {begin} between elements that are {by} apart: which of its "
+                "reads meet one has no formula. Give the padding or the dilation as a number."
+            )
+        if int(begin) % common:
+            return 0
+        first = -int(begin) // common * pow(slope // common, -1, step) % step
+    low = larger(0, -_floor(begin, slope))
+    bounds = (count - 1 - first, step), (end - 1 - begin - slope * first, slope * step)
+    last = smaller(*(_floor(above, below) for above, below in bounds))
+    return larger(0, last - _floor(low - 1 - first, step))
+
+
+def _floor(above: Any, below: int) -> Any:
+    """Return `above // below`, without a ceiling where nothing divides."""
+    return above if below == 1 else above // below

@@ -1,0 +1,385 @@
+"""Files that are written whole or not at all.
+
+Plain data of a file as values of declared types; what a type does not allow is named.
+
+The types are those of the dataclasses that the values become, so that a field is declared once.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, make_dataclass
+from functools import cache
+from inspect import get_annotations
+from pathlib import Path
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from shardalg.errors import PlanFileError, ShardalgError
+
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def write_whole(target: Path, content: str | bytes) -> None:
+    """Write a file atomically: another file of that name is replaced whole or not at all.
+
+    The new file is made beside the target, with the permissions of the old one (else those of any
+    new file), and renamed onto it. A symbolic link stays, and the file that it leads to is written.
+    What is no regular file, such as a pipe or a device, is never replaced: it is written into.
+
+    Args:
+      content: text, written as UTF-8, or bytes.
+
+    Raises:
+      OSError: the folder does not exist or cannot be written to, the old file is read-only (also
+        to a user who could replace it), or the links lead nowhere; it names the target.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        place = _behind_links(target)
+        mode = place.stat().st_mode if place.exists() else None
+        if mode is None or stat.S_ISREG(mode):
+            _replace(place, data, mode)
+        else:
+            place.write_bytes(data)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # The reader knows nothing of the temporary file.
+        raise OSError(error.errno, error.strerror, str(target)) from None
+
+
+def check_place(target: Path) -> None:
+    """Raise where `write_whole` would, before there is anything to write.
+
+    Raises:
+      OSError: as of `write_whole`; it names the target.
+    """
+    place = _behind_links(target)
+    if place.exists():
+        fault = errno.EISDIR if place.is_dir() else 0 if os.access(place, os.W_OK) else errno.EACCES
+    else:
+        folder = place.parent
+        fault = 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+        fault = fault if folder.is_dir() else errno.ENOENT
+    if fault:
+        raise OSError(fault, os.strerror(fault), str(target))
+
+
+def _behind_links(target: Path) -> Path:
+    place = Path(os.path.realpath(target))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
+    return place
+
+
+def _replace(place: Path, data: bytes, mode: int | None) -> None:
+    """Another file in place of a regular one of these permissions, or of none."""
+    if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
+        raise PermissionError(errno.EACCES, "the file is read-only", str(place))
+    temporary = place.with_name(f".{uuid.uuid4().hex}")
+    try:
+        temporary.write_bytes(data)
+        if mode is not None:
+            temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(place)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+Reader = Callable[[Any], Any]
+
+DEEPEST = 100  # levels of a file; a plan has about ten, a formula of sizes a few more
+_LARGEST = 1 << 63
+_NOT_FINITE = ("inf", "-inf", "nan")
+
+
+class _WrongValue(Exception):
+    """A value that its type does not allow; the place grows while readers are left."""
+
+    def __init__(self, data: object, words: str) -> None:
+        super().__init__(f"is {data!r:.60}, {words}")
+        self.place = ""
+
+    def inside(self, key: object) -> _WrongValue:
+        """The same fault, found below `key`."""
+        self.place = f"[{key!r}]{self.place}"
+        return self
+
+
+def read(kind: Any, data: object, where: str) -> Any:
+    """`data` of JSON as a value of a type, checked all the way down.
+
+    Args:
+      kind: a type: int, bool, str, float, None, a Literal, a union, `tuple[...]` (a list in the
+        file), `dict[str, ...]`, a named tuple (a list), a dataclass (an object with its fields). A
+        text inside a `tuple` stands for the union around it, so that `Plain` may hold itself.
+      where: what the data are, for the message.
+
+    Raises:
+      PlanFileError: a value that the type does not allow, with its place.
+
+    >>> read(tuple[tuple[str, int | None], ...], [["X", 2], ["Y", None]], "axes")
+    (('X', 2), ('Y', None))
+    >>> read(tuple[tuple[str, int], ...], [["X", 2], ["Y", True]], "axes")
+    Traceback (most recent call last):
+      ...
+    shardalg.errors.PlanFileError: axes[1][1] is True, no whole number.
+    """
+    try:
+        return _reader(kind)(data)
+    except _WrongValue as wrong:
+        raise PlanFileError(f"{where}{wrong.place} {wrong}.") from None
+
+
+def to_data(value: Any) -> Any:
+    """Return plain data as JSON has it: tuples as lists, and no infinity or NaN.
+
+    >>> to_data({"a": (1, float("inf"))})
+    {'a': [1, {'float': 'inf'}]}
+    """
+    if isinstance(value, tuple | list):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_data(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> GenericAlias:
+    """The type of a row: a dataclass's fields in order.
+
+    Args:
+      without: fields that a row leaves out. instead: other types, where the row holds a number.
+
+    >>> from shardalg.graph.ir import RegionArgument
+    >>> row_of(RegionArgument, kind=int, without=("call",))
+    tuple[int, int, int]
+    """
+    hints = {**_types(record), **instead}
+    return GenericAlias(tuple, tuple(hints[name] for name in _names(record) if name not in without))
+
+
+def without(record: type, *names: str) -> type:
+    """A dataclass of the other fields of a dataclass, for what a file says in another place."""
+    hints = _types(record)
+    kept = [(name, hints[name]) for name in _names(record) if name not in names]
+    return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
+
+
+def joined(*records: type) -> type:
+    """A dataclass of all fields of several, for a file that holds them side by side."""
+    hints = [pair for record in records for pair in get_annotations(record, eval_str=True).items()]
+    return make_dataclass("Joined", hints, frozen=True)
+
+
+def values(item: object, record: type) -> dict[str, Any]:
+    """What `item` has of the fields of a dataclass."""
+    return {name: getattr(item, name) for name in _names(record)}
+
+
+def check_depth(data: object) -> None:
+    """Raise where lists and objects are nested deeper than any plan's, before code recurses.
+
+    Raises:
+      PlanFileError: more than `DEEPEST` levels.
+    """
+    level: list[object] = [data]
+    for _ in range(DEEPEST):
+        held = (x.values() if isinstance(x, dict) else x for x in level)
+        level = [item for x in held if not isinstance(x, str) for item in _items(x)]
+        level = [item for item in level if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise PlanFileError(f"lists are nested deeper than {DEEPEST} levels: it is no plan.")
+
+
+def _items(data: object) -> Iterable[object]:
+    return data if isinstance(data, Iterable) else ()
+
+
+def _types(record: type) -> dict[str, Any]:
+    """The type of each field, those of the classes that it builds on too."""
+    bases = reversed(record.__mro__)
+    return {k: v for base in bases for k, v in get_annotations(base, eval_str=True).items()}
+
+
+def _names(record: type) -> list[str]:
+    return [field.name for field in fields(record) if field.init]
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    if origin in (Union, UnionType):
+        return _union(inner)
+    if origin is Literal:
+        return _literal(inner)
+    if origin is tuple:
+        return _tuple(inner, _reader)
+    if origin in (dict, Mapping):
+        return _mapping(_reader(inner[1]))
+    if is_dataclass(kind):
+        return _record(kind)
+    return _named_tuple(kind)
+
+
+def _integer(data: Any) -> int:
+    if type(data) is not int:
+        raise _WrongValue(data, "no whole number")
+    if not -_LARGEST <= data < _LARGEST:
+        raise _WrongValue(data, "too large a number")
+    return data
+
+
+def _text(data: Any) -> str:
+    if type(data) is not str:
+        raise _WrongValue(data, "no text")
+    if not data.isascii() and any("\ud800" <= c <= "\udfff" for c in data):
+        raise _WrongValue(data, "no text: half a character")
+    return data
+
+
+def _float(data: Any) -> float:
+    """JSON has no number for infinity and NaN: `{"float": "inf"}`."""
+    if isinstance(data, dict) and list(data) == ["float"] and data["float"] in _NOT_FINITE:
+        # The one object that every parameter has for nan (`graph.plain`).
+        return math.nan if data["float"] == "nan" else float(data["float"])
+    if type(data) is not float:
+        raise _WrongValue(data, "no number with a point")
+    return data
+
+
+def _bool(data: Any) -> bool:
+    if type(data) is not bool:
+        raise _WrongValue(data, "neither true nor false")
+    return data
+
+
+def _none(data: Any) -> None:
+    if data is not None:
+        raise _WrongValue(data, "not null")
+
+
+_SCALARS: dict[Any, Reader] = {
+    int: _integer, str: _text, float: _float, bool: _bool, NoneType: _none,
+}  # fmt: skip
+_WRITTEN: dict[Any, tuple[type, ...]] = {
+    int: (int,), str: (str,), float: (float, dict), bool: (bool,), NoneType: (NoneType,),
+}  # fmt: skip
+
+
+def _starts(kind: Any) -> tuple[type, ...]:
+    """How values of a type begin in a file; what is no scalar is a list or an object."""
+    if get_origin(kind) is Literal:
+        return tuple({type(value) for value in get_args(kind)})
+    return _WRITTEN.get(kind, (list,) if get_origin(kind) is tuple else (list, dict))
+
+
+def _union(kinds: tuple[Any, ...]) -> Reader:
+    """The first of the types that a value of this kind of JSON may have."""
+    readers: dict[type, list[Reader]] = {}
+
+    def whole(data: Any) -> Any:
+        tried = readers.get(list if type(data) is tuple else type(data), ())
+        for reader in tried[:-1]:
+            try:
+                return reader(data)
+            except _WrongValue:
+                continue
+        if not tried:
+            raise _WrongValue(data, f"none of {', '.join(sorted(t.__name__ for t in readers))}")
+        return tried[-1](data)
+
+    def inside(kind: Any) -> Reader:
+        return whole if isinstance(kind, str) else _reader(kind)
+
+    for kind in kinds:
+        listed = get_origin(kind) is tuple
+        made = _tuple(get_args(kind), inside) if listed else _reader(kind)
+        for start in _starts(kind):
+            readers.setdefault(start, []).append(made)
+    return whole
+
+
+def _literal(values: tuple[Any, ...]) -> Reader:
+    known = {(type(value), value) for value in values}
+
+    def reader(data: Any) -> Any:
+        if isinstance(data, list | dict) or (type(data), data) not in known:
+            raise _WrongValue(data, f"none of {list(values)}")
+        return data
+
+    return reader
+
+
+def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader:
+    """`tuple[T, ...]`, or one type per place."""
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        each = reader_of(kinds[0])
+        return lambda data: tuple([_at(i, each, item) for i, item in enumerate(_list(data))])
+    readers = [reader_of(kind) for kind in kinds if kind != ()]
+
+    def fixed(data: Any) -> tuple[Any, ...]:
+        if len(_list(data)) != len(readers):
+            raise _WrongValue(data, f"not {len(readers)} values")
+        pairs = enumerate(zip(readers, data, strict=True))
+        return tuple([_at(i, reader, item) for i, (reader, item) in pairs])
+
+    return fixed
+
+
+def _list(data: Any) -> list[Any]:
+    if type(data) not in (list, tuple):
+        raise _WrongValue(data, "no list")
+    return data
+
+
+def _at(key: object, reader: Reader, item: Any) -> Any:
+    try:
+        return reader(item)
+    except _WrongValue as wrong:
+        raise wrong.inside(key) from None
+
+
+def _mapping(each: Reader) -> Reader:
+    def reader(data: Any) -> dict[str, Any]:
+        if type(data) is not dict:
+            raise _WrongValue(data, "no object")
+        return {_text(key): _at(key, each, item) for key, item in data.items()}
+
+    return reader
+
+
+def _record(kind: Any) -> Reader:
+    """An object with exactly the fields of a dataclass, which checks itself when it is made."""
+    hints, names = _types(kind), _names(kind)
+    readers = {name: _reader(hints[name]) for name in names}
+
+    def reader(data: Any) -> Any:
+        if type(data) is not dict or set(data) != set(names):
+            raise _WrongValue(data, f"no object with {', '.join(names)}")
+        found = {name: _at(name, readers[name], data[name]) for name in names}
+        return _made(kind, data, found)
+
+    return reader
+
+
+def _named_tuple(kind: Any) -> Reader:
+    inner = _tuple(tuple(get_type_hints(kind).values()), _reader)
+    return lambda data: kind(*inner(data))
+
+
+def _made(kind: Callable[..., Any], data: object, found: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**found)
+    except ShardalgError as error:
+        raise _WrongValue(data, f"which cannot be: {error}") from None

@@ -1,0 +1,222 @@
+"""The values of a backward pass that become one weight's gradient.
+
+The module of every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from shardalg.graph.ir import Graph, Node, once_per_graph
+from shardalg.graph.weights import ArgumentModules, argument_modules, common
+
+
+def gradients(
+    graph: Graph, arguments: ArgumentModules, walked: Sequence[Node]
+) -> Mapping[int, str]:
+    """Return the values that become one weight's gradient or update: value to the weight's module.
+
+    From a result, or from an update that reads the weight or its state, the way leads back through
+    operators that keep every element in its place. Values of one element are left out: a clipping
+    factor is part of all gradients.
+
+    Args:
+      walked: the nodes in order of execution.
+    """
+    ends = _Ends(graph, arguments)
+    found: dict[int, str] = {}
+    for node in reversed(walked):
+        for value in node.results:
+            reached = ends.of_value(value)
+            if len(reached) == 1 and node.phase != "forward" and ends.sizes[value] > 1:
+                found[value] = next(iter(reached))
+    return found
+
+
+class _Ends:
+    """The modules whose gradients or updates a value leads to, asked in reversed order."""
+
+    def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:
+        self.graph = graph
+        self.results = arguments.results
+        self.named = {**arguments.weights, **{v: m for v, m in arguments.others.items() if m}}
+        self.sizes = [prod(value.type.shape) for value in graph.values]
+        self.inner: dict[int, list[int]] = {}
+        for tie in graph.region_arguments:
+            if tie.kind != "carry":
+                self.inner.setdefault(tie.source, []).append(tie.target)
+        # A barrier has thousands of operands, and each result is its own operand.
+        self.through = {
+            (node.index, operand): [result]
+            for node in graph.nodes_of(["optimization_barrier"])
+            for operand, result in zip(node.operands, node.results, strict=True)
+        }
+        self.known: dict[int, frozenset[str]] = {}
+
+    def of_value(self, value: int) -> frozenset[str]:
+        """Return the modules; what reads the value was asked before."""
+        if value not in self.known:
+            reached = set(filter(None, [self.results.get(value)]))
+            for reader in self.graph.users[value]:
+                reached.update(self._through(self.graph.nodes[reader], value))
+            for target in self.inner.get(value, ()):
+                reached |= self.of_value(target)
+            self.known[value] = frozenset(reached)
+        return self.known[value]
+
+    def _through(self, reader: Node, value: int) -> Iterable[str]:
+        if reader.bodies:
+            return ()
+        if reader.phase == "update":
+            shape = self.graph.values[value].type.shape
+            read = [v for v in reader.operands if v in self.named]
+            updated = [self.named[v] for v in read if self.graph.values[v].type.shape == shape]
+            if updated:
+                return updated
+        if reader.primitive not in _IN_PLACE:
+            return ()
+        kept = self.through.get((reader.index, value)) or self._kept(reader, value)
+        return frozenset().union(*map(self.of_value, kept))
+
+    def _kept(self, reader: Node, value: int) -> Sequence[int]:
+        """Return the results of a node that have the elements of an operand."""
+        if reader.primitive in _PLACED:
+            return reader.results
+        if reader.primitive == "scatter-add" and value not in reader.operands[:1]:
+            return ()  # what is added are cotangents of activations, those of an embedding's rows
+        return [result for result in reader.results if self.sizes[result] == self.sizes[value]]
+
+
+_PLACED = frozenset({"concatenate", "dynamic_update_slice", "pad"})
+"""Operators that put their operand's elements into a larger array."""
+
+_IN_PLACE = _PLACED | frozenset(
+    "abs add add_any annotate broadcast_in_dim clamp convert_element_type copy copy_p div exp "
+    "integer_pow log max min mul neg optimization_barrier pow psum psum_invariant "
+    "reduce_precision reshape rsqrt scatter-add select_n sharding_constraint sign sqrt square "
+    "squeeze stop_gradient sub tanh transpose".split()
+)
+"""Operators whose result has an operand's elements in its own order, or changed one by one."""
+
+
+@once_per_graph
+def modules(graph: Graph) -> tuple[str, ...]:
+    """Return the module of every node, "" where it has none.
+
+    A node inside the user's named scopes, or inside a module of a framework, has that module. Any
+    other belongs where the weights that it reads belong; what makes a gradient, to the module of
+    the gradient's weight. A node that does neither continues the module of the operand that was
+    made last. In an update it has the path that all its operands share.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> def loss(p, x):
+    ...     return jax.numpy.sin(jax.numpy.sin(x @ p["layers"][0]["up"]) @ p["head"]).sum()
+    >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 4), (8, 4)))
+    >>> graph = trace(loss, {"layers": [{"up": w}], "head": w}, x)
+    >>> [(node.primitive, module) for node, module in zip(graph.nodes, modules(graph))][:4]
+    [('dot_general', 'layers/0'), ('sin', 'layers/0'), ('dot_general', 'head'), ('sin', 'head')]
+    """
+    return _Namer(graph).run()
+
+
+class _Namer:
+    """Names nodes in order of execution; `made` is what the values before belong to."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.arguments = argument_modules(graph)
+        self.outer = {t.target: t.source for t in graph.region_arguments if t.kind != "carry"}
+        self.walked = list(graph.walk())
+        self.gradients = gradients(graph, self.arguments, self.walked)
+        self.per_node = [""] * len(graph.nodes)
+        self.made: dict[int, str] = {}
+        self.order: dict[int, int] = {}
+        self.of_all: set[int] = set()  # values of an update that modules without a common path made
+
+    def run(self) -> tuple[str, ...]:
+        """Return the module of every node."""
+        inner = {t.target: t.source for t in self.graph.region_arguments}
+        for place, node in enumerate(self.walked):
+            module = node.module or self._module(node)
+            self.per_node[node.index] = module
+            for value in node.results:
+                # What a loop hands on belongs to the part of its body that made it.
+                body = self.made.get(inner[value], "") if value in inner else ""
+                self.made[value] = self.gradients.get(value) or body or module
+                self.order[value] = place
+        self._name_preparations()
+        for node in self.walked:
+            self.per_node[node.index] = self.per_node[node.index] or self._data(node)
+        return tuple(self.per_node)
+
+    def _module(self, node: Node) -> str:
+        if node.bodies:
+            inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
+            found = common(dict.fromkeys(filter(None, inside)))
+            return found or self._made_last(node)
+        gradient = next((self.gradients[v] for v in node.results if v in self.gradients), "")
+        if node.phase == "update":
+            return gradient or self._updated(node)
+        return self._weights(node) or gradient or self._made_last(node)
+
+    def _weights(self, node: Node) -> str:
+        """Return the module of the weights among the operands.
+
+        A cast, a transpose or a slice of a weight is one: it depends on no other argument.
+        """
+        known = self.arguments.weights
+        operands = [self._entered(v) for v in node.operands]
+        direct = dict.fromkeys(known[v] for v in operands if v in known)
+        if direct:
+            return common(direct) or next(iter(direct))
+        return self._last(v for v in operands if v in self.made and not self.arguments.given[v])
+
+    def _made_last(self, node: Node) -> str:
+        return self._last(v for v in map(self._entered, node.operands) if v in self.made)
+
+    def _last(self, values: Iterable[int]) -> str:
+        named = [v for v in values if self.made[v]]
+        return self.made[max(named, key=self.order.__getitem__)] if named else ""
+
+    def _data(self, node: Node) -> str:
+        others = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
+        return next(filter(None, others), "")
+
+    def _updated(self, node: Node) -> str:
+        """Return the path that all operands share, except smaller ones such as a step's scale."""
+        operands = [self._entered(v) for v in node.operands]
+        sizes = [prod(self.graph.values[v].type.shape) for v in operands]
+        large = [v for v, size in zip(operands, sizes, strict=True) if size == max(sizes)]
+        known = self.arguments
+        found = dict.fromkeys(
+            known.weights.get(v) or known.others.get(v) or self.made.get(v, "") for v in large
+        )
+        found.pop("", None)
+        module = "" if self.of_all.intersection(large) else common(found)
+        if not module and (found or self.of_all.intersection(large)):
+            self.of_all.update(node.results)
+        return module
+
+    def _entered(self, value: int) -> int:
+        """Return the value outside of the bodies that this one is an argument of."""
+        while value not in self.made and value in self.outer:
+            value = self.outer[value]
+        return value
+
+    def _name_preparations(self) -> None:
+        """Name the nodes without a module whose readers all have one: indices, masks."""
+        entered: dict[int, list[int]] = {}
+        for tie in self.graph.region_arguments:
+            entered.setdefault(tie.source, []).append(tie.target)
+        for node in reversed(self.walked):
+            if self.per_node[node.index] or node.phase == "update" or node.bodies:
+                continue
+            values = list(node.results)
+            for value in values:  # a value that a loop carries on unchanged enters itself
+                values += [v for v in entered.get(value, ()) if v not in values]
+            readers = {self.graph.nodes[n] for v in values for n in self.graph.users[v]}
+            found = {self.per_node[reader.index] for reader in readers if not reader.bodies}
+            if len(found) == 1:
+                self.per_node[node.index] = found.pop()

@@ -1,0 +1,453 @@
+"""Graph to graph: the dead leaves, size-1 broadcasts become nodes, literal numbers constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardalg.graph.ir import (
+    SHORT,
+    Graph,
+    Node,
+    Region,
+    RegionArgument,
+    Signature,
+    Site,
+    Unread,
+    Value,
+    ValueType,
+    shared_signature,
+)
+from shardalg.graph.ops.canonicalize.boxes import ends_joined, starts_written, unread_cut
+from shardalg.graph.ops.canonicalize.cuts import cuts_joined
+from shardalg.graph.ops.canonicalize.indices import (
+    FirstElements,
+    first_elements,
+    indices_paired,
+    scatters_added,
+)
+from shardalg.graph.ops.canonicalize.known import folded, numbers
+from shardalg.graph.ops.canonicalize.transforms import Order, Wide, staged, wide_sum
+from shardalg.graph.ops.families.data_formatting import joined_operands
+from shardalg.graph.ops.families.pointwise import broadcast_operands
+from shardalg.graph.source import own_line
+from shardalg.pause import collection_paused
+
+
+@collection_paused()
+def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
+    """The same function in the form that rows, completion and pricing expect.
+
+    - Nodes that no result needs are gone (a loop that runs keeps all of its body's results).
+    - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
+      broadcasts apart (they are nodes of their own in XLA too).
+    - The two ends of a value side by side read that value (`boxes.py`): a rotation is one node.
+    - Boxes at constant starts are slices and pads (`boxes.py`), slices and pads of
+      slices and pads are one (`cuts.py`).
+    - Rows added to zeros, and those to a table, are added to the table (`indices.py`).
+    - Indices that count along one of their dimensions pair it with the operand's
+      (`indices.py`).
+    - What is joined is joined without its empty parts.
+    - A kernel larger than its image has no taps at its ends that read only padding
+      (`boxes.py`).
+    - A gather that reads element 0 of a dimension has an index or a slice there
+      (`indices.py`).
+    - A rank-0 number made of literals alone is a constant.
+
+    Names, sources, phases, regions and their arguments of what stays are kept.
+
+    Args:
+      wide_sums: whether sums of narrow floats are made in float32 and rounded after
+      (`transforms.py`).
+    """
+    graph = scatters_added(cuts_joined(ends_joined(starts_written(graph))))
+    graph = indices_paired(graph)
+    numbers = folded(graph)
+    return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
+
+
+def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
+    """Return the graph with some Fourier transforms in stages (`transforms.py`).
+
+    Args:
+      orders: nodes of the graph, each with its stages.
+    """
+    return _Rewrite(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
+
+
+class Change(NamedTuple):
+    """The replacement of a node that has one result.
+
+    Attributes:
+      operands: (operand position, operators that are applied to the operand). A pad adds zeros.
+      signature: the signature of the new node.
+      cut: the operator that computes the old result from the new node, or None.
+    """
+
+    operands: tuple[tuple[int, tuple[Signature, ...]], ...]
+    signature: Signature
+    cut: Signature | None
+
+
+class Padding(NamedTuple):
+    """The nodes, and the types of values, that change if samples are padded."""
+
+    changes: tuple[tuple[int, Change], ...]
+    types: tuple[tuple[int, ValueType], ...]
+
+
+def with_padding(graph: Graph, padding: Padding) -> Graph:
+    """Return the graph with samples padded (`planner/padded_samples.py`)."""
+    live = bytearray(b"\1" * len(graph.nodes))
+    return _Rewrite(graph, {}, live, padding=padding).graph()
+
+
+def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
+    """Per node, 1 if a result of the program needs it; values in `known` need no node."""
+    needed = bytearray(len(graph.values))
+    live = bytearray(len(graph.nodes))
+    for value in graph.results:
+        needed[value] = 1
+    held = bytearray(len(graph.values))
+    for value in known or ():
+        held[value] = 1
+    for node in reversed(list(graph.walk())):
+        for value in node.results:
+            if needed[value] and not held[value]:
+                break
+        else:
+            continue
+        live[node.index] = 1
+        for value in node.operands:
+            needed[value] = 1
+        for body in node.bodies:
+            for value in graph.regions[body].results:
+                needed[value] = 1
+    return live
+
+
+def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
+    """What no result of a graph needs, as it was traced; None where that is next to nothing.
+
+    What a value is beside its gradient, and casts and broadcasts, every trace leaves over: products
+    and operators of the backward pass are work that somebody meant.
+
+    Args:
+      lost: arguments that the function changed and did not return.
+    """
+    live = live_nodes(graph)
+    dead = [node for node in graph.nodes if not live[node.index]]
+    # The forward pass of a gradient computes the loss too, which `jax.grad` does not return.
+    losses = any(node.phase == "backward" for node in graph.nodes)
+    products = [
+        node
+        for node in dead
+        if node.primitive in _PRODUCTS and not (losses and node.phase == "forward")
+    ]
+    gradients = [n for n in dead if n.phase == "backward" and n.primitive not in _COPIES]
+    chosen = {node.index for node in (*gradients, *products)}
+    meant = [node for node in dead if node.index in chosen]
+    backward = len(gradients)
+    if not meant or not (products or lost or backward > LEFT_OVER * len(graph.nodes)):
+        return None
+    return Unread(len(dead), backward, len(graph.nodes), meant[0].source, tuple(lost))
+
+
+LEFT_OVER = 0.01
+"""Of all operators, so many pointwise ones of a backward pass are what JAX leaves over."""
+_COPIES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+class _Rewrite:
+    """One pass over the nodes that renumbers what stays and inserts what is new."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        numbers: dict[int, np.ndarray],
+        live: bytearray,
+        *,
+        wide_sums: bool = False,
+        orders: Mapping[int, Order] = MappingProxyType({}),
+        padding: Padding | None = None,
+    ) -> None:
+        self.old = graph
+        self.wide_sums = wide_sums
+        self.orders = orders
+        self.changes = dict(padding.changes) if padding else {}
+        self.types = dict(padding.types) if padding else {}
+        self.numbers = numbers
+        self.live = live
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.bindings: list[Any] = []
+        self.constants: list[tuple[int, Any]] = []
+        self.value_of = self._keep_values()
+        self.node_of: dict[int, range] = {}
+        self._names = {value.name for value in graph.values}
+        self._signatures: dict[object, Signature] = {}
+        self._kept: dict[Signature, tuple[Signature, bool]] = {}
+        self._broadcasts: dict[object, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def graph(self) -> Graph:
+        """The rewritten graph."""
+        old = self.old
+        for node in compress(old.nodes, self.live):
+            self._node(node)
+        regions, region_of = self._regions()
+        self.nodes = [
+            n if n.region == region_of[n.region] and not n.bodies else self._placed(n, region_of)
+            for n in self.nodes
+        ]
+        return replace(
+            old,
+            values=tuple(self.values),
+            nodes=tuple(self.nodes),
+            regions=regions,
+            region_arguments=tuple(self._region_arguments()),
+            arguments=tuple(self.value_of[v] for v in old.arguments),
+            results=tuple(self.value_of[v] for v in old.results),
+            sites=tuple(self._sites()),
+            constants=tuple(self.constants),
+            bindings=tuple(self.bindings) if old.bindings else (),
+        )
+
+    def _keep_values(self) -> list[int]:
+        """Old value to new, in the old order; -1 where it is gone."""
+        kept = self._used()
+        number_of = [-1] * len(self.old.values)
+        for value in compress(self.old.values, kept):
+            number_of[value.index] = index = len(self.values)
+            type_ = self.types.get(value.index, value.type)
+            same = value.index == index and type_ is value.type
+            self.values.append(value if same else Value(index, type_, value.kind, value.name))
+        for index, array in self.old.constants:
+            if kept[index]:
+                self.constants.append((number_of[index], array))
+        self._keep_numbers(number_of)
+        return number_of
+
+    def _used(self) -> bytearray:
+        old, kept = self.old, bytearray(len(self.old.values))
+        for node in compress(old.nodes, self.live):
+            inside = [v for b in node.bodies for v in self._border(old.regions[b])]
+            for value in (*node.operands, *node.results, *inside):
+                kept[value] = 1
+        for value in (*old.arguments, *old.results):
+            kept[value] = 1
+        for value in self.numbers:
+            kept[value] = 0
+        return kept
+
+    @staticmethod
+    def _border(region: Region) -> tuple[int, ...]:
+        return region.arguments + region.results
+
+    def _keep_numbers(self, number_of: list[int]) -> None:
+        """Constants for the folded numbers that are still read; equal ones are one value."""
+        old = self.old
+        read = {v for node in compress(old.nodes, self.live) for v in node.operands}
+        ends = {v for region in old.regions for v in region.results}
+        known: dict[object, int] = {
+            (old.values[i].type, array.tobytes()): number_of[i]
+            for i, array in numbers(old)
+            if number_of[i] >= 0
+        }
+        for value, array in self.numbers.items():
+            if value in read or value in ends:
+                kind = old.values[value].type
+                key = (kind, array.tobytes())
+                if key not in known:
+                    known[key] = len(self.values)
+                    name = f"{array}:{SHORT.get(kind.dtype, kind.dtype)}"
+                    self.values.append(Value(known[key], kind, "constant", name))
+                    self.constants.append((known[key], array))
+                number_of[value] = known[key]
+
+    def _node(self, node: Node) -> None:
+        value_of, signature = self.value_of, node.signature
+        operands = [value_of[v] for v in node.operands]
+        results = tuple([value_of[v] for v in node.results])
+        first = len(self.nodes)
+        kept = self._kept.get(signature)
+        if kept is None:
+            shared = shared_signature(signature)
+            kept = self._kept[signature] = (shared, self._is_kept(signature))
+        signature, is_kept = kept
+        if node.index in self.orders:
+            *before, signature = staged(signature, self.orders[node.index])
+            for step in before:
+                operands = [self._made(node, step, operands, step.primitive)]
+        elif node.index in self.changes:
+            signature, operands = self._changed(node, self.changes[node.index], operands)
+        elif not is_kept:
+            signature, operands = self._explicit(node, operands)
+        place = (node.source, node.phase, node.region, node.bodies, node.module)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
+        same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
+        bound = self.old.bindings and same
+        self.bindings.append(self.old.bindings[node.index] if bound else None)
+        self.node_of[node.index] = range(first, len(self.nodes))
+
+    def _wide(self, signature: Signature) -> Wide | None:
+        """What stands for an operator; nothing where it stays."""
+        return wide_sum(signature) if self.wide_sums else None
+
+    def _is_kept(self, signature: Signature) -> bool:
+        """Whether nodes of a signature stay as they are, but for their numbers."""
+        whole = len(joined_operands(signature)) == len(signature.operands)
+        cut = unread_cut(signature) or first_elements(signature)
+        is_made = broadcast_operands(signature) or cut or self._wide(signature)
+        return whole and not is_made
+
+    def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
+        """The last operator that stands for a node, and its operands; those before it are made."""
+        signature = node.signature
+        repeated = broadcast_operands(signature)
+        for position, shape in repeated:
+            operands[position] = self._broadcast(node, operands[position], shape)
+        joined = joined_operands(signature)
+        operands = [operands[k] for k in joined]
+        if repeated or len(joined) < len(node.operands):
+            signature = self._signature(signature, operands)
+        cut = unread_cut(signature)
+        if cut is not None:
+            image, kernel = operands
+            signature = cut.rest
+            operands = [image, self._made(node, cut.kernel, [kernel], "slice")]
+        read = first_elements(signature)
+        if read is not None:
+            signature = read.rest
+            operands = self._first_elements(node, read, operands)
+        wide = self._wide(signature)
+        if wide is None:
+            return signature, operands
+        rows = zip(wide.reads, operands, strict=True)
+        floats = [self._made(node, w, [v], "float32") if w else v for w, v in rows]
+        return wide.rounded, [self._made(node, wide.added, floats, "float32")]
+
+    def _first_elements(self, node: Node, read: FirstElements, operands: list[int]) -> list[int]:
+        """The operands of a gather that reads element 0 of some dimensions by an index or slice."""
+        operand, indices = operands
+        if read.cut is not None:
+            return [self._made(node, read.cut, [operand], "slice"), indices]
+        assert read.zeros is not None and read.joined is not None, "one of both is made"
+        zero = self._zero(read.zeros.operands[0])
+        zeros = self._made(node, read.zeros, [zero], "broadcast_in_dim")
+        return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
+
+    def _changed(
+        self, node: Node, change: Change, operands: list[int]
+    ) -> tuple[Signature, list[int]]:
+        """Add the operators of a change except the last; return the last one and its operands."""
+        for position, steps in change.operands:
+            for step in steps:
+                more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
+                given = [operands[position], *more]
+                operands[position] = self._made(node, step, given, step.primitive)
+        if change.cut is None:
+            return change.signature, operands
+        made = self._made(node, change.signature, operands, node.primitive)
+        return change.cut, [made]
+
+    def _zero(self, type_: ValueType) -> int:
+        """Add a constant zero of a type; return its number."""
+        zero = len(self.values)
+        name = f"0:{SHORT.get(type_.dtype, type_.dtype)}"
+        self.values.append(Value(zero, type_, "constant", name))
+        self.constants.append((zero, np.zeros((), type_.dtype)))
+        return zero
+
+    def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
+        """The result of a new node beside `node`, named for its kind."""
+        result = len(self.values)
+        name = self._name(kind, node.source)
+        self.values.append(Value(result, signature.results[0], "node", name))
+        place = (node.source, node.phase, node.region, (), node.module)
+        self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
+        self.bindings.append(None)
+        return result
+
+    def _signature(self, signature: Signature, operands: list[int]) -> Signature:
+        """The signature with the types of other operands."""
+        types = tuple([self.values[v].type for v in operands])
+        key = (id(signature), types)
+        if key not in self._signatures:
+            self._signatures[key] = shared_signature(replace_operands(signature, types))
+        return self._signatures[key]
+
+    def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
+        """A node that repeats size-1 dimensions, shared by its readers in one region and phase."""
+        key = (value, shape, node.region, node.phase)
+        if key in self._broadcasts:
+            return self._broadcasts[key]
+        source = self.values[value].type
+        target = ValueType(shape, source.dtype)
+        if (source, target) not in self._signatures:
+            dims = ("broadcast_dimensions", tuple(range(len(shape))))
+            params = (dims, ("shape", shape))
+            made = Signature("broadcast_in_dim", params, (source,), (target,))
+            self._signatures[source, target] = shared_signature(made)
+        signature = self._signatures[source, target]
+        result = self._broadcasts[key] = self._made(node, signature, [value], "broadcast_in_dim")
+        return result
+
+    def _name(self, kind: str, source: str) -> str:
+        """The next free `broadcast_in_dim:3@model.py:41` of that line."""
+        at = f"@{own_line(source)}" if source else ""
+        while True:
+            number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
+            name = f"{kind}:{number}{at}"
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    def _regions(self) -> tuple[tuple[Region, ...], dict[int, int]]:
+        """The regions that still have an owner and nodes, and old region to new."""
+        old, kept = self.old, []
+        for region in old.regions:
+            owned = region.node is None or self.live[region.node]
+            nodes = [i for n in region.nodes if self.live[n] for i in self.node_of[n]]
+            if region.index == 0 or (owned and (nodes or region.node is not None)):
+                kept.append((region, tuple(nodes)))
+        region_of = {region.index: i for i, (region, _) in enumerate(kept)}
+        return tuple(self._region(*pair, region_of) for pair in kept), region_of
+
+    def _region(self, region: Region, nodes: tuple[int, ...], region_of: dict[int, int]) -> Region:
+        return replace(
+            region,
+            index=region_of[region.index],
+            parent=None if region.parent is None else region_of[region.parent],
+            node=None if region.node is None else self.node_of[region.node][-1],
+            arguments=tuple(self.value_of[v] for v in region.arguments),
+            results=tuple(self.value_of[v] for v in region.results),
+            nodes=nodes,
+        )
+
+    @staticmethod
+    def _placed(node: Node, region_of: dict[int, int]) -> Node:
+        bodies = tuple(region_of[b] for b in node.bodies)
+        return replace(node, region=region_of[node.region], bodies=bodies)
+
+    def _region_arguments(self) -> Iterator[RegionArgument]:
+        for tie in self.old.region_arguments:
+            if self.live[tie.call]:
+                source, target = self.value_of[tie.source], self.value_of[tie.target]
+                yield RegionArgument(self.node_of[tie.call][-1], tie.kind, source, target)
+
+    def _sites(self) -> Iterator[Site]:
+        for site in self.old.sites:
+            if self.live[site.node]:
+                yield replace(site, node=self.node_of[site.node][-1])
+
+
+def replace_operands(signature: Signature, types: tuple[ValueType, ...]) -> Signature:
+    """The signature with other operand types."""
+    return Signature(signature.primitive, signature.params, types, signature.results)

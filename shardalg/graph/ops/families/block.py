@@ -1,0 +1,150 @@
+"""Whole loops: the operator sees a block, never a part of it (sort, fft, factorisations)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardalg.graph.ir import Signature
+from shardalg.graph.ops.families.building import Builder, access, indices, names
+from shardalg.graph.ops.rule import TOP, Rule
+
+LINEAR_ALGEBRA = """
+cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product
+lu lu_pivots_to_permutation ormqr qr schur svd symmetric_product tridiagonal tridiagonal_solve
+"""
+RANDOM = """
+from_edtype random_bits random_gamma random_seed rng_bit_generator to_edtype
+"""
+KEYS = "random_clone random_fold_in random_split random_unwrap random_wrap"
+EACH_ON_ITS_OWN = ("key<fry>", "key<rbg>")
+"""Kinds of keys that JAX splits and folds one by one; of others it draws bits of the first one."""
+VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
+
+
+Maps = Sequence[Sequence[str]]
+
+
+def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
+    """A row whose upper-case loops are whole."""
+    extents: dict[str, int] = {}
+    values = (*signature.operands, *signature.results)
+    for value, loops in zip(values, (*reads, *writes), strict=True):
+        extents.update(zip(loops, value.shape, strict=True))
+    return Rule(
+        signature.primitive,
+        tuple(extents.items()),
+        (tuple(access(k, loops) for k, loops in enumerate(reads)),),
+        tuple(indices(loops) for loops in writes),
+        whole=frozenset(name for name in extents if name[0].isupper()),
+        flops=flops,
+    )
+
+
+def levels(size: int) -> int:
+    """Return `ceil(log2(size))`, at least 1.
+
+    A named size is only compared with powers of two, so that a plan holds between two of them.
+
+    >>> [levels(size) for size in (1, 2, 3, 8, 9)]
+    [1, 1, 2, 3, 4]
+    """
+    found = 1
+    while size > 1 << found:
+        found += 1
+    return found
+
+
+def sort(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
+    shape = signature.operands[0].shape
+    axis = signature.param("dimension")
+    loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
+    every = [loops] * len(signature.operands)
+    return (blocks(signature, every, every, levels(shape[axis])),)
+
+
+def top_k(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`: the best of blocks are the best of all."""
+    rank = len(signature.operands[0].shape)
+    axis = signature.param("axis", -1) % rank
+    read = ["l" if d == axis else f"d{d}" for d in range(rank)]
+    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    return (replace(row, combine=TOP),)
+
+
+def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, L] -> [d0, K], [d0, K] whole [K, L]`: XLA bins all of a dimension at once."""
+    rank = len(signature.operands[0].shape)
+    axis = signature.param("reduction_dimension") % rank
+    read = ["L" if d == axis else f"d{d}" for d in range(rank)]
+    write = ["K" if d == axis else f"d{d}" for d in range(rank)]
+    row = blocks(signature, [read], [write] * len(signature.results), 1)
+    return (replace(row, batched=True),)
+
+
+def fft(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, F1] -> [d0, H1]`: 5 log2(n) operations per element."""
+    shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
+    kept = names("d", len(shape) - len(sizes))
+    around = range(len(kept), len(shape))
+    read, write = ([*kept, *(f"{letter}{d}" for d in around)] for letter in "FH")
+    return (blocks(signature, [read], [write], 5 * levels(math.prod(sizes))),)
+
+
+def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0, I, J], [d0, I, c] -> [d0, I, c]`: each column of the right side on its own."""
+    batch = names("d", len(signature.operands[0].shape) - 2)
+    right = ["I", "c"] if signature.param("left_side") else ["c", "I"]
+    row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], 1)
+    return (row,)
+
+
+def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
+    """Leading dimensions of the first operand are a batch; all others are whole. O(n^3) each."""
+    core = 1 if signature.primitive in VECTORS else 2
+    shape = signature.operands[0].shape
+    row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
+    return (replace(row, batched=True),)
+
+
+def opaque(signature: Signature) -> tuple[Rule, ...]:
+    """Every dimension whole: each device computes all of it."""
+    return (_batched(signature, 0, 1),)
+
+
+def keys(signature: Signature) -> tuple[Rule, ...]:
+    """`[d0] -> [d0, W0]`: each key on its own; its words, and the keys it is split into, whole."""
+    values = (*signature.operands, *signature.results)
+    count = min(len(value.shape) for value in values)
+    alike = len({value.shape[:count] for value in values}) == 1
+    drawn = signature.primitive in ("random_fold_in", "random_split")
+    if not alike or (drawn and signature.operands[0].dtype not in EACH_ON_ITS_OWN):
+        return opaque(signature)
+    return (replace(_batched(signature, count, 1), batched=True),)
+
+
+def _batched(signature: Signature, count: int, flops: int) -> Rule:
+    numbered = 0
+    maps = []
+    for value in (*signature.operands, *signature.results):
+        extra = max(len(value.shape) - count, 0)
+        rest = [f"W{numbered + k}" for k in range(extra)]
+        maps.append([*names("d", len(value.shape) - extra), *rest])
+        numbered += extra
+    split = len(signature.operands)
+    return blocks(signature, maps[:split], maps[split:], flops)
+
+
+ROWS: dict[str, Builder] = {
+    "sort": sort,
+    "top_k": top_k,
+    "approx_top_k": approx_top_k,
+    "fft": fft,
+    "triangular_solve": triangular_solve,
+    **dict.fromkeys(LINEAR_ALGEBRA.split(), linear_algebra),
+    **dict.fromkeys(RANDOM.split(), opaque),
+    **dict.fromkeys(KEYS.split(), keys),
+}

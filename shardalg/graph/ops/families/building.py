@@ -1,0 +1,140 @@
+"""What every family needs: names of loops, maps of whole shapes, the type of a builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from shardalg.algebra.affine import Index
+from shardalg.graph.ir import Plain, Signature
+from shardalg.graph.ops.rule import Access, Rule
+
+Builder = Callable[[Signature], tuple[Rule, ...]]
+FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
+"""Floating type to (bits of precision, bits of exponent)."""
+
+
+def names(prefix: str, count: int) -> tuple[str, ...]:
+    """`("d0", "d1", ...)`.
+
+    >>> names("d", 2)
+    ('d0', 'd1')
+    """
+    return tuple(f"{prefix}{i}" for i in range(count))
+
+
+def letters(prefix: str, count: int) -> tuple[str, ...]:
+    """The prefix itself if there is one loop of the kind, else numbered.
+
+    >>> letters("k", 1), letters("k", 2)
+    (('k',), ('k0', 'k1'))
+    """
+    return (prefix,) if count == 1 else names(prefix, count)
+
+
+def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
+    """Loops, numbers and indices as indices."""
+    return tuple(map(Index.of, items))
+
+
+def access(operand: int, items: Iterable[str | int | Index]) -> Access:
+    """A read of `operand`."""
+    return Access(operand, indices(items))
+
+
+def moved_row(
+    signature: Signature,
+    loops: Sequence[str],
+    *,
+    dims: Iterable[Index],
+    family: str,
+) -> Rule:
+    """A row that moves elements of one operand: `[2*d0+1] -> [d0]`, the result's loops plain."""
+    return Rule(
+        signature.primitive,
+        tuple(zip(loops, signature.results[0].shape, strict=True)),
+        ((access(0, dims),),),
+        (indices(loops),),
+        linear=frozenset({0}),
+        family=family,
+    )
+
+
+def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
+    """Fields of a named tuple that is plain data: values in order, or (name, value) pairs.
+
+    >>> record(((2,), (0,)), "offset_dims collapsed_slice_dims")
+    {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}
+    """
+    assert isinstance(value, tuple)
+    named = bool(value) and isinstance(value[0], tuple) and len(value[0]) == 2
+    if named and isinstance(value[0][0], str):
+        return dict(value)
+    return dict(zip(fields.split(), value, strict=True))
+
+
+def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
+    """Roles of operands whose product is taken: `linear`, and of all but whole numbers `scaled`.
+
+    Whole numbers of one type are a ring, so that a product distributes over every sum of them.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, n = ValueType((4,), "float32"), ValueType((4,), "int32")
+    >>> scaling(Signature("mul", (), (x, x), (x,)), 0)
+    {'linear': frozenset({0}), 'scaled': frozenset({0})}
+    >>> scaling(Signature("mul", (), (n, n), (n,)), 0)
+    {'linear': frozenset({0}), 'scaled': frozenset()}
+    """
+    dtype = signature.results[0].dtype
+    if not is_number(dtype) or rounds_whole(signature):
+        return {"linear": frozenset(), "scaled": frozenset()}
+    ring = dtype.startswith(("int", "uint"))
+    ring = ring and all(signature.operands[k].dtype == dtype for k in operands)
+    linear = frozenset(operands)
+    return {"linear": linear, "scaled": frozenset() if ring else linear}
+
+
+def rounds_whole(signature: Signature) -> bool:
+    """Whether numbers are cut to whole ones, or to truths, behind the sum: no sum of parts is it.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x, n = ValueType((4,), "bfloat16"), ValueType((4,), "int32")
+    >>> [rounds_whole(Signature("dot_general", (), (a, a), (n,))) for a in (x, n)]
+    [True, False]
+    """
+    given = signature.results[0].dtype
+    whole = given == "bool" or given.startswith(("int", "uint"))
+    floats = ("float", "bfloat", "complex")
+    return whole and any(value.dtype.startswith(floats) for value in signature.operands)
+
+
+@lru_cache
+def has_zero(dtype: str) -> bool:
+    """Whether zero bits are the number 0: what a device without an element adds to a sum.
+
+    >>> has_zero("float8_e5m2"), has_zero("float8_e8m0fnu"), has_zero("key<fry>")
+    (True, False, True)
+    """
+    narrow = getattr(ml_dtypes, dtype, None)
+    return narrow is None or float(np.zeros((), narrow)) == 0
+
+
+def is_number(dtype: str) -> bool:
+    """Whether sums of this type are sums: not bool, not a key."""
+    return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
+
+
+def counted(dtype: str) -> int | None:
+    """Up to which number a type has all whole ones; None: whole numbers wrap around, and have all.
+
+    >>> counted("bfloat16"), counted("complex64"), counted("int8")
+    (256, 16777216, None)
+    """
+    dtype = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    if dtype in FLOATS:
+        return 2 ** FLOATS[dtype][0]
+    return None if dtype.startswith(("int", "uint")) else 0

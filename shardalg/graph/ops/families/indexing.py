@@ -1,0 +1,299 @@
+"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` says what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.graph.ir import Plain, Signature
+from shardalg.graph.ops.families.building import (
+    Builder,
+    access,
+    indices,
+    is_number,
+    letters,
+    record,
+)
+from shardalg.graph.ops.rule import CLIP, DROP, MAX, MIN, PICK, PRODUCT, SUM, Guard, Rule, Symbol
+from shardalg.graph.plain import number
+
+GATHER = (
+    "offset_dims collapsed_slice_dims start_index_map operand_batching_dims "
+    "start_indices_batching_dims"
+)
+SCATTER = (
+    "update_window_dims inserted_window_dims scatter_dims_to_operand_dims operand_batching_dims "
+    "scatter_indices_batching_dims"
+)
+COMBINE = {
+    "scatter": PICK,
+    "scatter-add": SUM,
+    "scatter-sub": SUM,
+    "scatter-mul": PRODUCT,
+    "scatter-min": MIN,
+    "scatter-max": MAX,
+}
+NAN = float("nan")  # one object, so that equal rows compare equal
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Dimension numbers of a gather or scatter in one vocabulary.
+
+    Attributes:
+      window: dimensions of the gathered value (of the updates) that walk through the window.
+      dropped: operand dimensions of window size 1 that the value lacks.
+      selected: operand dimension of each component of the index vector.
+      operand_batching, index_batching: paired dimensions of operand and indices.
+    """
+
+    window: tuple[int, ...]
+    dropped: tuple[int, ...]
+    selected: tuple[int, ...]
+    operand_batching: tuple[int, ...]
+    index_batching: tuple[int, ...]
+
+    def window_of(self, rank: int) -> dict[int, int]:
+        """Operand dimension to the dimension of the value that walks through its window."""
+        kept = [d for d in range(rank) if d not in self.dropped and d not in self.operand_batching]
+        return dict(zip(kept, self.window, strict=True))
+
+
+def numbers(signature: Signature) -> Numbers:
+    """The dimension numbers of a gather or scatter."""
+    fields = GATHER if signature.primitive == "gather" else SCATTER
+    value = record(signature.param("dimension_numbers"), fields)
+    return Numbers(*(tuple(value[name]) for name in fields.split()))
+
+
+def mode(value: Plain) -> str:
+    """Mode of a gather: what an index out of range does."""
+    return DROP if "FILL" in str(value).upper() else CLIP
+
+
+def scatter_mode(value: Plain) -> str:
+    """Mode of a scatter: an index out of range drops its update, unless it is clipped."""
+    return CLIP if "CLIP" in str(value).upper() else DROP
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One operand dimension of a gather or scatter.
+
+    Attributes:
+      batch: its batch loop, if it is paired with a dimension of the indices.
+      window: its window loop, if the value walks through it; `size` is the window's.
+      component: of the index vector that selects its start; None if it starts at 0.
+    """
+
+    dim: int
+    full: int
+    size: int
+    batch: str | None
+    window: str | None
+    component: int | None
+
+    @property
+    def offset(self) -> Index:
+        """Position inside the window; one of a single element has no other."""
+        return Index.of(self.window) if self.window and self.size != 1 else Index.of(0)
+
+    @property
+    def high(self) -> int:
+        """Largest start at which the window is inside."""
+        return self.full - self.size
+
+    def symbol(self, batch: tuple[str, ...], mode: str) -> Symbol | None:
+        """The start, where it can vary or drop the iteration."""
+        if self.component is None or (self.high == 0 and mode == CLIP):
+            return None
+        dims = indices((*batch, self.component))
+        return Symbol(f"$t{self.dim}", 1, dims, self.high, mode)
+
+    def selects(self, symbol: Symbol | None, partial: bool) -> bool:
+        """Whether the dimension needs a loop of its own over its full extent."""
+        moving = symbol is not None and self.high > 0
+        return moving or (partial and self.component is None and self.size != self.full)
+
+
+def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -> Iterator[Axis]:
+    """The operand's dimensions in order."""
+    n = numbers(signature)
+    shape = signature.operands[0].shape
+    windows = n.window_of(len(shape))
+    for d, full in enumerate(shape):
+        paired = None
+        if d in n.operand_batching:
+            paired = batch[n.index_batching[n.operand_batching.index(d)]]
+        component = n.selected.index(d) if d in n.selected else None
+        window = f"w{d}" if d in windows else None
+        yield Axis(d, full, sizes[d], paired, window, component)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Index per operand dimension with the loops, guards and symbols that it needs."""
+
+    dims: tuple[Index, ...]
+    extents: dict[str, int]
+    guards: tuple[Guard, ...]
+    symbols: tuple[Symbol, ...]
+
+
+def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> Selection:
+    """Operand dimensions of a gather (`loop` "k") or scatter (`loop` "o")."""
+    dims, extents, guards, symbols = [], {}, [], []
+    for axis in found:
+        symbol = axis.symbol(batch, mode)
+        index = Index.of(axis.batch) if axis.batch else axis.offset
+        start = axis.offset + symbol.name if symbol else axis.offset
+        if symbol:
+            symbols.append(symbol)
+        if not axis.batch and axis.selects(symbol, loop == "o"):
+            index = Index.of(f"{loop}{axis.dim}")
+            extents[f"{loop}{axis.dim}"] = axis.full
+            guards.append(Guard(index, start))
+        elif symbol:
+            guards.append(Guard(Index.of(0), Index.of(symbol.name)))
+        dims.append(index)
+    # Indices that select nothing (full slices) still have the batch loops as their dimensions.
+    symbols = symbols or [Symbol("$t", 1, indices((*batch, 0)), 0, CLIP)]
+    return Selection(tuple(dims), extents, tuple(guards), tuple(symbols))
+
+
+def gather(signature: Signature) -> tuple[Rule, ...]:
+    """`[k0, w1] -> [b0, b1, w1] pick [k0] where k0==$t0` (an embedding)."""
+    n, how = numbers(signature), mode(signature.param("mode"))
+    shape = signature.results[0].shape
+    spans = [d for d in range(len(shape)) if d not in n.window]
+    batch = letters("b", len(spans))
+    found = list(axes(signature, signature.param("slice_sizes"), batch))
+    chosen = select(found, batch, how, "k")
+    windows = n.window_of(len(found))
+    result = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
+    extents = {name: shape[d] for d, name in sorted(result.items())}
+    fill = fill_value(signature) if how == DROP else None
+    return (
+        Rule(
+            signature.primitive,
+            tuple((extents | chosen.extents).items()),
+            ((access(0, chosen.dims),),),
+            (indices(result[d] for d in range(len(shape))),),
+            PICK,
+            fill,
+            chosen.guards,
+            chosen.symbols,
+            local=frozenset(chosen.extents if uncounted(signature) else ()),
+            linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
+            family="gather",
+        ),
+    )
+
+
+def uncounted(signature: Signature) -> bool:
+    """Whether indices are not counted from blocks.
+
+    Unsigned ones would wrap round there, and windows without elements miss every block.
+    """
+    return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
+
+
+def applies_code(signature: Signature) -> bool:
+    """Whether a scatter applies code to what it selects, `x.at[i].apply(f)`: no updates are put."""
+    return signature.primitive == "scatter" and signature.param("update_jaxpr") is not None
+
+
+def fill_value(signature: Signature) -> complex:
+    """What a dropped read gives: NaN, the lowest signed, the highest unsigned number, true.
+
+    Source: `jax.lax.GatherScatterMode`, `fill_value`.
+    """
+    given, dtype = number(signature.param("fill_value")), signature.operands[0].dtype
+    if given is not None and given == given:
+        return given
+    if dtype.startswith(("int", "uint")):
+        bits = int(dtype.lstrip("uint"))
+        return 2**bits - 1 if dtype.startswith("u") else -(2 ** (bits - 1))
+    return 1 if dtype == "bool" else NAN
+
+
+def scatter(signature: Signature) -> tuple[Rule, ...]:
+    """`[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1] where o0==$t0`."""
+    n = numbers(signature)
+    how = scatter_mode(signature.param("mode"))
+    shape, updates = signature.operands[0].shape, signature.operands[2].shape
+    spans = [d for d in range(len(updates)) if d not in n.window]
+    batch = letters("u", len(spans))
+    windows = n.window_of(len(shape))
+    sizes = tuple(updates[windows[d]] if d in windows else 1 for d in range(len(shape)))
+    chosen = select(list(axes(signature, sizes, batch)), batch, how, "o")
+    reads = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
+    extents = {name: updates[d] for d, name in sorted(reads.items())}
+    written = {v for index in chosen.dims for v in index.variables}
+    combine = COMBINE[signature.primitive]
+    rank = range(len(updates))
+    return (
+        Rule(
+            signature.primitive,
+            tuple((extents | chosen.extents).items()),
+            ((access(2, (reads[d] for d in rank)),),),
+            (chosen.dims,),
+            combine,
+            access(0, chosen.dims),
+            chosen.guards,
+            chosen.symbols,
+            # The order of duplicates matters where the last one wins.
+            local=frozenset(extents) - written if combine == PICK else frozenset(),
+            linear=frozenset({0, 2} if combine == SUM else ()),
+            addends=frozenset({0, 2} if combine == SUM else ()),
+            flops=int(combine != PICK),
+            family="scatter",
+        ),
+    )
+
+
+def dynamic_slice(signature: Signature) -> tuple[Rule, ...]:
+    """`[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
+    return (_dynamic(signature, signature.results[0].shape, ("k", "o"), 1),)
+
+
+def dynamic_update_slice(signature: Signature) -> tuple[Rule, ...]:
+    """`[o0, v1] -> [o0, o1] pick [v1] init [o0, o1] where o1==v1+$t1`."""
+    return (_dynamic(signature, signature.operands[1].shape, ("o", "v"), 2),)
+
+
+def _dynamic(
+    signature: Signature, window: tuple[int, ...], loops: tuple[str, str], first: int
+) -> Rule:
+    """Window loops `loops[1]` inside the operand's `loops[0]`; operand `first + d` starts d."""
+    shape = signature.operands[0].shape
+    moving = {d for d, n in enumerate(shape) if n != window[d]}
+    full = [f"{loops[0]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
+    part = [f"{loops[1]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
+    extents = dict(zip(part, window, strict=True)) | dict(zip(full, shape, strict=True))
+    updates = first == 2
+    known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
+    addends = frozenset({0, 1} if updates else {0})
+    return Rule(
+        signature.primitive,
+        tuple(sorted(extents.items(), key=lambda loop: (loop[0][0] != "o", loop[0]))),
+        ((access(1, part) if updates else access(0, full),),),
+        (indices(full if updates else part),),
+        PICK,
+        access(0, full) if updates else None,
+        tuple(Guard(Index.of(full[d]), Index.of(part[d]) + f"$t{d}") for d in sorted(moving)),
+        tuple(Symbol(f"$t{d}", first + d, (), shape[d] - window[d], CLIP) for d in sorted(moving)),
+        local=frozenset(() if known else (full[d] for d in moving)),  # no zero to sum
+        linear=addends if is_number(signature.results[0].dtype) else frozenset(),
+        addends=addends if updates and is_number(signature.results[0].dtype) else frozenset(),
+        family="dynamic",
+    )
+
+
+ROWS: dict[str, Builder] = {
+    "gather": gather,
+    **dict.fromkeys(COMBINE, scatter),
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+}

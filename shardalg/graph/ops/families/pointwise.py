@@ -1,0 +1,286 @@
+"""Elementwise operators: each result element reads the operand elements at its own index.
+
+What pointwise operators and layouts make of numbers, where every compiler must agree.
+
+A place of padding that holds a known number still holds one behind an operator whose operands are
+numbers there. Only results that no rounding touches are told: a compiler may compute the others in
+more, or fewer, bits.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from shardalg.graph.ir import Signature, ValueType
+from shardalg.graph.ops.families.building import (
+    FLOATS,
+    Builder,
+    access,
+    indices,
+    is_number,
+    names,
+    scaling,
+)
+from shardalg.graph.ops.rule import Access, Rule
+
+COPIES = """
+annotate convert_element_type copy layout_constraint name optimization_barrier preduced
+reduced_vary_cast_p stop_gradient vary_unreduced_cast_p xla_metadata_value
+"""
+UNARY = """
+abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj cos cosh digamma erf
+erf_inv erfc exp exp2 expm1 floor imag integer_pow is_finite lgamma log log1p log2 logistic neg
+not one_minus_square population_count real reduce_precision round rsqrt sign sin sinh sqrt square
+tan tanh
+"""
+MANY = """
+add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt
+lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
+regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
+threefry2x32 threefry4x32 xor zeta
+"""
+ADDED = frozenset("add add_any sub complex".split())
+"""Linear in all operands together."""
+LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
+"""Operands in each of which the result is linear alone."""
+SCALING = frozenset({"mul", "div"})
+
+
+def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Access:
+    """Index of an operand that is broadcast: rank 0 has none, size 1 against n is always 0.
+
+    >>> print(operand_map(0, (6, 1), ValueType((6, 7), "float32")))
+    [d0, 0]
+    """
+    if not shape:
+        return access(operand, ())
+    pairs = zip(names("d", len(shape)), shape, result.shape, strict=True)
+    return access(operand, (0 if n == 1 and n != size else name for name, n, size in pairs))
+
+
+def pointwise(signature: Signature) -> tuple[Rule, ...]:
+    """One row for all results: `[d0, d1], [d0, d1] -> [d0, d1]`."""
+    result = signature.results[0]
+    loops = names("d", len(result.shape))
+    reads = tuple(operand_map(k, v.shape, result) for k, v in enumerate(signature.operands))
+    return (
+        Rule(
+            signature.primitive,
+            tuple(zip(loops, result.shape, strict=True)),
+            (reads,),
+            (indices(loops),) * len(signature.results),
+            **linearity(signature),
+            flops=1,
+        ),
+    )
+
+
+@lru_cache(maxsize=65536)
+def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Operands that are repeated along a size-1 dimension, with the shape that they repeat to.
+
+    >>> x, y = ValueType((4, 8), "float32"), ValueType((4, 1), "float32")
+    >>> broadcast_operands(Signature("sub", (), (x, y), (x,)))
+    ((1, (4, 8)),)
+    """
+    if ROWS.get(signature.primitive) is not pointwise:
+        return ()
+    shape = signature.results[0].shape
+    shapes = [value.shape for value in signature.operands]
+    return tuple((k, shape) for k, own in enumerate(shapes) if own and own != shape)
+
+
+def linearity(signature: Signature) -> dict[str, Any]:
+    """Operands in which the result is linear, and those of them that are added up, or scaled."""
+    primitive, dtype = signature.primitive, signature.results[0].dtype
+    truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype
+    if truncates or not is_number(dtype):
+        return {}
+    if primitive in SCALING:
+        return scaling(signature, *LINEAR[primitive])
+    if primitive in ADDED or primitive == "select_n":
+        added = frozenset(range(primitive == "select_n", len(signature.operands)))
+        return {"linear": added, "addends": added}
+    return {"linear": frozenset(LINEAR.get(primitive, ()))}
+
+
+def copies(signature: Signature) -> tuple[Rule, ...]:
+    """A row per pair of operand and result; loops of different pairs have different names."""
+    pairs = zip(signature.operands, signature.results, strict=True)
+    return tuple(_copy(signature, k, pair) for k, pair in enumerate(pairs))
+
+
+def _copy(signature: Signature, k: int, pair: tuple[ValueType, ValueType]) -> Rule:
+    source, target = pair
+    prefix = "d" if len(signature.results) == 1 else f"v{k}d"
+    loops = names(prefix, len(target.shape))
+    wider = _is_wider(source.dtype, target.dtype)
+    same = source.dtype == target.dtype and is_number(source.dtype)
+    return Rule(
+        signature.primitive,
+        tuple(zip(loops, target.shape, strict=True)),
+        ((access(k, loops),),),
+        (indices(loops),),
+        linear=frozenset({k} if same or wider else ()),
+        scaled=frozenset({k} if wider else ()),
+    )
+
+
+def _is_wider(source: str, target: str) -> bool:
+    """Whether a type has all numbers of another floating type, and more of them."""
+    if source not in FLOATS or target not in FLOATS or source == target:
+        return False
+    return all(wide >= own for wide, own in zip(FLOATS[target], FLOATS[source], strict=True))
+
+
+def bitcast(signature: Signature) -> tuple[Rule, ...]:
+    """Pointwise, not linear; of unequal widths the narrow side has a trailing whole dimension."""
+    (source,), (target,) = signature.operands, signature.results
+    rank = min(len(source.shape), len(target.shape))
+    loops = [(f"d{k}", n) for k, n in enumerate(source.shape[:rank])]
+    plain = [name for name, _ in loops]
+    extra = [("w", n) for shape in (source.shape, target.shape) for n in shape[rank:]]
+    maps = [[*plain, *("w" for _ in v.shape[rank:])] for v in (source, target)]
+    return (
+        Rule(
+            signature.primitive,
+            (*loops, *extra),
+            ((access(0, maps[0]),),),
+            (indices(maps[1]),),
+            whole=frozenset(name for name, _ in extra),
+        ),
+    )
+
+
+ROWS: dict[str, Builder] = {
+    **dict.fromkeys(COPIES.split(), copies),
+    **dict.fromkeys((UNARY + MANY).split(), pointwise),
+    "bitcast_convert_type": bitcast,
+}
+
+
+Number = int | float | bool
+INF = math.inf
+MOVES = "broadcast_in_dim reshape squeeze transpose"
+"""Layouts of one operand whose elements stay what they are."""
+SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
+ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
+"""Functions that are 0 at 0."""
+# Functions that are computed by approximation, where they are exact all the same.
+POINTS: dict[str, dict[float, float]] = {
+    **{name: {0: 0} for name in ODD.split()},
+    "cos": {0: 1},
+    "exp": {0: 1, -INF: 0},
+    "exp2": {0: 1, -INF: 0},
+    "logistic": {0: 0.5, -INF: 0, INF: 1},
+}
+PRODUCTS = ("mul", "square")
+EXACT: dict[str, Callable[..., Number]] = {
+    "abs": abs,
+    "add": operator.add,
+    "add_any": operator.add,
+    "clamp": lambda low, x, high: min(max(x, low), high),
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "max": max,
+    "min": min,
+    "mul": operator.mul,
+    "ne": operator.ne,
+    "neg": operator.neg,
+    "select_n": lambda which, *cases: cases[which],
+    "sign": lambda x: (x > 0) - (x < 0),
+    "square": lambda x: x * x,
+    "sub": operator.sub,
+}
+
+
+def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | None:
+    """The result where operands are numbers; None where it is not known, or inexact.
+
+    Args:
+      numbers: per operand that the result's elements are made of.
+
+    >>> from shardalg.graph.ir import ValueType
+    >>> x = ValueType((4,), "float32")
+    >>> at_numbers(Signature("mul", (), (x, x), (x,)), {0: 0.0, 1: 0.5})
+    0.0
+    >>> at_numbers(Signature("exp", (), (x,), (x,)), {0: 0.5}) is None
+    True
+    """
+    if signature.primitive in SAME:
+        return next(iter(numbers.values())) if len(numbers) == 1 else None
+    types = {signature.operands[k].dtype for k in numbers} | {signature.results[0].dtype}
+    if len(numbers) != len(signature.operands) or any(t.startswith("complex") for t in types):
+        return None
+    given = [numbers[k] for k in sorted(numbers)]
+    if any(map(math.isnan, given)):  # Python orders a NaN otherwise than JAX
+        return None
+    if any(is_subnormal(numbers[k], signature.operands[k].dtype) for k in numbers):
+        return None  # 0 to some compilers, to XLA's on a CPU too
+    if signature.primitive == "select_n" and given[0] not in range(len(given) - 1):
+        return None  # Python counts negative numbers from the end, and JAX leaves it open
+    dtype = signature.results[0].dtype
+    if signature.primitive == "convert_element_type":
+        return _converted(given[0], dtype)
+    if signature.primitive == "integer_pow":
+        return given[0] if given[0] in (0, 1) and signature.param("y") > 0 else None
+    if signature.primitive in POINTS:
+        return POINTS[signature.primitive].get(given[0])
+    if signature.primitive not in EXACT:
+        return None
+    result = EXACT[signature.primitive](*given)
+    underflows = signature.primitive in PRODUCTS and not result and 0 not in given
+    return None if underflows else _told(result, given, dtype)
+
+
+def is_subnormal(number: Number, dtype: str) -> bool:
+    """Whether a floating type has it with fewer bits than others.
+
+    >>> is_subnormal(1e-40, "float32"), is_subnormal(1e-40, "float64")
+    (True, False)
+    """
+    if dtype not in FLOATS or not number:
+        return False
+    _, exponent = FLOATS[dtype]
+    return abs(number) < math.ldexp(1, 2 - 2 ** (exponent - 1))
+
+
+def _told(result: Number, given: list[Number], dtype: str) -> Number | None:
+    """The result, unless a type of few bits may round it, or has no place for it."""
+    if dtype == "bool":
+        return bool(result)
+    if dtype not in FLOATS:
+        # of what is no whole number a range counts all of its own
+        return result if isinstance(result, int) and result in integers(dtype) else None
+    plain = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
+    return float(result) if result in plain else None
+
+
+def _converted(number: Number, dtype: str) -> Number | None:
+    """0, 1 and infinities are what they are in every floating type, 0 and 1 in all others."""
+    if dtype in FLOATS:
+        return float(number) if number in (0, 1, INF, -INF) else None
+    if number not in (0, 1):
+        return None
+    return bool(number) if dtype == "bool" else int(number)
+
+
+def integers(dtype: str) -> range:
+    """Numbers of an integer type; of another type none.
+
+    >>> integers("int8"), integers("float32")
+    (range(-128, 128), range(0, 0))
+    """
+    if not dtype.startswith(("int", "uint")):
+        return range(0)
+    bits = int(dtype.lstrip("uint"))
+    return (
+        range(2**bits) if dtype.startswith("uint") else range(-(2 ** (bits - 1)), 2 ** (bits - 1))
+    )

@@ -1,0 +1,203 @@
+"""What each value is to training, from the rows and the arguments' roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+from shardalg.errors import RoleError
+from shardalg.graph.ir import Graph, Signature
+from shardalg.graph.ops.loops import dim_loops
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.weights import dependencies, reachable
+
+PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
+ARGUMENT_ROLES = (PARAMETERS, OPTIMIZER_STATE, DATA)
+ACTIVATION, GRADIENT, LOSS, WEIGHT, CONSTANT, UNKNOWN = (
+    "activation", "gradient", "loss", "weight", "constant", "unknown",
+)  # fmt: skip
+
+
+def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[str, ...]:
+    """Role of every value.
+
+    An argument has the role given. A derived value is, in this order:
+    constant: it depends on no argument, or has a data dimension and depends on no data (a mask);
+    unknown: it depends on an argument whose role is not given;
+    activation: it depends on data and has a data dimension;
+    loss: it depends on data, has one element, is computed from no gradient (a loss, a metric), and
+      no activation of the forward pass is computed from it;
+    gradient: it depends on data otherwise (also an update); weight: it depends on none.
+    Data dimensions are those that loops join to a dimension of a data argument, and to none of a
+    parameter: an activation [B, S, M] shares M with the weights, and still has B and S.
+
+    Args:
+      argument_roles: one of "parameters", "optimizer_state", "data" or None for each flattened
+        argument; None for all means that every role is "unknown".
+
+    Raises:
+      RoleError: another word, or not one role per argument.
+    """
+    if argument_roles is None or not any(argument_roles):
+        return (UNKNOWN,) * len(graph.values)
+    _check(graph, argument_roles)
+    given = dict(zip(graph.arguments, argument_roles, strict=True))
+    edges = dependencies(graph)
+    tainted = reachable(edges, [v for v, role in given.items() if role == DATA])
+    unsure = reachable(edges, [v for v, role in given.items() if role is None])
+    known = reachable(edges, graph.arguments)
+    spread = _data_dimensions(graph, given)
+    found = [
+        _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
+        for i in range(len(graph.values))
+    ]
+    for value, scalar_role in _scalars(graph, found).items():
+        found[value] = scalar_role
+    for value, role in given.items():
+        found[value] = role or UNKNOWN
+    return tuple(found)
+
+
+def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
+    """Return the role of each scalar that depends on data and is computed from no gradient.
+
+    The role is "activation" if activations of the forward pass are computed from the scalar (a
+    scale for quantization), and "loss" otherwise.
+
+    Args:
+      found: the role of every value, where these scalars still have the role "gradient".
+    """
+    # An iteration's loss depends on the gradients of the iteration before it, by the carried
+    # parameters. Edges between iterations therefore do not count.
+    edges = dependencies(graph, carried=False)
+    computed = [n for n in graph.nodes if not n.bodies]
+    backward = [v for n in computed if n.phase == "backward" for v in n.results]
+    forward = [v for n in computed if n.phase == "forward" for v in n.results]
+    of_gradients = reachable(edges, backward)
+    is_needed = reachable(_reversed(edges), [v for v in forward if found[v] == ACTIVATION])
+    scalars = {
+        value.index: ACTIVATION if is_needed[value.index] else LOSS
+        for value in graph.values
+        if found[value.index] == GRADIENT
+        and prod(value.type.shape) == 1
+        and not of_gradients[value.index]
+    }
+    # A loop over microbatches stacks their losses: the stack can share a dimension with the data.
+    ties = [tie for tie in graph.region_arguments if tie.kind == "ys"]
+    stacked = {tie.target: LOSS for tie in ties if scalars.get(tie.source) == LOSS}
+    return scalars | stacked
+
+
+def _reversed(edges: list[list[int]]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for target in targets:
+            found[target].append(source)
+    return found
+
+
+def _derived(known: bool, unsure: bool, tainted: bool, spread: bool) -> str:
+    if not known or (spread and not tainted and not unsure):
+        return CONSTANT
+    if unsure:
+        return UNKNOWN
+    if not tainted:
+        return WEIGHT
+    return ACTIVATION if spread else GRADIENT
+
+
+def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
+    if len(argument_roles) != len(graph.arguments):
+        raise RoleError(
+            f"{len(argument_roles)} roles for {len(graph.arguments)} arguments "
+            f"({', '.join(graph.argument_paths[:8])}): give one role, or None, to each."
+        )
+    pairs = zip(graph.argument_paths, argument_roles, strict=True)
+    bad = [f"{path}: {role!r}" for path, role in pairs if role not in (None, *ARGUMENT_ROLES)]
+    if bad:
+        known = ", ".join(map(repr, ARGUMENT_ROLES))
+        raise RoleError(f"unknown roles {'; '.join(bad[:8])}. A role is one of {known}, or None.")
+
+
+class _Classes:
+    """Union-find over numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.parent = list(range(size))
+
+    def root(self, item: int) -> int:
+        """The representative of the class of `item`."""
+        parent = self.parent
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    def join(self, first: int, second: int) -> None:
+        """Make two classes one."""
+        a, b = self.root(first), self.root(second)
+        if a != b:
+            self.parent[b] = a
+
+
+@lru_cache(maxsize=65536)
+def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
+    """Dimensions on one loop: (position, dimension, position, dimension), operands then results.
+
+    A dimension that nests several loops counts as its major one.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    pairs = []
+    for number, rule in enumerate(rules(signature) or ()):
+        for tensor in rule.tensors:
+            result = len(signature.operands) + number + ~tensor
+            position = tensor if tensor >= 0 else result
+            for dim in range(len(rule.indices(tensor))):
+                for loop, _ in dim_loops(rule, tensor, dim)[:1]:
+                    at = first.setdefault(loop, (position, dim))
+                    pairs.append((*at, position, dim))
+    return tuple(pair for pair in pairs if pair[:2] != pair[2:])
+
+
+def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
+    """Per value, 1 if one of its dimensions is joined to the data's and not to the parameters'."""
+    base = [0]
+    for value in graph.values:
+        base.append(base[-1] + len(value.type.shape))
+    classes = _Classes(base[-1])
+    parent, known = classes.parent, dict[Signature, tuple[tuple[int, int, int, int], ...]]()
+    for node in graph.nodes:
+        pairs = known.get(node.signature)
+        if pairs is None:
+            pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
+        at = node.operands + node.results
+        for i, d, j, e in pairs:
+            # this is `classes.join`, inlined because the loop runs 100,000 times
+            one, other = parent[base[at[i]] + d], parent[base[at[j]] + e]
+            if one == other:
+                continue
+            while parent[one] != one:
+                parent[one] = one = parent[parent[one]]
+            while parent[other] != other:
+                parent[other] = other = parent[parent[other]]
+            parent[other] = one
+    for tie in graph.region_arguments:
+        rank = len(graph.values[tie.source].type.shape) - tie.source_drop
+        for d in range(rank):
+            source = base[tie.source] + tie.source_drop + d
+            classes.join(source, base[tie.target] + tie.target_drop + d)
+    return _marked(graph, given, base, classes)
+
+
+def _marked(
+    graph: Graph, given: dict[int, str | None], base: list[int], classes: _Classes
+) -> bytearray:
+    def owned(*owners: str) -> set[int]:
+        mine = [v for v, role in given.items() if role in owners]
+        return {classes.root(i) for v in mine for i in range(base[v], base[v + 1])}
+
+    spread = owned(DATA) - owned(PARAMETERS, OPTIMIZER_STATE)
+    roots = bytearray(base[-1])
+    for i, parent in enumerate(classes.parent):
+        roots[i] = parent in spread or classes.root(i) in spread
+    return bytearray([1 in roots[base[v] : base[v + 1]] for v in range(len(graph.values))])

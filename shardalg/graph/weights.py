@@ -1,0 +1,396 @@
+"""Which arguments are weights, and what the modules of arguments are called.
+
+Roles of arguments are known only where an optimizer's state says them. A weight is recognised by
+what happens to it: its gradient is a result, or an update of it is. In a function without a
+backward pass the largest tree of numbers is the weights.
+
+Dependencies between the values of a graph, direct and transitive.
+
+Words of an argument's path, and the module that they name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardalg.graph.ir import Graph, ValueType, once_per_graph
+
+
+def dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
+    """Return, per value, the values that are computed directly from it.
+
+    Values enter and leave the bodies of loops and branches by region arguments.
+
+    Args:
+      carried: whether an iteration's results reach the arguments of the next iteration.
+    """
+    edges: list[list[int]] = [[] for _ in graph.values]
+    for node in graph.nodes:
+        if node.primitive == "optimization_barrier":  # each result is its own operand
+            for value, result in zip(node.operands, node.results, strict=True):
+                edges[value].append(result)
+            continue
+        for value in node.operands if not node.bodies else ():
+            edges[value].extend(node.results)
+    for tie in graph.region_arguments:
+        if carried or tie.kind != "carry":
+            edges[tie.source].append(tie.target)
+    return edges
+
+
+def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
+    """Return, per value, 1 if it is in `start` or computed from a value of `start`, else 0.
+
+    >>> list(reachable([[1], [2], [], [2]], [1]))
+    [0, 1, 1, 0]
+    """
+    seen = bytearray(len(edges))
+    stack = list(start)
+    for value in stack:
+        seen[value] = 1
+    while stack:
+        for target in edges[stack.pop()]:
+            if not seen[target]:
+                seen[target] = 1
+                stack.append(target)
+    return seen
+
+
+WRAPPERS = frozenset({"state", "params", "variables", "weights"})
+"""Names of trees that say nothing about a module."""
+
+_STEP = re.compile(r"\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]|\[([^\]]*)\]")
+
+
+def words(path: str) -> tuple[str, tuple[str, ...]]:
+    """Return the argument's name and the words below it.
+
+    >>> words("params['layers'][3]['up']"), words("model.mlp.kernel"), words("x")
+    (('params', ('layers', '3', 'up')), ('model', ('mlp', 'kernel')), ('x', ()))
+    >>> words("p['net/~/linear']['w']")
+    ('p', ('net', 'linear', 'w'))
+    """
+    root = re.split(r"[.\[]", path, maxsplit=1)[0]
+    steps = (_step(*found) for found in _STEP.findall(path[len(root) :]))
+    parts = (part for step in steps for part in step.split("/"))
+    return root, tuple(part for part in parts if part not in ("", "~"))
+
+
+def _step(attribute: str, quoted: str, other: str) -> str:
+    if quoted:
+        return str(ast.literal_eval(quoted))
+    flat = re.fullmatch(r"<flat index (\d+)>", other)
+    return attribute or (flat[1] if flat else other)
+
+
+def unwrapped(steps: Sequence[str]) -> tuple[str, ...]:
+    """Return the words without the wrappers at the beginning.
+
+    >>> unwrapped(("params", "mlp", "up"))
+    ('mlp', 'up')
+    """
+    start = 0
+    while start < len(steps) and steps[start] in WRAPPERS:
+        start += 1
+    return tuple(steps[start:])
+
+
+def endings(steps: Sequence[str]) -> Iterable[str]:
+    """Return every ending of a path, the longest first.
+
+    >>> list(endings(("net", "mlp", "up")))
+    ['net/mlp/up', 'mlp/up', 'up']
+    """
+    return ("/".join(steps[start:]) for start in range(len(steps)))
+
+
+def numbered(steps: Sequence[str]) -> tuple[str, ...]:
+    """Return the words as frameworks write them: the position in a list joins the list's name.
+
+    >>> numbered(("layers", "3", "mlp"))
+    ('layers_3', 'mlp')
+    """
+    joined: list[str] = []
+    for step in steps:
+        if step.isdigit() and joined:
+            joined[-1] += f"_{step}"
+        else:
+            joined.append(step)
+    return tuple(joined)
+
+
+def by_ending(modules: Iterable[str]) -> dict[str, str]:
+    """Return, for every ending of a module, the shortest module that has it.
+
+    >>> by_ending(["net/layers_0/up"])["layers_0/up"]
+    'net/layers_0/up'
+    """
+    found: dict[str, str] = {}
+    for module in sorted(modules, key=lambda m: (m.count("/"), m)):
+        for ending in endings(module.split("/")):
+            found.setdefault(ending, module)
+    return found
+
+
+def common(modules: Iterable[str]) -> str:
+    """Return the longest path that all of these modules begin with.
+
+    >>> common(["layers/0/up", "layers/1/up"]), common(["head"]), common(["head", "embed"])
+    ('layers', 'head', '')
+    """
+    split = [module.split("/") for module in modules]
+    shared: list[str] = []
+    for steps in zip(*split, strict=False):
+        if len(set(steps)) > 1:
+            break
+        shared.append(steps[0])
+    return "/".join(shared)
+
+
+@dataclass(frozen=True)
+class ArgumentModules:
+    """The modules that arguments and results belong to.
+
+    Attributes:
+      weights: value of a weight to its module.
+      others: value of any other argument to its module, "" where there is none.
+      results: value of a result that is a weight's gradient or next value to the weight's module.
+      late: per value, whether it depends on a value of the backward pass.
+      given: per value, whether it depends on an argument that is no weight.
+    """
+
+    weights: Mapping[int, str]
+    others: Mapping[int, str]
+    results: Mapping[int, str]
+    late: bytearray
+    given: bytearray
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """An argument: its value, its tree's name, the words below that, its type."""
+
+    value: int
+    root: str
+    words: tuple[str, ...]
+    type: ValueType
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds numbers that have gradients."""
+        return self.type.dtype.startswith(("float", "bfloat", "complex"))
+
+
+@once_per_graph
+def argument_modules(graph: Graph) -> ArgumentModules:
+    """Return the module of every argument, and of the results that are weights' gradients.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 4), (8, 4)))
+    >>> loss = lambda p, batch: ((batch["x"] @ p["head"]) ** 2).sum()
+    >>> found = argument_modules(trace(jax.grad(loss), {"head": w}, {"x": x}))
+    >>> found.weights, found.others, set(found.results.values())
+    ({0: 'head'}, {1: 'batch'}, {'head'})
+    """
+    leaves = [
+        _Leaf(value, root, unwrapped(below), graph.values[value].type)
+        for value, path in zip(graph.arguments, graph.argument_paths, strict=True)
+        for root, below in (words(path),)
+    ]
+    edges = dependencies(graph)
+    backward = [v for node in graph.nodes if node.phase == "backward" for v in node.results]
+    late = reachable(edges, backward)
+    read = [leaf for leaf in leaves if _is_read_early(graph, edges, leaf.value)]
+    matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
+    trained = set(matched.values()) | _updated(graph, read, late)
+    roots = _roots(read, {leaf.root for leaf in read if leaf.value in trained})
+    weights = [
+        leaf
+        for leaf in read
+        if leaf.root in roots
+        and (leaf.words or leaf.value in trained)
+        and (leaf.is_float or leaf.type.shape)
+    ]
+    names = _names(weights, leaves)
+    known = by_ending({node.module for node in graph.nodes if node.module})
+    scoped = {leaf.value: _scoped(leaf.words, known) or names[leaf.value] for leaf in weights}
+    others = _others(leaves, scoped, known, {leaf.value for leaf in read})
+    return ArgumentModules(
+        scoped,
+        others,
+        {result: scoped[arg] for result, arg in matched.items() if arg in scoped},
+        late,
+        reachable(edges, others),
+    )
+
+
+def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
+    """Return whether the forward or the backward pass reads an argument."""
+    entered, seen = [value], {value}
+    while entered:
+        here = entered.pop()
+        readers = [graph.nodes[n] for n in graph.users[here]]
+        if any(node.phase != "update" and not node.bodies for node in readers):
+            return True
+        calls = {node.index for node in readers if node.bodies}
+        inner = [tie.target for tie in _entries(graph).get(here, ()) if tie.call in calls]
+        entered += [v for v in inner if v not in seen]
+        seen.update(inner)
+    return False
+
+
+@once_per_graph
+def _entries(graph: Graph) -> dict[int, list]:
+    """Return, per value, the region arguments through which it enters a body."""
+    found = defaultdict(list)
+    for tie in graph.region_arguments:
+        if tie.kind != "carry":
+            found[tie.source].append(tie)
+    return dict(found)
+
+
+def _matched(
+    graph: Graph, leaves: list[_Leaf], read: list[_Leaf], late: bytearray
+) -> dict[int, int]:
+    """Return the results that are gradients or next values of arguments: result to argument.
+
+    A result belongs to the argument whose words its own path ends with, of the same type. Several
+    such arguments (`encoder['w']`, `decoder['w']`) go by their name, else by their order if there
+    is a result for each (`argnums`).
+    """
+    by_path = dict(zip(graph.argument_paths, leaves, strict=True))
+    arguments: dict[tuple, list[_Leaf]] = defaultdict(list)
+    for leaf in read:
+        arguments[leaf.words, leaf.type].append(leaf)
+    results: dict[tuple, list[tuple[int, tuple[str, ...]]]] = defaultdict(list)
+    found: dict[int, int] = {}
+    for value, path in zip(graph.results, graph.result_paths, strict=True):
+        if path.startswith("next ") and path[5:] in by_path:
+            found[value] = by_path[path[5:]].value
+            continue
+        if not late[value]:
+            continue
+        _, below = words(path)
+        keys = ((below[start:], graph.values[value].type) for start in range(len(below) + 1))
+        key = next((key for key in keys if key in arguments and (key[0] or len(below) < 2)), None)
+        if key is not None:
+            results[key].append((value, below))
+    for key, made in results.items():
+        found |= _paired(arguments[key], made)
+    return found
+
+
+def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) -> dict[int, int]:
+    found = {}
+    for value, below in results:
+        named = [leaf for leaf in arguments if leaf.root in below]
+        if len(named) == 1:
+            found[value] = named[0].value
+    if found:
+        return found
+    if len(arguments) == 1:
+        return {value: arguments[0].value for value, _ in results}
+    if len(arguments) == len(results):
+        return {value: leaf.value for (value, _), leaf in zip(results, arguments, strict=True)}
+    return {}
+
+
+def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
+    """Return the arguments that an update joins with a value of the backward pass."""
+    types = {leaf.value: leaf.type for leaf in read}
+    found = set()
+    for node in graph.nodes:
+        if node.phase != "update" or node.bodies or not any(late[v] for v in node.operands):
+            continue
+        made = {graph.values[v].type.shape for v in node.results}
+        found |= {v for v in node.operands if v in types and types[v].shape in made}
+    return found
+
+
+def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
+    """Return the names of the trees that hold weights.
+
+    Beside those that are trained, a tree with at least half as many leaves as the largest one is
+    taken for weights (frozen ones, or the weights of a function without a backward pass).
+    """
+    sizes = Counter(leaf.root for leaf in read if leaf.words and leaf.is_float)
+    most = max(sizes.values(), default=0)
+    least = max(3, most / 2) if trained else most / 2
+    return trained | {root for root, size in sizes.items() if size >= least}
+
+
+def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
+    """Return the module of every weight: its words without the last, and without the tree's name.
+
+    The tree's name stays where a list is the tree, and where two trees have a module of one name.
+    """
+    siblings: dict[tuple, list[int]] = defaultdict(list)
+    for leaf in leaves:
+        siblings[leaf.root, leaf.words[:-1]].append(len(leaf.type.shape))
+    short = {
+        leaf.value: _module_words(leaf, siblings[leaf.root, leaf.words[:-1]]) for leaf in weights
+    }
+    roots: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for leaf in weights:
+        roots[short[leaf.value]].add(leaf.root)
+    shared = {root for found in roots.values() if len(found) > 1 for root in found}
+    return {
+        leaf.value: "/".join(
+            (leaf.root, *short[leaf.value])
+            if leaf.root in shared or "".join(short[leaf.value][:1]).isdigit() or not leaf.words
+            else short[leaf.value]
+        )
+        for leaf in weights
+    }
+
+
+def _module_words(leaf: _Leaf, ranks: list[int]) -> tuple[str, ...]:
+    """Return a weight's words without the one that names it inside its module.
+
+    A weight that has no module of its own is one (`p['head']`), as are the arrays of a list whose
+    ranks are equal; a pair of a matrix and a vector is one module.
+    """
+    if len(leaf.words) < 2:
+        return leaf.words
+    is_list = leaf.words[-1].isdigit() and len(ranks) > 1 and len(set(ranks)) == 1
+    return leaf.words if is_list else leaf.words[:-1]
+
+
+def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:
+    """Return the module in the user's scopes whose name ends as the path does, or ""."""
+    owner = numbered(steps)[:-1]
+    return next((known[ending] for ending in endings(owner) if ending in known), "")
+
+
+def _others(
+    leaves: list[_Leaf], modules: Mapping[int, str], known: Mapping[str, str], read: set[int]
+) -> dict[int, str]:
+    """Return the modules of arguments that are no weights.
+
+    An optimizer's moments have the path of the weight at the end of their own. Any other argument
+    is named after its tree, as `batch` of `batch['tokens']`.
+    """
+    weights = [leaf for leaf in leaves if leaf.value in modules]
+    whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}
+    inner = {"/".join(leaf.words[:-1]): modules[leaf.value] for leaf in weights if leaf.words[1:]}
+    found = {}
+    for leaf in leaves:
+        if leaf.value in modules:
+            continue
+        # What the forward pass reads is data: `batch['w']` is no moment of `params['w']`.
+        state = () if leaf.value in read else leaf.words
+        of_weight = (whole[e] for e in endings(state) if e in whole)
+        of_module = (inner[e] for e in endings(leaf.words[:-1]) if e in inner)
+        own = unwrapped((leaf.root, *leaf.words)[:-1]) if leaf.words else ()
+        found[leaf.value] = (
+            next(of_weight, "")
+            or next(of_module, "")
+            or _scoped((leaf.root, *leaf.words), known)
+            or "/".join(own)
+        )
+    return found

@@ -1,0 +1,75 @@
+"""`shardalg calibrate`: measured hardware that every command takes by name.
+
+This machine's, or that of measurements which were saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from shardalg.costs.hardware import Hardware, check_own_name, keep, load
+from shardalg.plan.commands.messages import add_json, print_json
+
+HELP = "a hardware file of your own, for --hardware NAME: this machine, or saved measurements"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    option = parser.add_argument
+    option(
+        "measurements", nargs="*", metavar="FILE.json",
+        help="what measurement.save wrote, to be fitted (default: measure this machine)",
+    )  # fmt: skip
+    option("--name", default="this_machine", help="of the hardware; default %(default)s")
+    option(
+        "--devices", type=int, default=8, metavar="N",
+        help="CPU devices that work at once, as many as plans are to run on; default %(default)s",
+    )  # fmt: skip
+    option("--quick", action="store_true", help="five probes of a second instead of programs")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure or read, write and show; returns the exit status."""
+    check_own_name(options.name)
+    found = _fitted(options) if options.measurements else _measured(options)
+    path = keep(found, options.name)
+    if options.json:
+        print_json(_data(load(options.name), options, str(path)))
+    else:
+        shown = load(options.name).table()
+        print(shown, f"written to {path}; use it as --hardware {options.name}")
+    return 0
+
+
+def _data(hardware: Hardware, options: argparse.Namespace, path: str) -> dict[str, Any]:
+    """Return the figures as plain data; the name of a figure has its unit."""
+    used = [row for row in hardware.table() if row["used"]]
+    origin = ", ".join(options.measurements) or "this machine, measured now"
+    return {
+        "hardware": options.name,
+        "machine": f"{hardware.name} ({origin})",
+        "devices": None if options.measurements else options.devices,
+        "file": path,
+        "capacity_bytes": int(hardware.hbm_bytes),
+        "figures": {row["figure"]: float(row["value"]) for row in used},
+        "sources": {row["figure"]: row["source"] for row in used},
+    }
+
+
+def _measured(options: argparse.Namespace) -> Hardware:
+    from shardalg.lower.axes import host_devices
+    from shardalg.models.measured.this_machine import measure_hardware
+
+    devices = host_devices(options.devices)
+    return measure_hardware(devices, quick=options.quick, say=lambda x: print(x, file=sys.stderr))
+
+
+def _fitted(options: argparse.Namespace) -> Hardware:
+    from shardalg.models.measured.saved_measurements import from_saved
+
+    found = from_saved(options.measurements)
+    print(found, file=sys.stderr if options.json else sys.stdout)
+    return found.hardware

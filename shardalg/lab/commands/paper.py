@@ -1,0 +1,49 @@
+"""`shardalg paper`: what the paper measured, beside what our models predict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from shardalg.files import check_place, write_whole
+from shardalg.plan.commands.messages import add_json, print_json
+
+HELP = "the paper's 39 measured columns beside what is predicted of them, with errors and goals"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    option = parser.add_argument
+    option("--table", type=int, metavar="N", help="one table of the paper, 2 to 8 (default: all)")
+    option("--column", metavar="ID", help="one column, such as dense-bench.c1")
+    add_json(parser)
+    option(
+        "--figure",
+        type=Path,
+        metavar="FILE.png",
+        help="draw step times, predicted against measured, with those of other chips",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the comparison; the exit status is 0 whatever the errors are."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if options.figure is not None:  # no comparison for nothing
+        check_place(options.figure)
+    # jax is loaded with these, so a wrong option does not wait for it.
+    from shardalg.lab.evaluation.published import chosen
+
+    columns = chosen(options.table, options.column)
+    from shardalg.lab.evaluation.comparison import compare, records, text
+
+    values = compare(columns)
+    if options.json:
+        print_json(records(values))
+    else:
+        print(text(values))
+    if options.figure is not None:
+        from shardalg.lab.evaluation.predicted_figure import figure_of
+
+        write_whole(options.figure, figure_of(values))
+    return 0

@@ -1,0 +1,185 @@
+"""What users of XLA's partitioner ask about, as small functions with the annotations they gave.
+
+Each comes from a public issue, reduced to what shows it, and has a remedy: an annotation at a site,
+or the same function written otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.graph.annotate import annotate, mesh_split
+from shardalg.planner.propagate.strategy import Strategy
+
+Array = jax.Array
+EIGHT, GRID = Mesh({"data": 8}), Mesh({"x": 4, "y": 2})
+
+
+@dataclass(frozen=True, eq=False)
+class Complaint:
+    """A function that XLA partitions otherwise than its user expected.
+
+    Attributes:
+      issue: where it was asked; question: in short.
+      shapes: of the arguments, float32 each.
+      sites: layouts of sites that remedy it; instead: a function that does.
+    """
+
+    issue: str
+    question: str
+    function: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    strategy: Strategy
+    sites: Mapping[str, P] = field(default_factory=dict)
+    instead: Callable[..., Any] | None = None
+
+    @property
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types."""
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
+
+    @property
+    def has_remedy(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self.sites) or self.instead is not None
+
+    @property
+    def remedied(self) -> Complaint:
+        """The same with its remedy."""
+        strategy = replace(self.strategy, sites=dict(self.sites))
+        return replace(self, function=self.instead or self.function, strategy=strategy)
+
+
+def add_apart(a: Array, b: Array, c: Array) -> Array:
+    """A sum made in one layout and used in another; the site stands between the two."""
+    total = annotate(a + b, "on the way")
+    return mesh_split(total, GRID, [-1, (0, 1), -1]) + c
+
+
+def convolve(x: Array, w: Array, *, groups: int) -> Array:
+    """A convolution of images; each group of features by itself."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
+    )
+
+
+def convolve_apart(x: Array, w: Array, *, groups: int) -> Array:
+    """The same as one convolution per group."""
+    pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(w, groups, axis=-1), strict=True)
+    return jnp.concatenate([convolve(*pair, groups=1) for pair in pairs], axis=-1)
+
+
+def microbatches(x: Array) -> Array:
+    """The first half of the batch, then the second."""
+    return lax.map(jnp.tanh, x.reshape(2, -1, x.shape[-1]))
+
+
+def microbatches_interleaved(x: Array) -> Array:
+    """The even rows of the batch, then the odd ones: every device has some of both."""
+    return lax.map(jnp.tanh, jnp.moveaxis(x.reshape(-1, 2, x.shape[-1]), 1, 0))
+
+
+def update_rows(x: Array, rows: Array) -> Array:
+    """The first rows replaced, by a slice."""
+    return x.at[: rows.shape[0]].set(rows)
+
+
+def update_numbered_rows(x: Array, rows: Array) -> Array:
+    """The same, by the numbers of the rows."""
+    return x.at[jnp.arange(rows.shape[0])].set(rows)
+
+
+def quadruple(x: Array) -> Array:
+    """A value between others, whose size 8 does not divide."""
+    return mesh_split(x + x, EIGHT, [0, -1]) * 2
+
+
+def quadruple_padded(x: Array) -> Array:
+    """The same with rows of zeros, up to a multiple of 8."""
+    return quadruple(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
+
+
+def shuffle(x: Array, order: Array) -> Array:
+    """Each row in an order of its own."""
+    return jnp.take_along_axis(x, jnp.argsort(order, axis=1), axis=1)
+
+
+def roll(x: Array) -> Array:
+    """Every element one place on."""
+    return jnp.roll(x, 1)
+
+
+_ROWS, _SLAB, _PILLARS = P("data"), P(None, ("x", "y"), None), P("y", None, "x")
+COMPLAINTS: Mapping[str, Complaint] = {
+    "two layouts of a sum": Complaint(
+        "openxla/xla#15207, jax-ml/jax#21562",
+        "Both layouts are mine: why is the whole tensor replicated between them?",
+        add_apart,
+        ((256, 256, 256),) * 3,
+        Strategy(GRID, (_PILLARS, _PILLARS, _SLAB), _SLAB),
+        sites={"on the way": P("y", "x", None)},
+    ),
+    "a grouped convolution": Complaint(
+        "openxla/xla#47945",
+        "The batch is sharded, and no feature is: why is the batch gathered?",
+        partial(convolve, groups=4),
+        ((16, 32, 32, 16), (3, 3, 4, 16)),
+        Strategy(EIGHT, (_ROWS, P()), _ROWS),
+        instead=partial(convolve_apart, groups=4),
+    ),
+    "microbatches": Complaint(
+        "openxla/xla#13306",
+        "Splitting the batch for gradient accumulation: why does it cost all-to-alls?",
+        microbatches,
+        ((64, 2048),),
+        Strategy(EIGHT, (_ROWS,)),
+        instead=microbatches_interleaved,
+    ),
+    "rows updated": Complaint(
+        "jax-ml/jax#23052",
+        "x.at[0:3].set(rows): why is all of x gathered?",
+        update_rows,
+        ((1024, 512), (3, 512)),
+        Strategy(EIGHT, (_ROWS, P()), _ROWS),
+        instead=update_numbered_rows,
+    ),
+    "17 rows over 8 devices": Complaint(
+        "jax-ml/jax#26946",
+        "I asked for a sharded value: why does a replicated one come out, without a word?",
+        quadruple,
+        ((17, 4096),),
+        Strategy(EIGHT, (P(),)),
+        instead=quadruple_padded,
+    ),
+    "rows shuffled": Complaint(
+        "jax-ml/jax#20381",
+        "Each row is shuffled by itself: what is this all-gather doing there?",
+        shuffle,
+        ((24, 4096), (24, 4096)),
+        Strategy(EIGHT, (_ROWS, _ROWS), _ROWS),
+    ),
+    "an image split by rows": Complaint(
+        "arXiv:2105.04663, section 4.3",
+        "A convolution needs its neighbours' border rows: is that all that is sent?",
+        partial(convolve, groups=1),
+        ((4, 64, 64, 16), (3, 3, 16, 16)),
+        Strategy(EIGHT, (P(None, "data"), P()), P(None, "data")),
+    ),
+    "a rotation": Complaint(
+        "jax.numpy.roll",
+        "Every element moves by one place: does each device send one element?",
+        roll,
+        ((1 << 20,),),
+        Strategy(EIGHT, (_ROWS,), _ROWS),
+    ),
+}

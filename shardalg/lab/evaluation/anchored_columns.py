@@ -1,0 +1,138 @@
+"""Tables 5 to 8, whose models the paper leaves open in part: real plans, and one anchor per table.
+
+What the paper does not state is taken from the sources that it cites, and stands here:
+- Conformer: devices are the stages alone (8 and 16), 32 taps as in arXiv:2005.08100. The raw
+  utilisation of the anchor says how many frames a sequence has: flops at 61.5e12 a second.
+- Sparse MoE: the 36 layers of GShard (arXiv:2006.16668), M = 1024, H = 8192, 16 heads of 128, to
+  which the parameter counts fit; sequences of 1024; a capacity of twice the mean, so that the
+  compute per sample is constant but for the gating. XLA made a prefix sum as a window over all
+  that came before (`tf2xla/kernels/scan_ops.cc`), one addition per place on the vector unit.
+- Hybrid MoE: 12 layers, M = 8192, D = 128, which the parameter counts determine; S as above.
+- U-Net: four levels (arXiv:1606.06650), the first of 128 channels. Images of a core are padded to
+  tiles of eight: features lie along the 128 lanes of a tile, the batch along its 8 rows (Google
+  Cloud TPU performance guide; the layout {4,0,3,2,1} of the TPU compiler).
+The seconds of one column, as measured, stand for all of this and for the chip's efficiency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.pipelines.overheads import overheads
+from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.walk import walk
+from shardalg.lab.evaluation.prediction import (
+    ANCHORS,
+    BUBBLES,
+    PEAK,
+    RECOMPUTE,
+    STEP,
+    Prediction,
+    anchored,
+    slice_of,
+)
+from shardalg.lab.evaluation.published import Column, column
+from shardalg.models.published.conformer import PIPELINED, Conformer
+from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig
+from shardalg.models.published.unet3d import SPATIAL, UNet3D
+from shardalg.plan.plan import Plan
+from shardalg.spmd.instructions import Apply
+
+FRAMES = 608
+IMAGES = 8
+"""That a core computes at least: rows of a tile."""
+VECTOR_FLOPS_PER_S = 8 * 128 * 940e6
+"""Additions on the vector unit of a core of TPU v3: 8 by 128 lanes at 940 MHz (Norrie et al., IEEE
+Micro 41, 2021)."""
+
+
+def conformer(here: Column) -> Plan:
+    """The step of a column of Table 5; in a circular one every layer of a device is a round."""
+    facts = here.facts
+    stages, batches, layers = facts["pipeline_stages"], facts["num_microbatches"], facts["L"]
+    rounds = layers // stages if facts["schedule"] == "circular" else 1
+    sizes = {letter: facts[letter] for letter in "BMHNL"}
+    schedule = Schedule(stages, batches, rounds)
+    made = Conformer(schedule, **sizes, S=FRAMES, K=32, F=80, C=32, V=1024)
+    return made.model.plan(Mesh({"L": stages}), PIPELINED)
+
+
+def sparse(here: Column) -> Plan:
+    """The step of a column of Table 6."""
+    facts = here.facts
+    capacity = 2 * 1024 // facts["E"]
+    sizes: dict[str, Any] = {
+        "S": 1024,
+        "M": 1024,
+        "H": 8192,
+        "N": 16,
+        "D": 128,
+        "V": 32000,
+        "L": 36,
+    }
+    made = MoEConfig(B=facts["B"], E=facts["E"], C=capacity, **sizes)
+    return made.model.plan(Mesh({"X": facts["devices"]}), SPARSE)
+
+
+def hybrid(here: Column) -> Plan:
+    """The step of a column of Table 7."""
+    facts = here.facts
+    sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
+    capacity = 2 * 1024 // facts["E"]
+    made = MoEConfig(**sizes, S=1024, M=8192, D=128, V=32000, L=12, C=capacity)
+    x, y = facts["mesh"]
+    return made.model.plan(Mesh({"X": x, "Y": y}), HYBRID)
+
+
+def unet(here: Column) -> Plan:
+    """The step of a column of Table 8, on as many images as the tiles of a core hold."""
+    facts = here.facts
+    x, y = facts["mesh"]
+    batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
+    made = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
+    return made.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)
+
+
+PLANS: Mapping[int, Callable[[Column], Plan]] = {5: conformer, 6: sparse, 7: hybrid, 8: unet}
+
+
+@cache
+def _planned(name: str) -> Plan:
+    here = column(name)
+    return PLANS[here.table](here)
+
+
+def _seconds(here: Column) -> float:
+    plan = _planned(here.id)
+    return float(
+        plan.cost(slice_of(plan.mesh.size), overlap="dependences").step_time_s
+    ) + prefix_sums_s(plan)
+
+
+def prefix_sums_s(plan: Plan) -> float:
+    """Seconds of the prefix sums of a plan as windows: each place adds up all before it."""
+    additions = 0.0
+    for step in walk(plan.program):
+        attributes, node = step.instruction.attributes, step.instruction.node
+        if type(attributes) is Apply and attributes.primitive == "cumsum" and node is not None:
+            along = plan.graph.nodes[node].signature.param("axis")
+            shape = plan.program.locals[step.instruction.operands[0]].shape
+            additions += step.count * math.prod(shape) * shape[along]
+    return additions / VECTOR_FLOPS_PER_S
+
+
+def predict(here: Column) -> Mapping[str, Prediction]:
+    """The step time; of a pipeline peak memory, bubbles and recomputation in per cent of it."""
+    found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
+    if BUBBLES in here.measured:
+        plan = _planned(here.id)
+        on = slice_of(plan.mesh.size)
+        spent = overheads(plan.program, plan.graph, on)
+        found[PEAK] = Prediction(int(plan.cost(on).peak_memory_bytes) / 1e9)
+        found[BUBBLES] = Prediction(100 * spent.bubbles)
+        found[RECOMPUTE] = Prediction(100 * spent.recompute)
+    return found

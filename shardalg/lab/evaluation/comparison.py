@@ -1,0 +1,120 @@
+"""The paper's tables, predicted beside measured: for people, and as plain data.
+
+Which model predicts the columns of which table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardalg.lab.evaluation import anchored_columns, pipelined_columns, two_dimensional
+from shardalg.lab.evaluation.prediction import (
+    Compared,
+    Predictor,
+    Undetermined,
+    compared,
+    summary,
+    summary_records,
+)
+from shardalg.lab.evaluation.published import Column
+from shardalg.tables import Table
+
+PREDICTORS: Mapping[int, Predictor] = {
+    2: two_dimensional.predict,
+    3: two_dimensional.predict,
+    4: pipelined_columns.predict,
+    **dict.fromkeys(anchored_columns.PLANS, anchored_columns.predict),
+}
+"""Table number to what predicts its columns; a table that is not here is not modelled yet."""
+
+
+TITLES = {
+    2: "Table 2: dense Transformer, wide layers",
+    3: "Table 3: dense Transformer, narrow layers",
+    4: "Table 4: pipelined Transformer, narrow layers",
+    5: "Table 5: pipelined Conformer",
+    6: "Table 6: sparse mixture of experts",
+    7: "Table 7: hybrid sparse and dense",
+    8: "Table 8: 3D U-Net, spatial partitioning",
+}
+LEGEND = "Each cell: predicted / measured, error; - where nothing is predicted yet."
+
+
+def compare(columns: Iterable[Column]) -> list[Compared]:
+    """Every measured value of the columns with what our models say of it."""
+    return compared(columns, PREDICTORS)
+
+
+def text(values: Sequence[Compared]) -> str:
+    """What goals come to, then the tables, then what the paper does not determine."""
+    parts = [str(summary(values)), LEGEND]
+    for number, title in TITLES.items():
+        chosen = [value for value in values if value.column.table == number]
+        if chosen:
+            unmodelled = "" if number in PREDICTORS else ": not modelled yet"
+            parts.append(f"{title}{unmodelled}\n{side_by_side(chosen)}")
+    return "\n\n".join([*parts, *open_values(values)])
+
+
+def side_by_side(values: Sequence[Compared]) -> Table:
+    """A row per column of one table, a cell per quantity."""
+    columns = {value.column.id: value.column for value in values}
+    quantities = tuple(dict.fromkeys(value.quantity for value in values))
+    found = {(value.column.id, value.quantity): value for value in values}
+    rows = (
+        (*_head(column, values), *(_cell(found[name, quantity]) for quantity in quantities))
+        for name, column in columns.items()
+    )
+    head = ("column", "parameters", "mesh", "batch", "constants")
+    return Table((*head, *quantities), tuple(rows))
+
+
+def _head(column: Column, values: Sequence[Compared]) -> tuple[Any, ...]:
+    facts = column.facts
+    return column.id, facts["param_count"], column.mesh_text, facts["B"], _constants(values, column)
+
+
+def _constants(values: Sequence[Compared], column: Column) -> str:
+    """Whether constants were fitted on the column: the most that holds of one of its values."""
+    made = {v.prediction.how for v in values if v.column == column and v.prediction}
+    return next((how for how in ("anchor", "trained", "held out") if how in made), "-")
+
+
+def _cell(value: Compared) -> str:
+    if value.prediction is None or value.error is None:
+        return f"- / {value.measured:g}"
+    unit = "%" if value.unit == "%" else "pt"
+    return f"{value.prediction.value:.4g} / {value.measured:g} {value.error:+.1f} {unit}"
+
+
+def open_values(values: Iterable[Compared]) -> Iterator[str]:
+    """What the paper does not determine, each reason with the values that it is of."""
+    reasons: dict[str, list[str]] = {}
+    for value in values:
+        if isinstance(value.goal, Undetermined):
+            place = f"{value.column.id} {value.quantity}"
+            reasons.setdefault(value.goal.reason, []).append(place)
+    if reasons:
+        yield "Not determined by the paper:\n" + "\n".join(
+            f"- {_shortened(places)}: {reason}" for reason, places in reasons.items()
+        )
+
+
+def _shortened(places: Sequence[str]) -> str:
+    """Places that differ in the column alone as one: sparse-bench c1 c2 peak_memory_GB."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        column, quantity = place.split()
+        table, number = column.split(".")
+        groups.setdefault((table, quantity), []).append(number)
+    return "; ".join(f"{table} {' '.join(n)} {name}" for (table, name), n in groups.items())
+
+
+def records(values: Sequence[Compared]) -> dict[str, Any]:
+    """Plain data: every value, and the summary."""
+    return {
+        "source": "GSPMD (arXiv:2105.04663), section 5",
+        "summary": summary_records(values),
+        "values": [value.to_json() for value in values],
+    }

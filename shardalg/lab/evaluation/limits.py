@@ -1,0 +1,175 @@
+"""What the seconds of the 2D columns are spent on, and what they would be elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.compute import contracts, shaped_flops
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology
+from shardalg.lab.evaluation.predicted_figure import BAND, COLORS, INK
+from shardalg.lab.evaluation.prediction import PEAK, STEP, Compared
+from shardalg.lab.evaluation.published import Column
+from shardalg.lab.evaluation.two_dimensional import cost, model
+from shardalg.spmd.instructions import Apply
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.plan.plan import Plan
+
+CAUSES = {
+    "matrix": "matrix products",
+    "memory": "memory of norms, softmax, update",
+    "link X": "links along X: weights",
+    "link Y": "links along Y: activations",
+    "latency": "hops",
+}
+
+
+def seconds_by_cause(columns: Iterable[Column]) -> Table:
+    """A row per column: calibrated seconds by cause, and what takes the most beside products."""
+    rows = []
+    for column in columns:
+        found = {name: cost(column).seconds_by_cause.get(name, 0.0) for name in CAUSES}
+        limit = max((name for name in CAUSES if name != "matrix"), key=lambda name: found[name])
+        rows.append((column.id, column.mesh_text, *found.values(), CAUSES[limit]))
+    named = (f"{name.replace(' ', '_').lower()}_s" for name in CAUSES)
+    return Table(("column", "mesh", *named, "limited_by"), tuple(rows))
+
+
+def stacked(columns: Sequence[Column]) -> Figure:
+    """Predicted seconds by cause, one bar per column, and what was measured as a dot."""
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(9.2, 4.2), layout="constrained")
+    panel = figure.subplots()
+    places, bottom = range(len(columns)), [0.0] * len(columns)
+    for color, (name, text) in zip(COLORS, CAUSES.items(), strict=False):
+        parts = [cost(c).seconds_by_cause.get(name, 0.0) for c in columns]
+        panel.bar(places, parts, 0.7, bottom=bottom, color=color, alpha=0.75, label=text)
+        bottom = [a + b for a, b in zip(bottom, parts, strict=True)]
+    panel.plot(places, [c.measured[STEP] for c in columns], "o", color=INK, ms=5, label="measured")
+    labels = [f"{c.facts['param_count']}\n{c.mesh_text}\n{c.facts['B']}" for c in columns]
+    panel.set_xticks(list(places), labels, fontsize=7)
+    panel.set_ylabel("seconds per step")
+    panel.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.16))
+    _plain(panel)
+    return figure
+
+
+def _plain(panel: Any) -> None:
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", color=BAND, lw=0.5)
+
+
+def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
+    """Peak bytes by column from a record of `make aot`: planned, ours compiled, XLA's twin."""
+    rows = json.loads(Path(path).read_text())["rows"]
+    found: dict[str, dict[str, float]] = {
+        row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
+        for row in rows
+    }
+    names = ("planned", "compiled", "xla")
+    return {
+        column: {name: figure[name] for name in names if figure.get(name)}
+        for column, figure in found.items()
+    }
+
+
+def beside(
+    values: Sequence[Compared], compiled: Mapping[str, Mapping[str, float]] | None = None
+) -> Figure:
+    """Step time and peak memory of each column, predicted and measured; below, what was compiled.
+
+    Args:
+      compiled: as `compiled_peaks` reads it: of shallower models, hence beside their own plans.
+    """
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(9.2, 7.4 if compiled else 5.0), layout="constrained")
+    panels = figure.subplots(3 if compiled else 2, 1)
+    for panel, (quantity, unit) in zip(panels, ((STEP, "s"), (PEAK, "GB")), strict=False):
+        chosen = [v for v in values if v.quantity == quantity and v.prediction]
+        bars = {"predicted": [v.prediction.value for v in chosen if v.prediction]}
+        bars["measured"] = [v.measured for v in chosen]
+        labels = [f"{v.column.facts['param_count']} {v.column.mesh_text}" for v in chosen]
+        _bars(panel, bars, labels)
+        panel.set_ylabel(f"{quantity.rsplit('_', 1)[0].replace('_', ' ')}, {unit}", fontsize=8)
+    if compiled:
+        names = ("planned", "compiled", "xla")
+        bars = {n: [c.get(n, math.nan) / 1e9 for c in compiled.values()] for n in names}
+        _bars(panels[2], bars, [name.replace("-bench.", " ") for name in compiled])
+        panels[2].set_ylabel("peak memory, GB,\nfour layers", fontsize=8)
+    return figure
+
+
+def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]) -> None:
+    width = 0.8 / len(bars)
+    for number, ((name, sizes), color) in enumerate(zip(bars.items(), COLORS, strict=False)):
+        places = [i + (number - (len(bars) - 1) / 2) * width for i in range(len(sizes))]
+        panel.bar(places, sizes, width * 0.92, color=color, alpha=0.8, label=name)
+    panel.set_xticks(range(len(labels)), labels, fontsize=6.5)
+    panel.set_ylim(top=1.15 * panel.get_ylim()[1])  # room for the legend
+    panel.legend(frameon=False, fontsize=7, ncols=len(bars), loc="upper right")
+    _plain(panel)
+
+
+def products(plan: Plan, chip: Hardware) -> Table:
+    """A row per matrix product of a plan: flops per byte of its operands and results on a device.
+
+    `bound_by` is what its seconds at the datasheet's rates come from.
+    """
+    rows = []
+    for instruction in plan.program.block.instructions:
+        if type(instruction.attributes) is not Apply or instruction.node is None:
+            continue
+        signature = plan.graph.nodes[instruction.node].signature
+        if not contracts(signature):
+            continue
+        held = [plan.program.locals[v] for v in (*instruction.operands, *instruction.results)]
+        flops = shaped_flops(signature, tuple([v.shape for v in held]))
+        moved = sum(v.bytes for v in held)
+        arithmetic, traffic = flops / chip.peak("bfloat16"), moved / chip.hbm_bytes_per_s
+        bound = "arithmetic" if arithmetic >= traffic else "memory"
+        shape = " x ".join(map(str, held[-1].shape))
+        rows.append((shape, instruction.phase, flops, moved, flops / moved, bound))
+    columns = ("result", "phase", "flops", "moved_bytes", "flops_per_byte", "bound_by")
+    return Table(columns, tuple(dict.fromkeys(rows)))
+
+
+def roofline(found: Table, chip: Hardware) -> Figure:
+    """Products below the roof of a chip: what their flops per byte allow, and the peak."""
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
+    panel = figure.subplots()
+    peak, speed = chip.peak("bfloat16"), chip.hbm_bytes_per_s
+    ends = [peak / speed / 16, 2 * max(found["flops_per_byte"])]
+    panel.plot([ends[0], peak / speed, ends[1]], [ends[0] * speed, peak, peak], color=INK)
+    for phase, color in (("forward", COLORS[0]), ("backward", COLORS[1])):
+        x = [row["flops_per_byte"] for row in found if row["phase"] == phase]
+        reached = [min(peak, intensity * speed) for intensity in x]
+        panel.scatter(x, reached, color=color, s=26, label=phase, zorder=3)
+    panel.set(xscale="log", yscale="log", xlabel="flops per byte", ylabel="flops per second")
+    panel.axvline(peak / speed, color=BAND, lw=1)
+    panel.legend(frameon=False, fontsize=8)
+    _plain(panel)
+    return figure
+
+
+def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
+    """The same step on other machines of as many devices: seconds, use of the peak, memory."""
+    made = model(column)
+    rows = []
+    for name in machines:
+        found = made.cost(column.mesh, name, strategy="finalized")
+        share, peak = 100 * found.flops_utilization, found.peak_memory_bytes / 1e9
+        rows.append((str(name), found.step_time_s, share, peak, bool(found.fits)))
+    names = ("machine", "step_time_s", "flops_utilization_pct", "peak_memory_gb", "fits")
+    return Table(names, tuple(rows))

@@ -1,0 +1,134 @@
+"""One figure of all predictions: seconds predicted against seconds measured, with error bands."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.calibration.constants import calibration_of
+from shardalg.costs.hardware import load
+from shardalg.lab.evaluation.prediction import ANCHOR, STEP, TRAINED, Compared
+from shardalg.models.measured.measurements import published
+from shardalg.pictures import png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT, BAND = "#22262b", "#8a9099", "#e3e6ea"
+COLORS = (
+    "#1565c0", "#c62828", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#5d4037", "#c2185b",
+    "#37474f",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*")
+BANDS = (0.05, 0.10)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration: measured, predicted, and whether constants were fitted on it."""
+
+    measured: float
+    predicted: float
+    fitted: bool = False
+
+    @property
+    def error(self) -> float:
+        """Share of the measured value, signed.
+
+        >>> Point(2.0, 2.5).error
+        0.25
+        """
+        return self.predicted / self.measured - 1
+
+
+def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
+    """The step times of the paper's columns that are predicted, by table."""
+    found: dict[str, list[Point]] = {}
+    for value in values:
+        made = value.prediction
+        if value.quantity == STEP and made is not None:
+            point = Point(value.measured, made.value, made.how in (TRAINED, ANCHOR))
+            found.setdefault(f"Table {value.column.table}", []).append(point)
+    return found
+
+
+def published_rows() -> dict[str, list[Point]]:
+    """Steps that others measured on other chips, each by constants fitted on the other rows."""
+    found: dict[str, list[Point]] = {}
+    for kind, name in (("tpu", "MaxText: TPU v4, v5e, v5p"), ("gpu", "llm-foundry: A100, H100")):
+        for row in published(kind):
+            left_out = calibration_of(load(row.chip).name).provenance["rows"][row.name]["left_out"]
+            point = Point(row.step_time_s, row.step_time_s * (1 + left_out))
+            found.setdefault(name, []).append(point)
+    return found
+
+
+def predicted_against_measured(
+    found: Mapping[str, Sequence[Point]], *, title: str = "seconds per step"
+) -> Figure:
+    """A point per configuration; shaded are errors of at most 5 and of at most 10 %.
+
+    Hollow points are those that constants were fitted on. Below stand the errors themselves, which
+    logarithmic scales hide.
+    """
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(6.4, 7.2), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1.3), sharex=True)
+    every = [p for points in found.values() for p in points]
+    low, high = (f(p.measured for p in every) for f in (min, max))
+    ends = [low / 1.25, high * 1.25]
+    for band in BANDS[::-1]:
+        edges = [[end * (1 + sign * band) for end in ends] for sign in (-1, 1)]
+        above.fill_between(ends, *edges, color=INK, alpha=0.08, lw=0)
+        below.fill_between(ends, [-100 * band] * 2, [100 * band] * 2, color=INK, alpha=0.08, lw=0)
+    above.plot(ends, ends, color=FAINT, lw=0.8)
+    below.axhline(0, color=FAINT, lw=0.8)
+    for place, (name, points) in enumerate(found.items()):
+        _draw(above, below, place, name, points)
+    above.set(xscale="log", yscale="log", ylabel=f"predicted {title}", xlim=ends)
+    below.set(xscale="log", xlabel=f"measured {title}", ylabel="error, %")
+    for panel in (above, below):
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color=BAND, lw=0.5)
+    above.legend(
+        frameon=False,
+        fontsize=8,
+        loc="upper left",
+        title=_words(every),
+        title_fontsize=8,
+        alignment="left",
+    )
+    return figure
+
+
+def figure_of(values: Iterable[Compared]) -> bytes:
+    """Step times of the paper's columns and of the published rows, as a PNG image."""
+    return png(predicted_against_measured({**step_times(values), **published_rows()}))
+
+
+def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Point]) -> None:
+    """One series in both panels."""
+    color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
+    for fitted in (False, True):
+        chosen = [p for p in points if p.fitted is fitted]
+        style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}
+        style |= {"marker": marker, "s": 30, "lw": 1.1}
+        named: dict[str, Any] = (
+            {"label": name} if chosen and (not fitted or len(chosen) == len(points)) else {}
+        )
+        measured = [p.measured for p in chosen]
+        above.scatter(measured, [p.predicted for p in chosen], **style, **named)
+        below.scatter(measured, [100 * p.error for p in chosen], **style)
+
+
+def _words(points: Sequence[Point]) -> str:
+    """What the errors come to: of the points that nothing was fitted on."""
+    errors = [abs(p.error) for p in points if not p.fitted]
+    if not errors:
+        return "hollow: constants fitted on it"
+    median, most = (f"{100 * size:.1f} %" for size in (statistics.median(errors), max(errors)))
+    return f"{len(errors)} held out: median {median}, most {most}\nhollow: constants fitted on it"

@@ -1,0 +1,288 @@
+"""A predicted value beside its measured one, and where its constants are from.
+
+How near to each measured value a prediction should come, or why the paper does not determine it.
+
+Goals are for the values of a table together: the median of the errors, and the largest of them.
+Bytes and seconds are compared in per cent of what was measured, shares in points.
+
+One measured column per table stands for what the paper does not state of its steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardalg.costs.hardware import Hardware, load
+from shardalg.costs.topology import Topology
+from shardalg.lab.evaluation.published import Column, column
+from shardalg.tables import Table
+
+PERCENT, POINTS = "%", "points"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The errors that predictions of one quantity should stay within.
+
+    Attributes:
+      median, most: of the sizes of the errors, in `unit`; None where nothing is asked of it.
+      unit: "%" of the measured value, or "points" of a share.
+
+    >>> print(Goal(5, 15), Goal(2, unit=POINTS), sep="; ")
+    median 5 %, most 15 %; median 2 points
+    """
+
+    median: float | None = None
+    most: float | None = None
+    unit: str = PERCENT
+
+    def __str__(self) -> str:
+        asked = (("median", self.median), ("most", self.most))
+        return ", ".join(f"{name} {value:g} {self.unit}" for name, value in asked if value)
+
+    def met(self, median: float, most: float) -> bool:
+        """Whether errors of that median and that largest size are within the goal."""
+        asked = ((median, self.median), (most, self.most))
+        return all(limit is None or found <= limit for found, limit in asked)
+
+
+@dataclass(frozen=True)
+class Undetermined:
+    """Why the paper says too little for a value to be predicted."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"not determined by the paper: {self.reason}"
+
+
+PEAK, STEP, UTILISATION = "peak_memory_GB", "step_time_s", "flops_util_pct"
+RAW, BUBBLES, RECOMPUTE = "raw_flops_util_pct", "bubbles_pct", "recompute_pct"
+ALL_TO_ALL = "alltoall_pct"
+UNITS = {
+    PEAK: PERCENT, STEP: PERCENT, UTILISATION: POINTS, RAW: POINTS, BUBBLES: POINTS,
+    RECOMPUTE: POINTS, ALL_TO_ALL: POINTS,
+}  # fmt: skip
+"""Every measured quantity, and what its errors are in."""
+
+_TWO_D = {PEAK: Goal(5, 15), STEP: Goal(4, 10), UTILISATION: Goal(2, unit=POINTS)}
+_SCHEDULE = {BUBBLES: Goal(most=1.5, unit=POINTS), RECOMPUTE: Goal(most=2, unit=POINTS)}
+_ANCHORED = Goal(5, 12)
+_RAW = Undetermined("which flops the profiler counts as valid is not stated")
+_NO_SIZES = "{} are not stated, so that bytes and flops are not known"
+_SPARSE, _HYBRID, _SPATIAL = (
+    Undetermined(_NO_SIZES.format(what))
+    for what in ("layers, widths and sequence length", "layers, M, D and S", "channel widths")
+)
+_ROUNDED = Undetermined("sizes are not stated, and the share is rounded to a per cent")
+GOALS: Mapping[int, Mapping[str, Goal | Undetermined]] = {
+    2: _TWO_D,
+    3: _TWO_D,
+    4: {PEAK: Goal(10), STEP: Goal(5, 10), RAW: _RAW, **_SCHEDULE},
+    5: {PEAK: Goal(10), STEP: _ANCHORED, RAW: _RAW, **_SCHEDULE},
+    6: {PEAK: _SPARSE, STEP: _ANCHORED, UTILISATION: _SPARSE, ALL_TO_ALL: _ROUNDED},
+    7: {PEAK: _HYBRID, STEP: _ANCHORED, UTILISATION: _HYBRID},
+    8: {PEAK: _SPATIAL, STEP: _ANCHORED, UTILISATION: _SPATIAL},
+}
+"""By table and quantity. Tables 5 to 8 leave sizes open: their seconds need one anchor each."""
+MISPRINTS = {
+    ("conformer-pipe-bench.c4", RECOMPUTE): Undetermined(
+        "29.9 is out of line with the other five (21.3 to 22.9), a suspected misprint of 22.9"
+    )
+}
+
+
+def goal(column: Column, quantity: str) -> Goal | Undetermined:
+    """What is asked of a prediction of one measured value.
+
+    >>> from shardalg.lab.evaluation.published import column
+    >>> print(goal(column("narrow-bench.c1"), STEP))
+    median 4 %, most 10 %
+    >>> print(goal(column("sparse-bench.c1"), ALL_TO_ALL))
+    not determined by the paper: sizes are not stated, and the share is rounded to a per cent
+    """
+    return MISPRINTS.get((column.id, quantity)) or GOALS[column.table][quantity]
+
+
+KEYS = {PERCENT: "pct", POINTS: "points"}
+"""Per unit of an error, its suffix in the keys of plain data."""
+NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one measured value.
+
+    Attributes:
+      value: in the unit of the measured one.
+      how: "no constant" was fitted for it; "trained": the value, or its column, is one that
+        constants were fitted on; "held out": fitted constants, on other columns; "anchor": the one
+        value of its table that stands for what the paper does not state.
+    """
+
+    value: float
+    how: str = NO_CONSTANT
+
+
+Predictor = Callable[[Column], Mapping[str, Prediction]]
+"""Predictions of a column by quantity; a quantity that it leaves out is not predicted."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measured value, and what is predicted of it; no prediction where nothing models it."""
+
+    column: Column
+    quantity: str
+    prediction: Prediction | None
+
+    @property
+    def measured(self) -> float:
+        """As printed in the paper."""
+        return self.column.measured[self.quantity]
+
+    @property
+    def goal(self) -> Goal | Undetermined:
+        """What is asked of the prediction, or why nothing is."""
+        return goal(self.column, self.quantity)
+
+    @property
+    def error(self) -> float | None:
+        """Predicted less measured: in per cent of the measured value, of a share in points."""
+        if self.prediction is None:
+            return None
+        difference = self.prediction.value - self.measured
+        return 100 * difference / self.measured if self.unit == PERCENT else difference
+
+    @property
+    def unit(self) -> str:
+        """What `error` is in: "%" or "points"."""
+        return UNITS[self.quantity]
+
+    @property
+    def counts(self) -> bool:
+        """Whether its error is held against a goal: what was fitted to it proves nothing."""
+        fitted = self.prediction is None or self.prediction.how in (TRAINED, ANCHOR)
+        return not fitted and isinstance(self.goal, Goal)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, of numbers and texts."""
+        found = self.prediction
+        return {
+            "table": self.column.table,
+            "column": self.column.id,
+            "mesh": self.column.mesh_text,
+            "quantity": self.quantity,
+            "predicted": None if found is None else found.value,
+            "measured": self.measured,
+            "error": self.error,
+            "unit": self.unit,
+            "constants": None if found is None else found.how,
+            "goal": str(self.goal),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record with the unit of each number in its key."""
+        found = self.record()
+        del found["unit"]
+        names = {name: f"{name}_{self.quantity}" for name in ("predicted", "measured")}
+        names["error"] = f"error_{KEYS[self.unit]}"
+        return {names.get(name, name): value for name, value in found.items()}
+
+
+def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> list[Compared]:
+    """Every measured value of the columns with its prediction.
+
+    Args:
+      predictors: by table number; a table without one is not modelled.
+    """
+    found: list[Compared] = []
+    for each in columns:
+        predictor = predictors.get(each.table)
+        made = predictor(each) if predictor else {}
+        found += (Compared(each, name, made.get(name)) for name in each.measured)
+    return found
+
+
+def summary(values: Iterable[Compared]) -> Table:
+    """Per goal: how many values count, the median and the largest of their errors, whether met."""
+    names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
+    return Table(names, tuple(map(_row, summary_records(values))))
+
+
+def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a row of the summary as a table shows it."""
+    quantity, tables, count, median, most, asked, met = found.values()
+    if met is None:
+        return quantity, tables, 0, "", "", asked, "not modelled yet"
+    shown = (f"{size:.1f} {UNITS[quantity]}" for size in (median, most))
+    return quantity, tables, count, *shown, asked, "yes" if met else "NO"
+
+
+def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
+    """Return one record of plain data per goal, with units in the keys."""
+    groups: dict[tuple[str, str], list[Compared]] = {}
+    for value in values:
+        if isinstance(value.goal, Goal):
+            groups.setdefault((value.quantity, str(value.goal)), []).append(value)
+    return [_judged(quantity, group) for (quantity, _), group in groups.items()]
+
+
+def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
+    asked = group[0].goal
+    assert isinstance(asked, Goal), "groups have goals"
+    tables = ", ".join(map(str, sorted({value.column.table for value in group})))
+    errors = [abs(value.error) for value in group if value.counts and value.error is not None]
+    median, most = (statistics.median(errors), max(errors)) if errors else (None, None)
+    unit = KEYS[asked.unit]
+    return {
+        "quantity": quantity,
+        "tables": tables,
+        "num_values": len(errors),
+        f"median_error_{unit}": median,
+        f"largest_error_{unit}": most,
+        "goal": str(asked),
+        "met": None if median is None or most is None else asked.met(median, most),
+    }
+
+
+ANCHORS = {
+    4: "narrow-pipe-bench.c2",
+    5: "conformer-pipe-bench.c2",
+    6: "sparse-bench.c2",
+    7: "hybrid-bench.c2",
+    8: "unet-bench.c2",
+}
+"""Table number to the column that is taken."""
+CHIP, CORES = "tpu_v3", 2
+
+
+def slice_of(devices: int) -> Topology | Hardware:
+    """The slice of TPU v3 with so many cores, as near to a square as the vendor's are, or a core.
+
+    >>> slice_of(64), slice_of(2048)
+    (Topology(tpu_v3:4x8), Topology(tpu_v3:32x32))
+    """
+    if devices < CORES:
+        return load(CHIP)
+    chips = devices // CORES
+    short = 1 << (chips.bit_length() - 1) // 2
+    return Topology(CHIP, shape=(short, chips // short))
+
+
+def anchored(
+    here: Column, anchor: str, seconds: Callable[[Column], float], quantity: str = STEP
+) -> Prediction:
+    """What a model gives for a column, scaled so that the anchor's column is as measured.
+
+    Args:
+      anchor: id of the column; of itself the prediction is the measured value, and marked so.
+      seconds: the model, in any unit.
+    """
+    there = column(anchor)
+    if here.id == anchor:
+        return Prediction(there.measured[quantity], ANCHOR)
+    return Prediction(seconds(here) * there.measured[quantity] / seconds(there), HELD_OUT)

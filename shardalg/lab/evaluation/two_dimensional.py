@@ -1,0 +1,82 @@
+"""The 13 columns of Tables 2 and 3, predicted from real plans at the paper's sizes.
+
+The whole train step (embedding, loss, Adafactor, nothing rematerialised) is planned under the
+finalized strategy on the column's mesh, laid on the slice of TPU v3 that has so many cores. Every
+layer costs the same, so that two shallow plans give all of them, exactly (`models.deeper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.constants import calibration_of
+from shardalg.costs.cost import Cost
+from shardalg.costs.topology import Topology
+from shardalg.lab.evaluation.prediction import (
+    HELD_OUT,
+    PEAK,
+    STEP,
+    TRAINED,
+    UTILISATION,
+    Prediction,
+)
+from shardalg.lab.evaluation.published import Column
+from shardalg.models.deeper import cost_on
+from shardalg.models.dense import DenseTransformer
+from shardalg.plan.plan import Plan
+
+CHIP, CORES = "tpu_v3", 2
+_LETTERS = {
+    "layers": "L", "model_dim": "M", "hidden_dim": "H", "heads": "N", "head_dim": "D",
+    "vocab": "V", "seq": "S", "batch": "B",
+}  # fmt: skip
+
+
+def model(column: Column) -> DenseTransformer:
+    """The Transformer of a column.
+
+    >>> from shardalg.lab.evaluation.published import column
+    >>> model(column("narrow-bench.c1")).parameters
+    17310941184
+    """
+    return DenseTransformer(**{name: column.facts[letter] for name, letter in _LETTERS.items()})
+
+
+def topology(column: Column) -> Topology:
+    """The slice that the column ran on: that of as many cores, in the vendor's shape.
+
+    >>> from shardalg.lab.evaluation.published import column
+    >>> topology(column("narrow-bench.c1"))
+    Topology(tpu_v3:4x8)
+    """
+    return Topology(CHIP, chips=column.facts["devices"] // CORES)
+
+
+def trained() -> frozenset[str]:
+    """The columns that the shipped constants were fitted on."""
+    return frozenset(calibration_of(CHIP).provenance.get("rows", ()))
+
+
+@cache
+def plans(column: Column) -> Mapping[int, Plan]:
+    """Plans of a column's model with few layers, by their number."""
+    return model(column).shallow_plans(Mesh(column.mesh), "finalized")
+
+
+@cache
+def cost(column: Column) -> Cost:
+    """The calibrated cost of a column's step."""
+    return cost_on(column.facts["L"], plans(column), topology(column))
+
+
+def predict(column: Column) -> Mapping[str, Prediction]:
+    """Step time and utilisation by the shipped constants, and peak memory in the paper's GB."""
+    found = cost(column)
+    how = TRAINED if column.id in trained() else HELD_OUT
+    return {
+        PEAK: Prediction(found.peak_memory_bytes / 1e9),
+        STEP: Prediction(found.step_time_s, how),
+        UTILISATION: Prediction(100 * found.flops_utilization, how),
+    }

@@ -1,0 +1,233 @@
+"""The whole exploration: plans, drawings, runs and proofs, as one page.
+
+Lines that say what is being done, with the seconds since the start.
+
+A report on a terminal: two screens of it, and what it comes to; the files have all.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from shardalg.files import write_whole
+from shardalg.lab.explore import drawings, runs, strategies
+from shardalg.lab.explore import foreign_section as foreign
+from shardalg.lab.explore import paper_section as paper
+from shardalg.lab.explore import proofs_section as proofs
+from shardalg.lab.explore import table1_section as table1
+from shardalg.lab.explore.settings import PAPER, Settings
+from shardalg.lab.explore.strategies import NAME
+from shardalg.lab.table1 import layer_costs
+from shardalg.lower.axes import host_devices
+from shardalg.lower.three_ways import Comparison
+from shardalg.models.measured.this_machine import known_or_probed
+from shardalg.plan.plan import Plan
+from shardalg.show.html import Page, Section, tables_tex
+
+
+def _write(line: str) -> None:
+    print(line, flush=True)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Call it with what begins now.
+
+    >>> Progress(clock=lambda: 2.0, start=0.5)("planning")
+    [  1.5 s] planning
+    """
+
+    write: Callable[[str], None] = _write
+    clock: Callable[[], float] = time.perf_counter
+    start: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, what: str) -> None:
+        """Write the line."""
+        self.write(f"[{self.clock() - self.start:5.1f} s] {what}")
+
+
+WIDTH = 110
+
+
+def page_text(page: Page) -> str:
+    """Title, the tables that sections show in brief, and the conclusion.
+
+    >>> from shardalg.tables import Table
+    >>> from shardalg.show.html import Section
+    >>> few = Table(("n",), ((1,),))
+    >>> both = Section("Counted", ("Long words.", few), brief=(few,), conclusion="There is one.")
+    >>> print(page_text(Page("A report", "It leads.", (both,))))
+    A report
+    It leads.
+    <BLANKLINE>
+    Counted
+    n
+    1
+    <BLANKLINE>
+    Conclusion
+    - There is one.
+    """
+    shown = [
+        "\n".join((section.title, *map(repr, section.brief)))
+        for section in page.sections
+        if section.brief
+    ]
+    lines = [
+        textwrap.fill(section.conclusion, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        for section in page.sections
+        if section.conclusion
+    ]
+    return "\n\n".join((f"{page.title}\n{page.lead}", *shown, "\n".join(("Conclusion", *lines))))
+
+
+Say = Callable[[str], None]
+Plans = Mapping[str, Plan]
+
+
+@dataclass(frozen=True, eq=False)
+class Exploration:
+    """Plans of the settings, made when asked for; `say` hears what begins."""
+
+    settings: Settings
+    say: Say
+
+    @cached_property
+    def layers(self) -> Plans:
+        """A layer with its gradient, per strategy."""
+        self.say(f"planning a layer under {', '.join(self.settings.strategies)}")
+        return strategies.plans_of(self.settings, strategies.LAYER)
+
+    @cached_property
+    def train_settings(self) -> Settings:
+        """The settings with the layers scanned, for whole train steps."""
+        return replace(self.settings, config=replace(self.settings.config, scan=True))
+
+    @cached_property
+    def steps(self) -> Plans:
+        """The whole train step, its layers scanned, per strategy."""
+        self.say(f"planning the train step of {self.settings.config.L} scanned layers")
+        return strategies.plans_of(self.train_settings, strategies.TRAIN_STEP)
+
+    @cached_property
+    def priced(self) -> Plans:
+        """The paper's train step, its layers scanned and rematerialised, per strategy."""
+        self.say(f"planning the train step of the paper's {NAME}")
+        return strategies.plans_of(PAPER, strategies.TRAIN_STEP)
+
+    def page(self) -> Page:
+        """The report."""
+        config = self.settings.config
+        sizes = ", ".join(f"{k}={getattr(config, k)}" for k in "BSMHNDVL")
+        return Page(
+            "A Transformer, partitioned",
+            f"Sizes {sizes}; activations {config.dtype}; {self.settings.mesh!r}.",
+            tuple(self.sections()),
+        )
+
+    def sections(self) -> Iterator[Section]:
+        """The report's sections, in order."""
+        yield from self.derived()
+        yield from strategies.sections(self.layers)
+        yield strategies.memory_section(self.steps)
+        yield strategies.price_section(self.priced)
+        self.say("drawing the feed-forward layer")
+        forward = strategies.plans_of(self.settings, drawings.FEED_FORWARD)
+        yield drawings.section(self.settings, forward)
+        self.say("proving")
+        proved = proofs.section({**self.layers, "train step": self.last_step})
+        yield self.ran()
+        yield self.foreign()
+        yield proved
+
+    def derived(self) -> Iterator[Section]:
+        """The paper's Table 1 in formulas, and its first model in numbers."""
+        chosen = self.settings.strategies
+        self.say("deriving the paper's Table 1 from layers with named sizes")
+        yield from table1.sections(replace(table1.HINTS, strategies=chosen))
+        if not self.settings.quick:
+            scanned = self.priced[paper.UNROLLED.strategies[0]].cost(paper.CHIP)
+            self.say(f"planning the {paper.UNROLLED.config.L} unrolled layers of the same model")
+            yield paper.section(scanned=scanned)
+
+    @property
+    def last_step(self) -> Plan:
+        """The train step under the last strategy: the one that is run and saved."""
+        return self.steps[self.settings.strategies[-1]]
+
+    def ran(self) -> Section:
+        """The layers under each strategy, and one train step, run where they fit."""
+        settings = self.settings
+        reason = runs.why_not(settings, {**self.layers, "train step": self.last_step})
+        if reason:
+            return runs.not_run(reason)
+        self.say("measuring this machine")
+        hardware = known_or_probed(host_devices(settings.mesh.size))
+        found = list(self.run_layers())
+        if not settings.quick:
+            self.say("compiling and running the train step, ours and XLA's")
+            data = runs.sample(self.train_settings, strategies.TRAIN_STEP)
+            name = f"train step, {settings.strategies[-1]}"
+            found.append((name, self.last_step, runs.run(settings, self.last_step, data)))
+        return runs.section(settings, [runs.Run(*ran, hardware) for ran in found])
+
+    def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
+        """The layer under each strategy, run on the same numbers."""
+        self.say("running a layer on one device")
+        data = runs.sample(self.settings, strategies.LAYER)
+        for name, made in self.layers.items():
+            devices = self.settings.mesh.size
+            self.say(f"running it under {name} on {devices} CPU devices, ours and XLA's")
+            yield f"layer, {name}", made, runs.run(self.settings, made, data)
+
+    def foreign(self) -> Section:
+        """The train step from PyPI, if its packages are here."""
+        reason = foreign.why_not(self.settings)
+        if reason:
+            return foreign.left_out(reason)
+        self.say("planning and running a train step from PyPI")
+        return foreign.section(self.settings, foreign.trained(self.settings))
+
+
+def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
+    """Explore and write the files of the report; returns the page, and the paths.
+
+    Raises:
+      DeviceError: jax has started with fewer devices than the mesh needs.
+    """
+    settings, say = exploration.settings, exploration.say
+    settings.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the work
+    if settings.can_run:
+        host_devices(settings.mesh.size)
+    page = exploration.page()
+    files = page.write(settings.out)
+    plan_file, tables_file = settings.out / "plan.json", settings.out / "tables.tex"
+    exploration.last_step.save(plan_file)
+    write_whole(tables_file, tables_tex(page))
+    names = ", ".join(str(path) for path in (*files[:2], tables_file, plan_file))
+    say(f"wrote {names} and {len(files) - 2} pictures")
+    return page, (*files, tables_file, plan_file)
+
+
+def write_figures(settings: Settings, folder: Path, say: Say | None = None) -> tuple[Path, ...]:
+    """Write the pictures that need no run into `folder`; returns their paths.
+
+    They are the same on every machine, so documentation can hold them.
+    """
+    say = say or Progress()
+    exploration = Exploration(settings, say)
+    totals, *_ = strategies.sections(exploration.layers)
+    forward = strategies.plans_of(settings, drawings.FEED_FORWARD)
+    drawn = drawings.section(settings, forward)
+    curves = table1.curves(layer_costs())
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for picture in Page("", "", (totals, drawn, curves)).pictures():
+        written.append(folder / f"{picture.name}.png")
+        write_whole(written[-1], picture.png)
+        say(f"wrote {written[-1]}")
+    return tuple(written)

@@ -1,0 +1,128 @@
+"""A train step from PyPI, planned by what stands at its border alone, and run for some steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from shardalg.lab.explore.settings import Settings
+from shardalg.plan.explain.warnings.roundabout import warnings
+from shardalg.plan.plan import Plan, plan
+from shardalg.show import tables
+from shardalg.show.html import Section
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.lab.foreign import Foreign
+
+TITLE = "A train step that nobody here wrote"
+PACKAGES = ("attnax", "flax", "optax")
+MISSING = "it needs {missing}, not installed here (`make explore` installs the packages)"
+INTRODUCTION = """The Transformer of attnax (on flax) and the AdamW of optax, both unchanged:
+{sites} values inside are annotated. The plan is given the layouts and roles of the parameters, of
+the optimizer state and of the data; the {nodes} operators follow by completion. Operators that are
+gathered for want of a row send {fallback:,} of {total:,} wire bytes per step."""
+RAN = """Then it ran {steps} steps on {devices} CPU devices, its state donated from step to step,
+{kept} of its {state} arrays in the layout that they came in, beside the same step on one device.
+The losses differ by at most {error:.1e}, relatively."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The plan of the foreign step, and losses of ours and of one device; empty if not run."""
+
+    plan: Plan
+    losses: tuple[float, ...] = ()
+    expected: tuple[float, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Largest relative difference of a loss."""
+        pairs = zip(self.losses, self.expected, strict=True)
+        return max((abs(a - b) / abs(b) for a, b in pairs), default=0.0)
+
+    @property
+    def kept(self) -> tuple[bool, ...]:
+        """Per array of the state, whether a step hands it on in the layout that it came in."""
+        program, donated = self.plan.program, self.plan._traced.donated
+        given = (program.argument_shardings[leaf] for leaf in donated)
+        return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
+
+
+def missing() -> tuple[str, ...]:
+    """The packages that the step needs and that are not installed."""
+    return tuple(name for name in PACKAGES if find_spec(name) is None)
+
+
+def plan_step(settings: Settings, step: Foreign) -> Plan:
+    """The plan of the step, its state donated."""
+    from shardalg.lab.foreign import DONATED, ROLES
+
+    return plan(
+        step.step,
+        *step.arguments,
+        mesh=settings.mesh,
+        in_shardings=step.in_shardings,
+        out_shardings=step.out_shardings,
+        roles=ROLES,
+        donate_argnums=DONATED,
+    )
+
+
+def trained(settings: Settings) -> Trained:
+    """The step planned, and run where there are devices enough.
+
+    The packages are loaded here and not before: they are no dependencies of shardalg.
+    """
+    from shardalg.lab.foreign import build, train
+    from shardalg.lower.three_ways import one_device
+
+    x, y = settings.mesh.axis_names
+    step = build(axes=(x, y))
+    made = plan_step(settings, step)
+    if not settings.can_run:
+        return Trained(made)
+    runs = made.lower(), one_device(step.step)
+    ours, expected = (train(run, step.arguments, settings.steps) for run in runs)
+    return Trained(made, tuple(ours), tuple(expected))
+
+
+def why_not(settings: Settings) -> str:
+    """Why the step is left out; empty if it is not."""
+    if settings.quick:
+        return "a quick exploration has no train steps"
+    absent = missing()
+    return MISSING.format(missing=", ".join(absent)) if absent else ""
+
+
+def left_out(reason: str) -> Section:
+    """The section that says why there is none."""
+    return Section(TITLE, (f"Left out: {reason}.",))
+
+
+def section(settings: Settings, found: Trained) -> Section:
+    """The plan's collectives in sum, what fell back, and the losses."""
+    collectives = tables.strategies({"step": found.plan._collectives_table})
+    fallbacks = warnings(found.plan.program, found.plan.graph)
+    shown = ("phase", "kind", "mesh_axes", "role", "executions", "wire_bytes_per_step")
+    summed = collectives.select(*shown)
+    words = INTRODUCTION.format(
+        sites=len(found.plan.graph.sites) or "no",
+        nodes=len(found.plan.graph.nodes),
+        fallback=sum(fallbacks["wire_bytes_per_step"]),
+        total=sum(summed["wire_bytes_per_step"]),
+    )
+    if not found.losses:
+        return Section(TITLE, (words, summed))
+    kept = found.kept
+    ran = RAN.format(
+        steps=len(found.losses),
+        devices=settings.mesh.size,
+        error=found.error,
+        kept=sum(kept),
+        state=len(kept),
+    )
+    rows = enumerate(zip(found.losses, found.expected, strict=True), 1)
+    losses = Table(("step", "loss", "one_device"), tuple((n, a, b) for n, (a, b) in rows))
+    return Section(TITLE, (words, summed, ran, losses))

@@ -1,0 +1,147 @@
+"""The paper's 64B model in numbers, beside what the paper measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardalg.costs.memory import Liveness
+from shardalg.costs.step_time import Cost
+from shardalg.lab.explore.settings import PAPER, Settings
+from shardalg.lab.explore.strategies import (
+    AT_SIZE,
+    MEASURED,
+    NAME,
+    PLACE,
+    TRAIN_STEP,
+    of_measured,
+    parameters_text,
+)
+from shardalg.lab.table1 import plan_part
+from shardalg.models.transformer import WIDE_64B
+from shardalg.plan.plan import Plan
+from shardalg.show.html import Section
+from shardalg.tables import Table
+
+# Layers unrolled and nothing rematerialised, as the paper's two-dimensional configurations are.
+UNROLLED = replace(PAPER, config=WIDE_64B, strategies=("finalized",))
+CHIP = "tpu_v3"
+INTRODUCTION = """The train step of {layers} unrolled layers with a batch of {batch} on {mesh},
+under the strategy `{strategy}`, compared with the paper's {place}. The model has {parameters}.
+Nothing is fitted. Nothing is rematerialised, as in the paper. Of the forward pass only a minimum
+cut is kept, since XLA rebuilds pointwise operators for TPUs. The time has no overlap, no
+inefficiency of matrix units and rings at full speed: {share}."""
+SCANNED = """The section "{title}" prices another program of the same model: {scanned_s:.2f} s
+instead of {unrolled_s:.2f} s. It scans the layers and rematerialises them. It executes {flops:.2f}
+times the flops, because the backward pass computes the forward pass of each layer again. It holds
+{scanned_gb:.2f} GB instead of {unrolled_gb:.2f} GB."""
+ALIVE = """What one core holds at the peak, while `{op}` runs; values of one source line
+together:"""
+WIRE = "What one core sends in one step, {total:.1f} GB in all:"
+MOST_LINES = 12
+
+
+def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Section:
+    """Return memory, the values alive at the peak, wire bytes and time.
+
+    With the cost of the scanned program, a sentence says why the two step times differ.
+    """
+    made = plan_part(settings.config, settings.mesh, settings.strategies[0], TRAIN_STEP)
+    cost, config = made.cost(CHIP), settings.config
+    words = INTRODUCTION.format(
+        layers=config.L,
+        parameters=parameters_text(config),
+        place=PLACE,
+        strategy=settings.strategies[0],
+        batch=config.B,
+        mesh=repr(settings.mesh),
+        share=of_measured(cost),
+    )
+    peak = cost.memory
+    held = ALIVE.format(op=_op(made, peak))
+    sent = WIRE.format(total=float(cost.wire_bytes) / 1e9)
+    why = () if scanned is None else (_why_two_times(cost, scanned),)
+    parts = (words, *why, beside_paper(cost), by_class(peak), held, alive(peak), sent, moved(cost))
+    return Section(f"The paper's {NAME}", parts)
+
+
+def _why_two_times(unrolled: Cost, scanned: Cost) -> str:
+    """Return the reason why the scanned program takes another time than the unrolled one."""
+    return SCANNED.format(
+        title=AT_SIZE,
+        scanned_s=scanned.step_time_s,
+        unrolled_s=unrolled.step_time_s,
+        flops=float(scanned.flops / unrolled.flops),
+        scanned_gb=scanned.peak_memory_bytes / 1e9,
+        unrolled_gb=unrolled.peak_memory_bytes / 1e9,
+    )
+
+
+def _op(made: Plan, peak: Liveness) -> str:
+    at = peak.instruction
+    if at is None or at.node is None:
+        return ""
+    found = made.graph.nodes[at.node]
+    return f"{found.primitive} at {found.source} ({at.phase})"
+
+
+def beside_paper(cost: Cost) -> Table:
+    """Estimates, measurements and the relative difference."""
+    ours = {
+        "peak_memory_gb": cost.peak_memory_bytes / 1e9,
+        "step_time_s": cost.step_time_s,
+        "flops_utilization": cost.flops_utilization,
+    }
+    rows = (
+        (name, round(value, 3), MEASURED[name], f"{value / MEASURED[name] - 1:+.1%}")
+        for name, value in ours.items()
+    )
+    return Table(("quantity", "estimated", "measured", "difference"), tuple(rows))
+
+
+def by_class(peak: Liveness) -> Table:
+    """GB at the peak per class of value, the largest first."""
+    ordered = sorted(peak.by_class.items(), key=lambda pair: -pair[1])
+    rows = ((name, round(size / 1e9, 4), f"{size / peak.peak_bytes:.1%}") for name, size in ordered)
+    return Table(("memory_class", "gb", "share"), tuple(rows))
+
+
+def alive(peak: Liveness) -> Table:
+    """The values at the peak, those of one operator and source line together, the largest first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for value in peak.alive:
+        key = (value.memory_class, without_number(value.name))
+        groups.setdefault(key, []).append(value.bytes)
+    ordered = sorted(groups.items(), key=lambda group: -sum(group[1]))
+    shown = [(*key, len(sizes), round(sum(sizes) / 1e9, 4)) for key, sizes in ordered]
+    rest = shown[MOST_LINES:]
+    summed = ("", "all others", sum(row[2] for row in rest), round(sum(row[3] for row in rest), 4))
+    rows = (*shown[:MOST_LINES], *([summed] if rest else []))
+    return Table(("memory_class", "value", "arrays", "gb"), rows)
+
+
+def without_number(name: str) -> str:
+    """A value's name without what tells equal ones apart.
+
+    >>> without_number("dot_general:3@model.py:41"), without_number("params['layers'][7]['w']")
+    ('dot_general@model.py:41', "params['layers'][*]['w']")
+    """
+    unnumbered = re.sub(r"(?:#\d+$|(?<=[a-z_]):[\d.]+(?=@))", "", name)
+    return re.sub(r"\[\d+\]", "[*]", unnumbered)
+
+
+def moved(cost: Cost) -> Table:
+    """GB and seconds per step of each kind of collective, the most bytes first."""
+    sums: dict[tuple[str, str, str], list[float]] = {}
+    for item in cost.items:
+        if item.is_communication:
+            key = (item.kind, ",".join(item.axes), item.role)
+            total = sums.setdefault(key, [0, 0.0, 0.0])
+            for place, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
+                total[place] += float(amount)
+    ordered = sorted(sums.items(), key=lambda entry: -entry[1][1])
+    rows = (
+        (*key, int(count), round(sent / 1e9, 4), round(time_s, 4))
+        for key, (count, sent, time_s) in ordered
+    )
+    return Table(("kind", "mesh_axes", "role", "executions", "gb", "time_s"), tuple(rows))

@@ -1,0 +1,195 @@
+"""The strategies side by side: collectives of one layer, forward and backward.
+
+The column of the paper that the report prices: its table, its model and its measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.step_time import Cost
+from shardalg.lab.evaluation.published import PARAMETER_UNIT, column
+from shardalg.lab.explore.settings import PAPER, Settings
+from shardalg.lab.table1 import plan_part
+from shardalg.lab.table1_strategies import STRATEGIES
+from shardalg.models.transformer import Config
+from shardalg.pictures import png
+from shardalg.plan.plan import Plan
+from shardalg.show import tables
+from shardalg.show.figures import wire_bytes_bars
+from shardalg.show.html import Picture, Section
+from shardalg.tables import Table, bytes_text, seconds_text
+
+COLUMN = column("dense-bench.c1")
+PLACE = f"Table {COLUMN.table}, first column"
+NAME = f"{COLUMN.facts['param_count']} model"
+# Under the strategy `finalized`; the paper prints shares in per cent.
+MEASURED = {
+    "peak_memory_gb": COLUMN.measured["peak_memory_GB"],
+    "step_time_s": COLUMN.measured["step_time_s"],
+    "flops_utilization": round(COLUMN.measured["flops_util_pct"] / 100, 4),
+}
+
+
+def parameters_text(config: Config) -> str:
+    """Return the number of parameters, with the reason why the paper gives a smaller number.
+
+    >>> from shardalg.models.transformer import WIDE_64B
+    >>> print(parameters_text(WIDE_64B))
+    68.98 billion parameters: 68.72 billion in the layers, which the paper calls 64B because its
+    billion is 2**30, and 0.26 billion in the embedding
+    """
+    counts = config.parameter_counts()
+    layers = sum(counts.values()) - counts["embedding"]
+    rest = counts["embedding"]
+    whole, inside, outside = (number / 1e9 for number in (layers + rest, layers, rest))
+    return (
+        f"{whole:.2f} billion parameters: {inside:.2f} billion in the layers, which the paper "
+        f"calls {layers / PARAMETER_UNIT:g}B because its\nbillion is 2**30, and {outside:.2f} "
+        "billion in the embedding"
+    )
+
+
+LAYER, TRAIN_STEP = "layer_gradient", "train_step"
+SENT = tuple(f"{part}wire_bytes_per_step" for part in ("forward_", "backward_", ""))
+ANY = Hardware("any")  # memory does not depend on it
+SHOWN = ("phase", "kind", "mesh_axes", "executions", "wire_bytes", "role", "op", "source", "why")
+INTRODUCTION = """One Transformer layer (attention, feed-forward, norms, residuals) with its
+gradient, planned under each row of the paper's Table 1 (GSPMD, arXiv:2105.04663). Nothing below
+is written down per model: shardings are completed from the annotations, and every collective
+follows from them. `wire_bytes` is what one device sends in one execution, on a ring;
+`wire_bytes_per_step` is what it sends in all executions of a step."""
+
+MEMORY = """Bytes that one device holds at the peak of a whole train step, by our liveness
+analysis, by class of value."""
+
+AT_SIZE = "At the paper's size"
+PRICE = """The train step of the paper's {name} ({place}: {layers} layers, a batch of {batch},
+{mesh}), planned here and priced for {chip}: no overlap, matrix units at their peak. The model has
+{parameters}. Here the layers are scanned and rematerialised, so that every strategy can be compared
+on one chip: the backward pass computes the forward pass of each layer again. The paper's program
+rematerialises nothing. For the finalized strategy the paper measured {step_time_s} s per step,
+{peak_memory_gb} GB and {flops_utilization:.1%} of the peak flops{of_finalized}."""
+
+
+def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
+    """The same part under each strategy: traced once, planned as often as there are strategies."""
+    first, *others = settings.strategies
+    made = {first: plan_part(settings.config, settings.mesh, first, name)}
+    for other in others:
+        strategy = STRATEGIES[other](settings.mesh, settings.config, name)
+        made[other] = made[first].replan(strategy)
+    return made
+
+
+def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
+    """The totals of all strategies, then the collectives of each."""
+    found = {name: made._collectives_table for name, made in plans.items()}
+    summed = tables.strategies(found)
+    bars = Picture(
+        "wire_bytes",
+        png(wire_bytes_bars(summed)),
+        "Bytes that each device sends in one layer, by strategy, phase and kind of collective.",
+    )
+    totals = Section(
+        "Three strategies",
+        (INTRODUCTION, tables.totals(found), bars, summed),
+        brief=(_sent(found),),
+        conclusion=_least(found),
+    )
+    return (totals, *(_collectives(name, table) for name, table in found.items()))
+
+
+def _sent(found: Mapping[str, Table]) -> Table:
+    """What a layer sends under each strategy, by phase, in the units that people say."""
+    rows = (
+        (row["strategy"], row["collectives"], *(bytes_text(row[name]) for name in SENT))
+        for row in tables.totals(found)
+    )
+    return Table(("strategy", "collectives", "forward", "backward", "layer sends"), tuple(rows))
+
+
+def _least(found: Mapping[str, Table]) -> str:
+    sent = {row["strategy"]: row["wire_bytes_per_step"] for row in tables.totals(found)}
+    least = min(sent, key=lambda name: sent[name])
+    others = ", ".join(f"{n} {bytes_text(sent[n])}" for n in sent if n != least)
+    beside = f" ({others})" if others else ""
+    return (
+        f"A layer and its gradient send {bytes_text(sent[least])} a device under {least}{beside}."
+    )
+
+
+def _collectives(name: str, table: Table) -> Section:
+    return Section(f"Collectives of {name}", (table.select(*SHOWN),))
+
+
+def memory_section(plans: Mapping[str, Plan]) -> Section:
+    """Peak memory of the train step per strategy, by class of value."""
+    peaks = {name: made.cost(ANY).memory for name, made in plans.items()}
+    classes = tuple(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_class))
+    rows = (
+        (name, peak.peak_bytes, *(peak.by_class.get(kind, 0) for kind in classes))
+        for name, peak in peaks.items()
+    )
+    columns = ("strategy", "peak_bytes", *(f"{kind}_bytes" for kind in classes))
+    return Section("Memory of a train step", (MEMORY, Table(columns, tuple(rows))))
+
+
+def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
+    """What a step takes and holds on a chip, per strategy."""
+    columns = (
+        "strategy", "step_time_s", "compute_s", "communication_s", "peak_memory_gb",
+        "flops_utilization", "fits",
+    )  # fmt: skip
+    rows = tuple((name, *_price(made.cost(chip))) for name, made in plans.items())
+    table = Table(columns, rows)
+    words = _price_words(plans, chip)
+    return Section(AT_SIZE, (words, table), (table,), _priced_as(plans, chip))
+
+
+def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
+    costs = {name: made.cost(chip) for name, made in plans.items()}
+    best = min(costs, key=lambda name: (not costs[name].fits, costs[name].step_time_s))
+    cost, fit = costs[best], [name for name in costs if costs[name].fits]
+    held, took = bytes_text(cost.peak_memory_bytes), seconds_text(cost.step_time_s)
+    if not fit:
+        what = f"no strategy fits; the fastest is {best}"
+    elif len(costs) == 1:
+        what = f"{best} fits"
+    elif len(fit) == len(costs):
+        what = f"all {len(costs)} strategies fit; the fastest is {best}"
+    else:
+        what = f"{len(fit)} of {len(costs)} strategies fit ({', '.join(fit)}); of these the fastest"
+        what += f" is {best}"
+    return (
+        f"The paper's {NAME} on {chip}, layers rematerialised: {what}, {took} a step and {held} a "
+        "device."
+    )
+
+
+def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
+    config, finalized = PAPER.config, plans.get("finalized")
+    return PRICE.format(
+        name=NAME,
+        place=PLACE,
+        parameters=parameters_text(config),
+        layers=config.L,
+        batch=config.B,
+        mesh=repr(PAPER.mesh),
+        chip=chip,
+        of_finalized="" if finalized is None else f"; here {of_measured(finalized.cost(chip))}",
+        **MEASURED,
+    )
+
+
+def of_measured(cost: Cost) -> str:
+    """How a step of the paper's model is priced beside the time that the paper measured."""
+    return f"{cost.step_time_s / MEASURED['step_time_s']:.0%} of the measured time"
+
+
+def _price(cost: Cost) -> tuple[object, ...]:
+    seconds = (cost.step_time_s, cost.compute_s, cost.communication_s)
+    rounded = (round(s, 2) for s in seconds)
+    share = f"{cost.flops_utilization:.1%}"
+    return (*rounded, round(cost.peak_memory_bytes / 1e9, 2), share, "yes" if cost.fits else "no")

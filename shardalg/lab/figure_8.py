@@ -1,0 +1,55 @@
+"""GSPMD (arXiv:2105.04663), figure 8: a layer of experts alone, and of experts that are sharded."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.models.model import Layout
+from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig, experts
+from shardalg.plan.plan import Plan, plan
+from shardalg.planner.propagate.strategy import Strategy
+from shardalg.show.figures import Panel
+
+SIZES = MoEConfig(B=16, S=64, M=128, H=512, E=8, C=32, dtype="float32")
+"""No two dimensions of the layer are equal, so that a size says which one it is."""
+DRAWN = {
+    "8a: sparse, experts on X": (Mesh({"X": 8}), SPARSE),
+    "8b: hybrid, experts on X, each on Y": (Mesh({"X": 2, "Y": 4}), HYBRID),
+}
+_SITES = ("dispatched", "expert_input", "expert_hidden", "expert_output", "combined")
+
+
+def layer_plan(mesh: Mesh, layout: Layout, config: MoEConfig = SIZES) -> Plan:
+    """The forward pass of one layer of experts, behind the gating, as a whole model lays it out.
+
+    >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)
+    >>> [f"{row['kind']} {row['mesh_axes']}" for row in plan.collectives_table]
+    ['all_to_all X', 'all_gather Y', 'reduce_scatter Y', 'all_to_all X']
+    """
+    model = config.model
+    whole, types = model.strategy(mesh, layout), model.types()["layers"]["moe"]
+    specs = whole.in_shardings[0]["layers"]["moe"]  # type: ignore[index]
+    names = ("w_in", "w_out")
+    weights = {name: jax.ShapeDtypeStruct(types[name].shape[1:], "float32") for name in names}
+    laid_out = {name: PartitionSpec(*tuple(specs[name])[1:]) for name in names}
+    sizes = {letter: getattr(config, letter) for letter in "BSECM"}
+    shares, x = (
+        jax.ShapeDtypeStruct(tuple(sizes[letter] for letter in dims), "float32")
+        for dims in ("BSEC", "BSM")
+    )
+    ends = whole.sites["layer_output"]
+    given = laid_out, whole.sites["masks"], ends
+    strategy = Strategy(mesh, given, ends, {name: whole.sites[name] for name in _SITES})
+    roles = ("parameters", "data", "data")
+    return plan(partial(experts, config), weights, shares, x, strategy=strategy, roles=roles)
+
+
+def panels() -> list[Panel]:
+    """Both halves of the figure, drawn from the planned programs."""
+    letters = {getattr(SIZES, letter): letter for letter in "BSMHEC"}
+    plans = {title: layer_plan(*given) for title, given in DRAWN.items()}
+    return [Panel(t, p.program, p.graph, dim_names=letters) for t, p in plans.items()]

@@ -1,0 +1,282 @@
+"""The layers of Table 1, planned with named sizes, and what they cost.
+
+The paper's Table 1 as an output: what strategies cost, derived from their programs.
+
+Figures of formulas: what each cost is over a range of one size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import sympy
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.analyses.scaling import QUANTITIES, Scaling, scaling
+from shardalg.costs.saved_activations import saved_values
+from shardalg.costs.symbolic import Symbolised
+from shardalg.errors import StrategyError
+from shardalg.lab.table1_strategies import STRATEGIES
+from shardalg.models.training import part
+from shardalg.models.transformer import WIDE_64B, Config
+from shardalg.plan.plan import Plan, plan
+from shardalg.sizes.formula import Formula, symbol
+from shardalg.sizes.growth import Order
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from shardalg.sizes.facts import Assumed
+
+# Four columns of the table; the optimizer has none.
+COLUMNS = QUANTITIES[:4]
+Denominators = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a strategy takes, and how it scales with the mesh.
+
+    Attributes:
+      scaling: formulas.
+      orders: of each quantity, in the sizes of the mesh's axes.
+      hints: the sizes at which it was planned.
+      facts: what divides what, or does not, at the hints and in the formulas, and axes whose size
+        the formulas take to be their hint.
+    """
+
+    scaling: Scaling
+    orders: tuple[Order, ...]
+    hints: Mapping[str, int]
+    facts: tuple[Assumed, ...] = ()
+
+    def order(self, quantity: str) -> Order:
+        """The order of one quantity."""
+        return self.orders[QUANTITIES.index(quantity)]
+
+
+def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = None) -> Costs:
+    """The costs of a symbolic plan's program.
+
+    Args:
+      roles: per graph value.
+      per: a size, such as the number of layers, of which every cost is taken the coefficient.
+    """
+    saved = saved_values(symbolised.hints, symbolised.graph)
+    found = scaling(symbolised.program, symbolised.graph, roles, saved=saved)
+    return costs(found if per is None else found.per(per), [symbolised])
+
+
+def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
+    """Formulas with their orders, on the shardings of the programs that they are of."""
+    facts = tuple(dict.fromkeys(fact for made in programs for fact in made.conditions))
+    axes = programs[0].sizes.axes.values()
+    growing = {name for size in axes for name in Formula.of(size).names}
+    orders = found.orders(growing, [pair for fact in facts for pair in fact.divided])
+    hints = {name: hint for made in programs for name, hint in made.sizes.hints.items()}
+    return Costs(found, orders, hints, facts)
+
+
+def paper_order(denominators: Denominators) -> Order:
+    """An order as the paper's table has it.
+
+    >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
+    (O(1/X + 1/Y), O(1/(X*Y)), 0)
+    """
+    products = (1 / math.prod(map(symbol, axes), start=Formula.of(1)) for axes in denominators)
+    return Order(tuple(sorted(products, key=str)))
+
+
+def table(
+    found: Mapping[str, Costs], paper: Mapping[str, Sequence[Denominators]] | None = None
+) -> Table:
+    """A row per strategy and quantity: the formula, bytes on one device at the hints, the order.
+
+    Args:
+      paper: per strategy the orders that its costs are held against, in the order of `COLUMNS`;
+        without it every quantity has a row, the optimizer's too.
+    """
+    rows = []
+    for name, strategy in found.items():
+        for place, quantity in enumerate(COLUMNS if paper else QUANTITIES):
+            ours = strategy.orders[place]
+            theirs = [paper_order(paper[name][place])] if paper else []
+            against = [cell for o in theirs for cell in (big_o(o), "yes" if o == ours else "NO")]
+            priced = _priced(strategy.scaling.values()[place], strategy.hints)
+            rows.append((name, quantity, *priced, big_o(ours), *against))
+    columns = ("strategy", "quantity", "formula", "bytes", "order")
+    return Table(columns + (("paper", "equal") if paper else ()), tuple(rows))
+
+
+def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
+    """A row per strategy and quantity that is not 0: formula, and bytes at the hints."""
+    rows = (
+        (name, quantity, *_priced(value, hints))
+        for name, added in found.items()
+        for quantity, value in zip(QUANTITIES, added.values(), strict=True)
+        if value
+    )
+    return Table(("strategy", "quantity", "formula", "bytes"), tuple(rows))
+
+
+def _priced(value: Formula | int, hints: Mapping[str, int]) -> tuple[sympy.Expr, int]:
+    formula = Formula.of(value)
+    return formula.sympy(), round(formula.at(hints))
+
+
+class BigO(sympy.Function):
+    """`O(...)` as it is printed. sympy's own `Order` is of one limit, and MathML would say `o`."""
+
+    nargs = 1
+
+    def _sympystr(self, printer: Any) -> str:
+        return f"O({printer.doprint(self.args[0])})"
+
+    def _latex(self, printer: Any) -> str:
+        return rf"O\left({printer.doprint(self.args[0])}\right)"
+
+    def _mathml_presentation(self, printer: Any) -> Any:
+        def element(tag: str, *parts: Any) -> Any:
+            made = printer.dom.createElement(tag)
+            for piece in parts:
+                made.appendChild(piece)
+            return made
+
+        name, opened, closed = (
+            element(tag, printer.dom.createTextNode(text))
+            for tag, text in (("mi", "O"), ("mo", "("), ("mo", ")"))
+        )
+        return element("mrow", name, opened, printer._print(self.args[0]), closed)
+
+
+def big_o(order: Order) -> sympy.Expr:
+    """An order in sympy; 0 where nothing is spent.
+
+    >>> big_o(paper_order(("X", "XY")))
+    O(1/X + 1/(X*Y))
+    """
+    return BigO(sum(term.sympy() for term in order.terms)) if order.terms else sympy.S.Zero
+
+
+INK = "#22262b"
+COLORS = ("#c62828", "#ef6c00", "#1565c0", "#2e7d32", "#6a1b9a")
+MARKERS = ("o", "s", "^", "D", "v")
+POWERS = 2 ** np.arange(1, 9)
+
+
+def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y")) -> Figure:
+    """Bytes per device against the size of each mesh axis, the other sizes at their hints.
+
+    A column per quantity, a row per axis, a line per strategy; both scales are logarithmic, so that
+    a cost of order 1/X falls by one step per step. A line ends where the formula's conditions do.
+    """
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(3.1 * len(COLUMNS), 2.7 * len(axes) + 0.4), layout="constrained")
+    grid = figure.subplots(len(axes), len(COLUMNS), squeeze=False)
+    for row, axis in zip(grid, axes, strict=True):
+        for panel, quantity in zip(row, COLUMNS, strict=True):
+            curves = {name: sweep(costs, quantity, axis) for name, costs in found.items()}
+            _draw(panel, curves, axis)
+            panel.set_title(quantity.replace("_", " ") if axis == axes[0] else "", fontsize=10)
+        row[0].set_ylabel("bytes per device", fontsize=9)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, ncols=len(labels), loc="outside upper left", frameon=False, fontsize=9
+    )
+    return figure
+
+
+def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
+    """A cost at `POWERS` of one size, the others at their hints; NaN where a condition fails."""
+    value = Formula.of(getattr(costs.scaling, quantity))
+    swept = np.broadcast_to(value.lambdify()(**{**costs.hints, axis: POWERS}), POWERS.shape)
+    points = ({**costs.hints, axis: int(size)} for size in POWERS)
+    holds = [all(fact.holds(point) for fact in costs.facts) for point in points]
+    return np.where(holds, swept, np.nan)
+
+
+def _draw(panel: Axes, curves: Mapping[str, np.ndarray], axis: str) -> None:
+    """One quantity of all strategies; a cost of 0 has no line and is said in words."""
+    nothing = [name for name, values in curves.items() if not np.nansum(values)]
+    for place, (name, values) in enumerate(curves.items()):
+        # A wider line below a narrower one shows both where they coincide.
+        panel.plot(
+            POWERS, np.where(values > 0, values, np.nan), color=COLORS[place % len(COLORS)],
+            lw=1.2 + 1.3 * (len(curves) - place - 1), alpha=0.85, label=name,
+            marker=MARKERS[place % len(MARKERS)], ms=3.5,
+        )  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.set_xticks(POWERS, [str(n) for n in POWERS], fontsize=7)
+    panel.tick_params(axis="y", labelsize=7)
+    panel.grid(color="#e2e5e9", lw=0.6)
+    said = f"   ({', '.join(nothing)}: 0)" if nothing else ""
+    panel.set_xlabel(f"{axis}{said}", fontsize=9, color=INK)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+PARTS = ("attention_gradient", "ffn_gradient")
+# The first column of the paper's Table 2: sizes have the paper's letters, and these hints.
+SIZES = replace(WIDE_64B, scan=True)
+MESH = Mesh({"X": 8, "Y": 16}, symbolic=True)
+
+
+def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
+    """The plan of a part of the model under a strategy of Table 1.
+
+    On a symbolic mesh the model's sizes have names too.
+    """
+    chosen = part(name)
+    arguments = chosen.named_arguments if mesh.symbolic else chosen.arguments
+    return plan(
+        chosen.function(config),
+        *arguments(config),
+        strategy=STRATEGIES[strategy](mesh, config, name),
+        roles=chosen.roles(),
+        donate_argnums=chosen.donate_argnums(),
+    )
+
+
+def costs_of(made: Plan, *, per: str | None = None) -> Costs:
+    """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`.
+
+    Raises:
+      StrategyError: a plan in numbers.
+    """
+    return derive(_named(made), made._traced.roles, per=per)
+
+
+def _named(made: Plan) -> Symbolised:
+    if made._symbolised is None:
+        raise StrategyError(
+            f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
+            "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
+        )
+    return made._symbolised
+
+
+def layer_costs(
+    config: Config = SIZES, mesh: Mesh = MESH, strategies: Iterable[str] = tuple(STRATEGIES)
+) -> dict[str, Costs]:
+    """Attention and feed-forward with their gradients, together, per strategy.
+
+    Args:
+      config: the hints of the sizes. mesh: symbolic, of two axes.
+    """
+    return {
+        name: _together([plan_part(config, mesh, name, part) for part in PARTS])
+        for name in strategies
+    }
+
+
+def _together(plans: list[Plan]) -> Costs:
+    programs = [_named(made) for made in plans]
+    first, second = (costs_of(made).scaling for made in plans)
+    return costs(first + second, programs)

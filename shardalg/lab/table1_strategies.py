@@ -1,0 +1,189 @@
+"""The three 2D strategies of the paper's Table 1, on any mesh of two axes (X, Y).
+
+Each strategy annotates seven tensors of a layer: the weights W_Q, W_K, W_V (one annotation),
+W_O, W_in and W_out, and the activations BSND (q, k and v), BSH and BSM (the layer's output).
+Weights come in through the shardings of the arguments, activations through sites.
+Source: GSPMD, arXiv:2105.04663, Table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.models import training
+from shardalg.models.transformer import Config
+from shardalg.planner.propagate.strategy import Strategy
+
+Dims = tuple[str | None, ...]
+_PROJECTION = ("X", "Y", None)
+# The embedding is no column of Table 1: the vocabulary goes with Y, as H does in W_out.
+WEIGHTS: Mapping[str, Dims] = {
+    "w_q": _PROJECTION,
+    "w_k": _PROJECTION,
+    "w_v": _PROJECTION,
+    "w_o": ("Y", None, "X"),
+    "w_in": ("X", "Y"),
+    "w_out": ("Y", "X"),
+    "embedding": ("Y", "X"),
+}
+
+
+@dataclass(frozen=True)
+class Activations:
+    """One row of Table 1: where the axes X and Y lie on the activations.
+
+    The logits (B, S, V) are sharded as BSH, tokens (B, S) as the B and S of BSM.
+    """
+
+    name: str
+    bsm: Dims
+    bsnd: Dims
+    bsh: Dims
+
+    def sites(self) -> dict[str, Dims]:
+        """What is sharded how, by the names of the sites in the model."""
+        layer = {"attention_heads": self.bsnd, "ffn_hidden": self.bsh, "layer_output": self.bsm}
+        return {**layer, "embedded": self.bsm, "logits": self.bsh}
+
+
+ATTEMPT_1 = Activations("attempt 1", (None, None, "X"), (None, None, "Y", None), (None, None, "Y"))
+ATTEMPT_2 = Activations("attempt 2", ("X", None, None), ("X", None, "Y", None), ("X", None, "Y"))
+FINALIZED = Activations("finalized", ("X", None, "Y"), ("X", None, "Y", None), ("X", None, "Y"))
+# What the table says that each row costs: weight memory, activation memory, weight communication,
+# activation communication, each a sum of 1/(product of axes).
+ORDERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "attempt 1": (("XY",), ("X", "Y"), (), ("X", "Y")),
+    "attempt 2": (("XY",), ("X",), ("Y",), ("X",)),
+    "finalized": (("XY",), ("XY",), ("Y",), ("X",)),
+}
+LAYER_SITES = ("attention_heads", "ffn_hidden", "layer_output")
+_SITES_OF = {
+    "ffn": ("ffn_hidden",),
+    "attention": ("attention_heads",),
+    "layer": LAYER_SITES,
+    "train_step": (*LAYER_SITES, "embedded", "logits"),
+}
+
+
+def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
+    spec = _speller(mesh)
+    chosen = training.part(part)
+    arguments: tuple[Any, ...]
+    results: Any
+    weights = jax.tree.map(spec, _weight_dims(config, chosen), is_leaf=_is_dims)
+    if chosen.forward is None:
+        state = _state_specs(config, spec)
+        tokens = spec(row.bsm[:2])
+        arguments, results = (weights, state, tokens, tokens), (weights, state, spec(()))
+    else:
+        x = spec(row.bsm)
+        forward, gradient = ((weights, x), x), ((weights, x, x), (x, weights, x))
+        arguments, results = gradient if chosen.gradient else forward
+    names = _SITES_OF[part.removesuffix("_gradient")]
+    sites = {name: spec(row.sites()[name]) for name in names}
+    return Strategy(mesh, in_shardings=arguments, out_shardings=results, sites=sites)
+
+
+def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
+    """H and N along Y, M along X, of weights and activations alike: all-reduce, no resharding.
+
+    >>> strategy = attempt_1(Mesh({"X": 2, "Y": 4}), Config(), "ffn")
+    >>> strategy.in_shardings[1] == PartitionSpec(None, None, "X")
+    True
+    """
+    return _strategy(ATTEMPT_1, mesh, config, part)
+
+
+def attempt_2(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
+    """Weights as in attempt 1, activations' batch along X: weights are gathered along X."""
+    return _strategy(ATTEMPT_2, mesh, config, part)
+
+
+def finalized(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
+    """As attempt 2, with the M of BSM along Y: all that lives long is sharded over all devices."""
+    return _strategy(FINALIZED, mesh, config, part)
+
+
+STRATEGIES: Mapping[str, Callable[..., Strategy]] = {
+    "attempt 1": attempt_1,
+    "attempt 2": attempt_2,
+    "finalized": finalized,
+}
+
+
+def count_annotations(config: Config, strategy: Strategy) -> int:
+    """Annotated tensors of a layer in a strategy of the train step; q, k, v that agree are one.
+
+    >>> count_annotations(Config(), finalized(Mesh({"X": 2, "Y": 4}), Config()))
+    7
+    """
+    arguments: Any = strategy.in_shardings
+    layers = arguments[0]["layers"]
+    weights = layers if config.scan else layers[0]
+    given = {name: spec for name, spec in weights.items() if spec is not None}
+    shared = {given.pop(name) for name in ("w_q", "w_k", "w_v") if name in given}
+    return len(given) + len(shared) + sum(name in LAYER_SITES for name in dict(strategy.sites))
+
+
+def tensors_per_layer(config: Config) -> int:
+    """Tensors that one more layer adds to the XLA graph of the train step, before any compilation.
+
+    What the paper counts its annotations against: 7 per layer are 0.7 % (section 5.1).
+    """
+    step = training.part("train_step")
+
+    def tensors(layers: int) -> int:
+        sized = replace(config, L=layers, scan=False)
+        lowered = jax.jit(step.function(sized)).lower(*step.arguments(sized))
+        program: Any = lowered.compiler_ir("hlo")
+        return program.as_hlo_text().count(" = ")
+
+    return tensors(2) - tensors(1)
+
+
+def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
+    """How X and Y are called on this mesh: its first and its second axis."""
+    if len(mesh.axis_names) != 2:
+        raise StrategyError(
+            f"the strategies of Table 1 need a mesh of two axes (X, Y), got {mesh!r}."
+        )
+    names = dict(zip("XY", mesh.axis_names, strict=True))
+    return partial(_spell, names)
+
+
+def _spell(names: Mapping[str, str], dims: Dims) -> PartitionSpec:
+    return PartitionSpec(*(axis and names.get(axis) for axis in dims))
+
+
+def _is_dims(tree: Any) -> bool:
+    """Whether `tree` is a tuple of axis names, not a tuple of layers."""
+    return isinstance(tree, tuple) and not any(isinstance(entry, dict) for entry in tree)
+
+
+def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
+    """Axes of the part's weights, in the tree of its first argument."""
+    if part.forward is not None:
+        return {name: WEIGHTS[name] for name in part.weights}
+    layer = {name: WEIGHTS[name] for name in config.weight_shapes()}
+    stacked = {name: (None, *dims) for name, dims in layer.items()}
+    layers = stacked if config.scan else (layer,) * config.L
+    return {"embedding": WEIGHTS["embedding"], "layers": layers}
+
+
+def _state_specs(config: Config, spec: Callable[[Dims], PartitionSpec]) -> dict[str, Any]:
+    """Adafactor's moments on the axes of the dimensions that each keeps of its weight."""
+
+    def moments(factors: Any, dims: Dims) -> dict[str, PartitionSpec]:
+        row, column = factors.split(dims)
+        return {"row": spec(row), "column": spec(column)}
+
+    dims = _weight_dims(config, training.part("train_step"))
+    return {"step": spec(()), "moments": jax.tree.map(moments, training.factoring(config), dims)}

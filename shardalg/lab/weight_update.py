@@ -1,0 +1,195 @@
+"""Weight-update sharding as annotations: the levels of ZeRO on a data-parallel train step.
+
+The batch is split over the one axis of the mesh, and the model is the Transformer as it is. A level
+says what else is annotated with that axis, always on the leading dimension, which it should divide:
+    0  nothing: weights, gradients and optimizer state are whole on every device
+    1  the optimizer state                      2  and the gradients (site "gradients")
+    3  and the weights
+Completion and the partitioner do the rest: gradients are reduce-scattered, the update runs on one
+block per device, and the new weights are gathered (arXiv:2004.13336); from level 3 on the weights
+stay split and are gathered where they are used (arXiv:1910.02054, sections 5 and 6).
+
+What a train step sends and holds, one row per plan: for the levels of weight-update sharding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.graph.annotate import annotate
+from shardalg.models import training, transformer
+from shardalg.models.training import Optimizer
+from shardalg.models.transformer import Config
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.strategy import Strategy
+from shardalg.tables import Table, bytes_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.plan.plan import Plan
+
+Array = jax.Array
+LEVELS: Mapping[int, str] = {
+    0: "nothing",
+    1: "the optimizer state",
+    2: "and the gradients",
+    3: "and the weights",
+}
+OPTIMIZERS = {name: training.OPTIMIZERS[name] for name in ("adam", "adafactor")}
+ROLES = ("parameters", "optimizer_state", "data", "data")
+DONATED = (0, 1)
+
+
+class Setting(NamedTuple):
+    """What is trained, and how."""
+
+    config: Config
+    optimizer: Optimizer
+
+
+def train_step(
+    setting: Setting, params: Any, state: Any, tokens: Array, targets: Array
+) -> tuple[Any, Any, Array]:
+    """One step of training: (parameters, optimizer state, loss before the step)."""
+    config, optimizer = setting
+    loss, grads = jax.value_and_grad(partial(transformer.loss, config))(params, tokens, targets)
+    grads = jax.tree.map(lambda gradient: annotate(gradient, "gradients"), grads)
+    return *optimizer.apply(config, params, grads, state), loss
+
+
+def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
+    """The train step of `(params, state, tokens, targets)`.
+
+    Raises:
+      StrategyError: no optimizer of that name; layers that are scanned, whose stacked weights lead
+        with the number of layers.
+    """
+    return partial(train_step, Setting(config, _chosen(config, optimizer)))
+
+
+def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
+    """Shapes and types of the step's arguments."""
+    init = partial(_chosen(config, optimizer).init, config)
+    params = transformer.param_types(config)
+    tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
+    return params, jax.eval_shape(init, params), tokens, tokens
+
+
+def random_arguments(config: Config, optimizer: str = "adam", seed: int = 0) -> tuple[Any, ...]:
+    """Arguments with numbers in them, the same for the same seed."""
+    params = transformer.init_params(config, seed)
+    ids = np.random.default_rng((seed, 1)).integers(0, config.V, (2, config.B, config.S), np.int32)
+    return params, _chosen(config, optimizer).init(config, params), *map(jnp.asarray, ids)
+
+
+def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") -> Strategy:
+    """The annotations of a level, on the one axis of the mesh.
+
+    >>> strategy(2, Mesh({"X": 8}), Config()).sites["gradients"] == PartitionSpec("X")
+    True
+
+    Raises:
+      StrategyError: no such level, or a mesh of several axes.
+    """
+    if level not in LEVELS or len(mesh.axis_names) != 1:
+        raise StrategyError(
+            f"weight-update sharding has the levels {list(LEVELS)} on a mesh of one axis, got "
+            f"level {level!r} on {mesh!r}. The axis splits the batch; give the mesh that one alone."
+        )
+    split, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+
+    def laid(tree: Any, is_split: bool) -> Any:
+        return jax.tree.map(lambda leaf: split if is_split and leaf.shape else whole, tree)
+
+    params, state, *_ = arguments(config, optimizer)
+    params, state = laid(params, level >= 3), laid(state, level >= 1)
+    sites = {"gradients": split} if level >= 2 else {}
+    return Strategy(mesh, (params, state, split, split), (params, state, whole), sites)
+
+
+def _chosen(config: Config, optimizer: str) -> Optimizer:
+    if optimizer not in OPTIMIZERS or config.scan:
+        raise StrategyError(
+            f"no train step with optimizer {optimizer!r} and scan={config.scan}: the optimizers "
+            f"are {list(OPTIMIZERS)}, and layers stand one after the other (scan=False)."
+        )
+    return OPTIMIZERS[optimizer]
+
+
+SENT = ("all_reduce", "reduce_scatter", "all_gather")
+HELD = ("parameters", "optimizer_state", "gradients")
+COLUMNS = (
+    "level", *(f"{kind}_wire_bytes" for kind in SENT), "wire_bytes",
+    *(f"{name}_bytes" for name in HELD), "peak_memory_bytes",
+)  # fmt: skip
+
+
+def levels(plans: Mapping[Any, Plan]) -> Table:
+    """Wire bytes per device and step by kind of collective, and what a device holds.
+
+    `parameters_bytes` and `optimizer_state_bytes` are alive at the peak; `gradients_bytes` are the
+    gradients, all of them at once, as the update reads them (site "gradients").
+
+    Args:
+      plans: what stands in the first column, to its plan.
+    """
+    return Table(COLUMNS, tuple((name, *_row(plan)) for name, plan in plans.items()))
+
+
+def _row(plan: Plan) -> tuple[float, ...]:
+    moved: Counter[str] = Counter()
+    memory = plan.memory
+    for row in plan._collectives_table:
+        moved[row["kind"]] += row["wire_bytes_per_step"]
+    sent = [moved[kind] for kind in SENT]
+    held = [memory.by_class.get(name, 0) for name in HELD[:2]]
+    return (*sent, sum(moved.values()), *held, _gradients(plan._sharded), memory.peak_bytes)
+
+
+def _gradients(sharded: ShardedGraph) -> int:
+    graph = sharded.graph
+    sites = [graph.nodes[site.node] for site in graph.sites if site.name == "gradients"]
+    values = [node.results[0] for node in sites]
+    return sum(
+        math.prod(sharded.shardings[v].shard_shape) * graph.values[v].type.itemsize for v in values
+    )
+
+
+def level_bars(table: Table) -> Figure:
+    """Two panels: what a device holds of a training state, and what it sends, level by level."""
+    from shardalg.drawing import Drawing
+    from shardalg.show.figures import AXIS_COLORS, KIND_COLORS
+
+    figure = Drawing(figsize=(9.0, 3.2), layout="constrained")
+    held, sent = figure.subplots(1, 2)
+    names = ["\n".join(wrap(str(level), 14)) for level in table["level"]]
+    memory = {f"{name}_bytes": color for name, color in zip(HELD, AXIS_COLORS, strict=False)}
+    wires = {f"{kind}_wire_bytes": KIND_COLORS[kind] for kind in SENT}
+    for axes, columns, title in (
+        (held, memory, "training state on a device"),
+        (sent, wires, "sent by a device in a step"),
+    ):
+        bottom = [0.0] * len(table)
+        for column, color in columns.items():
+            label = column.removesuffix("_wire_bytes").removesuffix("_bytes").replace("_", " ")
+            axes.bar(names, table[column], bottom=bottom, color=color, label=label)
+            bottom = [b + n for b, n in zip(bottom, table[column], strict=True)]
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_formatter(lambda value, _: bytes_text(value))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)
+    return figure

@@ -1,0 +1,334 @@
+"""Each distinct collective and contraction of a program run alone, on blocks of the plan's shapes.
+
+No model code is needed. What lies between a step and its prediction splits in two: the prediction
+against the sum of the operators alone is rates; that sum against the step is what runs beside each
+other, what the compiler fuses, and all other compute.
+
+One device stands for many: its program with local stand-ins for what comes from the others.
+
+Compute and memory of one shard of a plan for 64 devices can be measured on one chip. A collective
+becomes a copy of what it takes, repeated or cut to the shape of what it makes: the same blocks are
+read and written, and nothing is sent. The values are of no use, and none are handed out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardalg.costs.analyses.overlap import together
+from shardalg.costs.collectives import axis_names
+from shardalg.costs.compute import contracts
+from shardalg.costs.step_time import timed
+from shardalg.costs.walk import walk
+from shardalg.errors import LoweringError
+from shardalg.graph.abstract import item_type
+from shardalg.lower.emit import EMIT, Emitter, body
+from shardalg.lower.measure import Memory, Timing, repeated
+from shardalg.spmd.instruction import Collective, Instruction
+from shardalg.spmd.instructions import Apply, While
+from shardalg.tables import Table, bytes_text
+
+if TYPE_CHECKING:
+    from shardalg.costs.calibration.fit import Taken
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
+    from shardalg.lower.shard_map import Lowered
+
+CONTRACTION = "contraction"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One collective or contraction by itself, and how often a step has one that is alike.
+
+    Attributes:
+      name: of the first result of the first of them, as the printed program has it: "%5".
+      shapes: local, of what it takes: "f32[4,8]".
+      predicted_s: of all executions in a step; None where nothing predicts.
+      timing: of one, what a program of the same border that does nothing takes being taken off.
+      amounts: what one takes of the figures that measurements are fitted to (`rate_amounts`).
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    shapes: tuple[str, ...]
+    count: int
+    timing: Timing
+    predicted_s: float | None = None
+    amounts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of all executions in a step."""
+        return self.count * self.timing.step_s
+
+
+@dataclass(frozen=True)
+class Sort:
+    """Instructions that are alike: of one operator, on blocks of the same types.
+
+    Attributes:
+      first: of them; all-reduces that are sent as one stand together.
+      place: the `id` of the instruction that they are priced as.
+    """
+
+    first: tuple[Instruction, ...]
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    predicted_s: float | None = None
+    place: int = 0
+
+
+def each_alone(
+    lowered: Lowered,
+    repeats: int,
+    taken: Sequence[Taken],
+    hardware: Hardware | Topology | None = None,
+) -> tuple[Alone, ...]:
+    """Every distinct collective and contraction, in the order of the program.
+
+    Args:
+      taken: by every instruction. hardware: what predicts, if anything.
+    """
+    prices = timed(lowered.program, lowered.graph, hardware) if hardware is not None else ()
+    seconds = {id(p.step.instruction): p.seconds * p.step.count for p in prices}
+    amounts = {one.instruction: one.amounts for one in taken}
+    return tuple(
+        replace(_timed(lowered, sort, repeats), amounts=amounts[sort.place])
+        for sort in sorts(lowered, seconds)
+    )
+
+
+def table(rows: Sequence[Alone]) -> Table:
+    """A row per operator: measured and predicted are of all its executions in a step."""
+    names = ("instruction", "kind", "mesh_axes", "shapes", "executions", "predicted_s", "alone_s")
+    return Table(
+        names,
+        tuple(
+            (
+                r.name,
+                r.kind,
+                ",".join(r.axes),
+                " ".join(r.shapes),
+                r.count,
+                r.predicted_s,
+                r.seconds,
+            )
+            for r in rows
+        ),
+    )
+
+
+def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[Sort]:
+    """The collectives and contractions of a program, those that are alike together.
+
+    Args:
+      seconds: predicted, by the `id` of the instruction.
+    """
+    found: dict[Any, Sort] = {}
+    sent = together(lowered.program.block)
+    for step in walk(lowered.program):
+        group = sent.get(id(step.instruction), (step.instruction,))
+        kind = _kind(lowered, step.instruction) if group else None
+        if kind is None:
+            continue
+        key = kind, tuple(_operation(lowered, one) for one in group)
+        axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
+        mine = seconds.get(id(step.instruction))
+        place = id(step.instruction)
+        one = found.get(key, Sort(group, kind, axes, 0, 0.0 if seconds else None, place))
+        predicted = None if one.predicted_s is None else one.predicted_s + (mine or 0.0)
+        found[key] = replace(one, count=one.count + step.count, predicted_s=predicted)
+    return list(found.values())
+
+
+def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
+    attributes = instruction.attributes
+    if type(attributes) is Apply and instruction.node is not None:
+        graph = lowered.graph
+        return CONTRACTION if contracts(graph.nodes[instruction.node].signature) else None
+    return getattr(attributes, "sent_as", None) if _sent(attributes) else None
+
+
+def _sent(attributes: Any) -> bool:
+    return getattr(attributes, "sends", 0) > 0 and not attributes.stays
+
+
+def _operation(lowered: Lowered, instruction: Instruction) -> Any:
+    """What is done, to what: alike where two instructions cannot be told apart by their times."""
+    attributes, held = instruction.attributes, lowered.program.locals
+    what: Any = attributes
+    if type(attributes) is Apply and instruction.node is not None:
+        what = lowered.graph.nodes[instruction.node].signature
+    return what, tuple((held[v].shape, held[v].dtype) for v in instruction.operands)
+
+
+def _timed(lowered: Lowered, sort: Sort, repeats: int) -> Alone:
+    """One sort of instructions, run on blocks of ones."""
+    held = lowered.program.locals
+    operands = list(dict.fromkeys(v for one in sort.first for v in one.operands))
+    emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
+
+    def emitted(*blocks: Any) -> list[Any]:
+        env = dict(zip(operands, blocks, strict=True))
+        made = (
+            EMIT[type(one.attributes)](emitter, one, *(env[v] for v in one.operands))
+            for one in sort.first
+        )
+        return [result for results in made for result in results]
+
+    mesh, names = lowered.run.mesh, lowered.run.all_names
+    blocks = [_ones(mesh, names, held[v].shape, held[v].dtype) for v in operands]
+    shared = mesh.devices.flat[0].platform == "cpu"
+    taken = [
+        repeated(_compiled(mesh, names, function, blocks), repeats, shared=shared)
+        for function in (emitted, _nothing)
+    ]
+    return Alone(
+        f"%{sort.first[0].results[0]}",
+        sort.kind,
+        sort.axes,
+        tuple(repr(held[v]) for v in operands),
+        sort.count,
+        taken[0].without(taken[1]),
+        sort.predicted_s,
+    )
+
+
+def _nothing(*blocks: Any) -> list[Any]:
+    return [jnp.zeros(())]
+
+
+def _ones(mesh: Any, names: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """A block of ones on every device, with a dimension in front that numbers the devices."""
+    layout = NamedSharding(mesh, PartitionSpec(names))
+    make = jax.jit(lambda: jnp.ones((mesh.size, *shape), item_type(dtype)), out_shardings=layout)
+    return make()
+
+
+def _compiled(
+    mesh: Any, names: tuple[str, ...], function: Callable[..., Any], blocks: Sequence[jax.Array]
+) -> Callable[[], Any]:
+    """A call of a function of blocks on all devices."""
+
+    def on_blocks(*stacked: Any) -> list[Any]:
+        return [x[None] for x in function(*(x[0] for x in stacked))]
+
+    spec = PartitionSpec(names)
+    mapped = jax.shard_map(on_blocks, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        run = jax.jit(mapped).lower(*blocks).compile()
+    return lambda: run(*blocks)
+
+
+NO_RESULT = "one shard with stand-ins for its collectives: times and memory, not a result"
+
+
+@dataclass(frozen=True)
+class ShardMeasurement:
+    """Times and memory of one shard's local work."""
+
+    timing: Timing
+    memory: Memory
+    flops: float
+    device: str
+    note: str = NO_RESULT
+
+    def __repr__(self) -> str:
+        return (
+            f"ShardMeasurement on {self.device} ({self.note}): {self.timing}, "
+            f"{bytes_text(self.memory.total_bytes)}"
+        )
+
+
+@dataclass(frozen=True)
+class StandIns(Emitter):
+    """Emits what the device at position 0 does alone."""
+
+    def partition_id(self, digits: Any) -> Any:
+        """That of position 0; an array, so that no compiler folds what depends on it."""
+        return jnp.zeros((), jnp.int32)
+
+    def rotated(self, digits: Any, x: Any, hop: int) -> Any:
+        """A copy: nobody else is there."""
+        return _shaped(x, x.shape, x.dtype.name)
+
+    def emit(self, instruction: Instruction) -> Callable[..., list[Any]]:
+        """As on devices, but for collectives."""
+        if not isinstance(instruction.attributes, Collective):
+            return EMIT[type(instruction.attributes)]
+        return _stood_in
+
+
+def _stood_in(emitter: Emitter, instruction: Instruction, *operands: Any) -> list[Any]:
+    held = [emitter.program.locals[r] for r in instruction.results]
+    given = [*operands, *[operands[-1]] * len(held)]
+    return [_shaped(x, r.shape, r.dtype) for x, r in zip(given, held, strict=False)]
+
+
+def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """A copy in another shape, repeated or cut."""
+    size, own = math.prod(shape), max(1, x.size)
+    flat = jnp.tile(x.ravel(), -(-size // own))[:size] if x.size else jnp.zeros(size, x.dtype)
+    return jax.lax.optimization_barrier(flat.reshape(shape).astype(item_type(dtype)))
+
+
+@dataclass(frozen=True, eq=False)
+class OneShard:
+    """A plan's program of one device, on one device.
+
+    Raises:
+      LoweringError: the program has a loop that ends by its values, which are of no use here.
+    """
+
+    lowered: Lowered
+    device: jax.Device
+
+    def __post_init__(self) -> None:
+        loops = [
+            s for s in walk(self.lowered.program) if isinstance(s.instruction.attributes, While)
+        ]
+        if loops:
+            raise LoweringError(
+                f"a `while` ends by values, which stand-ins do not have: {len(loops)} of them. "
+                "Measure a function without, or run the plan on its devices."
+            )
+
+    @property
+    def _structs(self) -> list[Any]:
+        held = self.lowered.program
+        where = jax.sharding.SingleDeviceSharding(self.device)
+        locals_ = [held.locals[index] for index in held.block.arguments]
+        return [jax.ShapeDtypeStruct(x.shape, item_type(x.dtype), sharding=where) for x in locals_]
+
+    @cached_property
+    def compiled(self) -> Any:
+        """JAX's compiled program."""
+        low = self.lowered
+        emitter = StandIns(low.program, low.graph, low.run, self.device.platform != "cpu")
+        return jax.jit(body(emitter)).lower(*self._structs).compile()
+
+    def measure(self, repeats: int = 20) -> ShardMeasurement:
+        """Its times on blocks of ones, and its memory."""
+        blocks = [jax.device_put(jnp.ones(s.shape, s.dtype), self.device) for s in self._structs]
+        shared = self.device.platform == "cpu"
+        timing = repeated(lambda: self.compiled(*blocks), repeats, shared=shared)
+        stats = self.compiled.memory_analysis()
+        memory = Memory(
+            stats.argument_size_in_bytes,
+            stats.output_size_in_bytes,
+            stats.temp_size_in_bytes,
+            stats.alias_size_in_bytes,
+        )
+        flops = float((self.compiled.cost_analysis() or {}).get("flops", math.nan))
+        return ShardMeasurement(timing, memory, flops, self.device.device_kind)

@@ -1,1 +1,0 @@
-"""Operators of a plan run alone."""

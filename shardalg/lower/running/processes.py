@@ -1,0 +1,265 @@
+"""Processes of this machine that run one command together, on CPU devices of their own.
+
+Each finds in its environment what `members.join` looks for, as on a cluster. When one ends with an
+error or is killed, or the time is over, the others are ended at once: they would wait for it.
+
+This process among those of a run: joining them, agreeing, and what lies on all of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardalg.errors import RunError
+from shardalg.graph.evaluate import is_key
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.05
+_SHOWN = 20  # last lines of the log of the process that failed
+_FORCED = re.compile(r"--xla_force_host_platform_device_count=\d+")
+_NOISE = ("[Gloo]",)  # what the transport says of every connection
+
+
+@dataclass(frozen=True)
+class LocalProcesses:
+    """How many, with how many CPU devices each, on which port, and for how long at most.
+
+    Attributes:
+      port: of the first process, to which the others connect; None takes a free one.
+      limit_s: seconds from the start to the end of all.
+    """
+
+    count: int
+    devices: int
+    port: int | None = None
+    limit_s: float = 3600.0
+
+    def run(self, command: Sequence[str], show: Callable[[str], None] = print) -> None:
+        """`python command` in every process; lines of the first one's output are shown.
+
+        Raises:
+          RunError: the port is in use; a process fails, is killed, or takes too long. The last
+            lines of its log are shown.
+        """
+        port = _port(self.port)
+        with tempfile.TemporaryDirectory(prefix="shardalg-run-") as folder:
+            logs = [Path(folder, f"{index}.log") for index in range(self.count)]
+            started: list[subprocess.Popen[bytes]] = []
+            try:
+                for index, log in enumerate(logs):
+                    started.append(_started(command, self._environment(port, index), log))
+                self._watch(started, logs, show)
+            finally:
+                for process in started:
+                    process.kill()
+                    process.wait()
+
+    def _environment(self, port: int, index: int) -> dict[str, str]:
+        return {
+            **os.environ,
+            "XLA_FLAGS": _FORCED.sub("", os.environ.get("XLA_FLAGS", "")),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(self.devices),
+            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+            "JAX_COORDINATOR_ADDRESS": f"{_HOST}:{port}",
+            "JAX_NUM_PROCESSES": str(self.count),
+            "JAX_PROCESS_ID": str(index),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _watch(
+        self,
+        started: Sequence[subprocess.Popen[bytes]],
+        logs: Sequence[Path],
+        show: Callable[[str], None],
+    ) -> None:
+        """Until all have ended well."""
+        end, seen = time.monotonic() + self.limit_s, 0
+        while True:
+            states = [process.poll() for process in started]
+            seen = _forwarded(logs[0], seen, show)
+            failed = [index for index, state in enumerate(states) if state]
+            if failed:
+                # One that is killed takes the others with it: these end, or abort, after it.
+                first = min(failed, key=lambda i: ((states[i] or 0) > 0, states[i] == _ABORTED, i))
+                raise self._lost(first, states[first] or 0, logs[first], show)
+            if all(state == 0 for state in states):
+                return
+            if time.monotonic() > end:
+                slow = states.index(None)
+                _tail(logs[slow], slow, show)
+                raise RunError(
+                    f"process {slow} of {self.count} still runs after the time limit of "
+                    f"{self.limit_s:g} s; all are ended. Give more with --time-limit."
+                )
+            time.sleep(_POLL_S)
+
+    def _lost(self, index: int, state: int, log: Path, show: Callable[[str], None]) -> RunError:
+        last = _tail(log, index, show)
+        how = f"was killed by signal {-state}" if state < 0 else f"ended with status {state}"
+        return RunError(
+            f"process {index} of {self.count} {how}; the others are ended, nothing is written. "
+            f"Its last line: {last or '(none)'}"
+        )
+
+
+_ABORTED = -signal.SIGABRT
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _port(wanted: int | None) -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((_HOST, wanted or 0))
+        except (OSError, OverflowError) as error:
+            raise RunError(
+                f"port {wanted} of {_HOST} cannot be had: {error}. Name another one, or none: a "
+                "free one is taken then."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _forwarded(log: Path, seen: int, show: Callable[[str], None]) -> int:
+    """Show the whole lines after byte `seen`; the byte after them."""
+    with log.open("rb") as file:
+        file.seek(seen)
+        whole, end, _ = file.read().rpartition(b"\n")
+    if not end:
+        return seen
+    for line in whole.decode(errors="replace").splitlines():
+        if not line.startswith(_NOISE):
+            show(line)
+    return seen + len(whole) + 1
+
+
+def _tail(log: Path, index: int, show: Callable[[str], None]) -> str:
+    """Show the last lines of a log; the very last."""
+    lines = [x for x in log.read_text(errors="replace").splitlines() if not x.startswith(_NOISE)]
+    for line in lines[-_SHOWN:]:
+        show(f"process {index} | {line}")
+    return lines[-1] if lines else ""
+
+
+# What JAX says where nothing names other processes; or where it runs already, in a session.
+_ALONE = ("coordinator_address should be defined", "must be called before any JAX")
+
+
+def join(timeout_s: int = 300) -> bool:
+    """Join the processes that a launcher or a scheduler started; False where there are none.
+
+    Found are `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` of the environment
+    (as `shardalg run --processes` sets them, or a user by hand), and what
+    `jax.distributed.initialize` finds itself: SLURM, GKE, Cloud TPU, Open MPI. To be called before
+    anything else uses JAX.
+
+    Raises:
+      RunError: the processes do not find each other in time, or JAX has started.
+    """
+    told = [os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")]
+    try:
+        count, index = (None if text is None else int(text) for text in told)
+        jax.distributed.initialize(
+            num_processes=count, process_id=index, initialization_timeout=timeout_s
+        )
+    except (ValueError, RuntimeError) as error:
+        if told == [None, None] and any(words in str(error) for words in _ALONE):
+            return False
+        raise RunError(
+            f"this process cannot join the others: {error}. JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or the scheduler, say which they are."
+        ) from error
+    return True
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes that run together: the number of this one, how many, all their devices."""
+
+    index: int
+    processes: int
+    devices: int
+
+    @classmethod
+    def this(cls) -> Job:
+        """The job of this process, perhaps it alone."""
+        return cls(jax.process_index(), jax.process_count(), jax.device_count())
+
+
+def leave() -> None:
+    """Wait for the others, and part."""
+    jax.distributed.shutdown()
+
+
+def abandon() -> None:
+    """End with this process, after an error, and not as JAX does, which waits for the others."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
+
+    atexit.register(end)  # before what JAX registered, as it is later
+
+
+def agree(text: str, what: str) -> None:
+    """Raise unless every process has the same text: programs that differ would wait for each other.
+
+    Raises:
+      RunError: they differ.
+    """
+    from jax.experimental import multihost_utils
+
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, digest.size)
+    others = [index for index, other in enumerate(every) if (other != every[0]).any()]
+    if others:
+        raise RunError(
+            f"{what} of process 0 and of process {others[0]} differ. Give all processes the same "
+            "files, versions and options."
+        )
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """The whole array, on every process; types that only JAX has as exact wider ones.
+
+    Key arrays become their words, bfloat16 and smaller floats float32.
+    """
+    from jax.experimental import multihost_utils
+
+    if is_key(array):
+        array = jax.random.key_data(array)
+    if array.is_fully_addressable or array.is_fully_replicated:
+        held = np.asarray(array)
+    else:
+        held = np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    foreign = held.dtype.kind == "V" and jnp.issubdtype(held.dtype, jnp.floating)
+    return held.astype(np.float32) if foreign else held

@@ -1,0 +1,173 @@
+"""A function of the user's own, named on the command line, and its plan."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.notation.read import mesh_of
+from shardalg.costs.matrix_unit import check_products
+from shardalg.costs.topology import machine
+from shardalg.errors import CommandError
+from shardalg.plan.commands.messages import ProgramError, plain
+
+if TYPE_CHECKING:
+    from shardalg.algebra.mesh import Mesh
+    from shardalg.costs.cost import Cost
+    from shardalg.plan.plan import Plan
+
+SPECS = ("in_shardings", "out_shardings", "strategy", "roles", "donate_argnums", "kwargs")
+EXAMPLE = """\
+example of a specs.py; it may also define out_shardings, strategy, roles, donate_argnums, kwargs:
+
+  import jax
+  from jax.sharding import PartitionSpec as P
+
+  def args():
+      shapes = (4096, 1024), (64, 4096)
+      return tuple(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
+
+  in_shardings = (P("model", None), P("data", "model"))
+"""
+CHIP = "tpu_v3"
+"""By whose rates a plan weighs and is priced where no chip is asked for."""
+
+
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is planned, and on what."""
+    from shardalg.planner.propagate.options import JIT, POLICIES
+
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLE
+    option = parser.add_argument
+    option("function", metavar="module:function", help="as in my.model:train_step or step.py:step")
+    option("--mesh", metavar="data=8,model=4", help="axes and sizes (default: the arguments' own)")
+    option(
+        "--args", type=Path, metavar="FILE",
+        help="Python that defines args(), shapes or arrays (default: the function's module)",
+    )  # fmt: skip
+    option("--hardware", help=f"the chip (or tpu_v3:8x8); default {CHIP}")
+    option("--policy", choices=(*POLICIES, JIT), default="paper", help="default %(default)s")
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """The plan of the function that the options name.
+
+    Raises:
+      CommandError: no such module, function or specs, or they fail.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    return plan_of(*loaded(options), options)
+
+
+def loaded(options: argparse.Namespace) -> tuple[Callable[..., Any], ModuleType]:
+    """The function that the options name, and the module that defines `args()`.
+
+    Raises:
+      CommandError: no such module, function or file, or they fail.
+    """
+    module, function = _function(options.function)
+    return function, module if options.args is None else _run_file(options.args)
+
+
+def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.Namespace) -> Plan:
+    """The plan of what was loaded.
+
+    Raises:
+      CommandError: a strategy of the specs, which has its own mesh, has another than --mesh names.
+      HardwareError: a chip is asked for that has no peak for the function's products.
+    """
+    import shardalg as sa
+
+    mesh = None if options.mesh is None else mesh_of(options.mesh)
+    given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
+    own = getattr(given.get("strategy"), "mesh", None)
+    if None not in (own, mesh) and own != mesh:
+        raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
+    chip = {"hardware": options.hardware} if options.hardware else {}
+    made = sa.Options(policy=options.policy, **chip)
+    mesh = mesh if own is None else None
+    plan = sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
+    if options.hardware:
+        check_products(plan.graph, machine(options.hardware).chip)
+    return plan
+
+
+def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:
+    """Return the chip, its origin, its capacity, and whether the plan fits, as plain data."""
+    return {
+        "hardware": cost.hardware.name,
+        "machine": cost.machine_text,
+        "devices": mesh.size,
+        "mesh": dict(mesh.shape),
+        "fits": bool(cost.at_hints.fits),
+        "capacity_bytes": plain(cost.hardware.hbm_bytes),
+        "peak_memory_bytes": plain(cost.at_hints.peak_memory_bytes),
+    }
+
+
+def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
+    """What a function without parameters of the specs returns, as a tuple.
+
+    Raises:
+      CommandError: there is none of that name, or it fails.
+    """
+    make = getattr(specs, name, None)
+    if not callable(make):
+        raise CommandError(
+            f"{specs.__file__} defines no {name}(): write one that returns the arguments, as "
+            "shapes or arrays, there or in a file that --args names."
+        )
+    made = _said(make, f"{name}() of {specs.__file__}")
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
+    place, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise CommandError(f"{text!r} names no function: write module:function, as in model:step.")
+    module = _run_file(Path(place)) if place.endswith(".py") else _module(place)
+    if not callable(getattr(module, name, None)):
+        near = difflib.get_close_matches(name, [n for n in dir(module) if n[:1] != "_"], 3)
+        hint = f"; did you mean {' or '.join(near)}" if near else ""
+        raise CommandError(f"{place} has no function {name!r}{hint}. Write one that it defines.")
+    return module, getattr(module, name)
+
+
+def _module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise CommandError(f"{name!r} is no module: write one as in package.model, or a .py file.")
+    sys.path.insert(0, str(Path.cwd()))
+    return _said(lambda: importlib.import_module(name), f"module {name}")
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CommandError(f"{path}: no such file. Write the path of a Python file.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} is no Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    _said(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
+    return module
+
+
+def _said(run: Callable[[], Any], what: str) -> Any:
+    """What the user's own code gives; its error as one line of ours."""
+    try:
+        return run()
+    except Exception as error:
+        missing = f"module {error.name}" if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{what}.".startswith(f"{missing}."):
+            words = f"{what}: there is no {missing}. Write its name as Python imports it."
+            raise CommandError(words) from None
+        raise ProgramError(f"{what} fails; run it in Python first") from error

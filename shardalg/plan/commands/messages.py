@@ -1,0 +1,152 @@
+"""Messages and plain data of the commands: options are named, each cause is printed once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import CommandError
+from shardalg.graph.tracing.refused import user_lines
+
+if TYPE_CHECKING:
+    from shardalg.tables import DataFrame, Table
+
+WIDTH, MOST_FRAMES = 300, 8
+_PHRASES = (
+    (r"mesh=sa\.Mesh\(\{[^}]*\}\), a mesh of JAX, or a Strategy, or set one with jax\.set_mesh",
+     "--mesh data=8,model=4, or give the arguments shardings"),
+    (r"\bplan\(\) needs", "the plan needs"),
+    (r"\bmesh=sa\.Mesh\([^)]*\)", "--mesh data=8,model=4"),
+    (r"states no mesh; give the mesh\b", "states no mesh; give --mesh X=2,Y=4"),
+    (r"\bOptions\(policy=[^)]*\)", "--policy"),
+)  # fmt: skip
+
+
+class ProgramError(CommandError):
+    """The user's own code fails; the exception is its cause."""
+
+
+def in_options(message: str, options: argparse.Namespace) -> str:
+    """Return a message that names options of the command line in place of Python arguments.
+
+    >>> options = argparse.Namespace(command="plan", mesh=None, devices=0)
+    >>> in_options("devices=0: give a number.", options)
+    '--devices 0: give a number.'
+    >>> in_options("mesh: 'X' in 'X'; write NAME=SIZE", options)
+    "--mesh: 'X' in 'X'; write NAME=SIZE"
+    """
+    for pattern, words in _PHRASES:
+        message = re.sub(pattern, words, message)
+    for name in vars(options):
+        option = f"--{name.replace('_', '-')}"
+        message = re.sub(rf"(?<![\w.,(-]){name}=(?=[\w'\"\[])", f"{option} ", message)
+        message = re.sub(rf"(?m)^{name}: ", f"{option}: ", message)
+    return once(message)
+
+
+def once(message: str) -> str:
+    r"""Return a message that says each cause once, in lines of at most 300 characters.
+
+    Lines "who: cause" with causes that differ in numbers and lists alone are one line, of the
+    first of them.
+
+    >>> once("no layout:\n  w[0]: 3 rows\n  w[1]: 4 rows\n  x: 3 columns")
+    'no layout:\n  w[0] and 1 more: 3 rows\n  x: 3 columns'
+    """
+    found: dict[str, list[str]] = {}
+    for line in dict.fromkeys(line.rstrip() for line in message.splitlines()):
+        who, colon, cause = line.partition(": ")
+        key = (
+            re.sub(r"\[[^]]*\]|\([\d, ]*\)|\d+", "#", cause) if line[:1] == " " and colon else line
+        )
+        found.setdefault(key, []).append(line)
+    shown = []
+    for line, *alike in found.values():
+        if alike:
+            who, _, cause = line.partition(": ")
+            line = f"{who} and {len(alike)} more: {cause}"
+        shown += [line] if len(line) <= WIDTH else textwrap.wrap(line, 120, subsequent_indent="  ")
+    return "\n".join(shown)
+
+
+def failed(error: BaseException, what: str) -> str:
+    """Return what the user's program raised, with the user's own lines on the way to it."""
+    lines = user_lines(error)
+    if len(lines) > MOST_FRAMES:
+        half = MOST_FRAMES // 2
+        lines = [*lines[:half], f"  ... {len(lines) - 2 * half} more lines", *lines[-half:]]
+    message = once(f"{type(error).__name__}: {error}")
+    return "\n".join((what, *lines, *message.splitlines()[:8]))
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option --json to a command."""
+    parser.add_argument("--json", action="store_true", help="plain data instead of text")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps({name: plain(value) for name, value in data.items()}, indent=1))
+
+
+def records(table: Table | DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as plain data.
+
+    If one value of a column is text, all its values become text, so that each key has one type.
+
+    >>> from shardalg.tables import Table
+    >>> records(Table(("place", "wire_bytes"), ((3, 8), ("x", None))))
+    [{'place': '3', 'wire_bytes': 8}, {'place': 'x', 'wire_bytes': None}]
+    """
+    names = tuple(table.columns)
+    found = [dict(zip(names, map(plain, row), strict=True)) for row in table.rows]
+    for name in found[0] if found else ():
+        values = [row[name] for row in found if row[name] is not None]
+        if any(isinstance(value, str) for value in values):
+            for row in found:
+                row[name] = None if row[name] is None else str(row[name])
+        elif all(isinstance(v, int) or (isinstance(v, float) and v.is_integer()) for v in values):
+            # pandas stores whole numbers as floats if a value of the column is missing.
+            if name.endswith("_bytes"):
+                for row in found:
+                    row[name] = None if row[name] is None else int(row[name])
+    return found
+
+
+def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows with their quantity appended to the keys in `names`, so that keys have units.
+
+    >>> by_quantity([{"quantity": "step_time_s", "planned": 1.5, "mesh_axes": ""}], ["planned"])
+    [{'quantity': 'step_time_s', 'planned_step_time_s': 1.5, 'mesh_axes': ''}]
+    """
+    return [
+        {(f"{n}_{row['quantity']}" if n in names else n): plain(v) for n, v in row.items()}
+        for row in rows
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: formulas and layouts as text, what is not a number as null.
+
+    >>> plain(float("nan")) is None, plain((1, "a")), plain({"x": 2.5})
+    (True, [1, 'a'], {'x': 2.5})
+    """
+    if isinstance(value, bool | str | None):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if number == number and abs(number) != float("inf") else None

@@ -1,0 +1,169 @@
+"""`shardalg prove`: two shardings, the answer to a question about them, and its proof."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.notation.read import mesh_of, shape_of
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import NotationError
+from shardalg.files import check_place, write_whole
+from shardalg.merge.compatible import POLICIES, equal, merge, refines
+from shardalg.merge.proofs.prove import RESET, Proof, prove
+from shardalg.merge.verdict import Verdict
+from shardalg.plan.commands.messages import add_json, print_json
+
+HELP = "whether two shardings merge, refine or equal each other, with a proof or a witness"
+RELATIONS: dict[str, Callable[..., Verdict]] = {
+    "merge": lambda first, second, policy: merge(first, second, policy=policy),
+    "refines": lambda first, second, policy: refines(first, second),
+    "equal": lambda first, second, policy: equal(first, second),
+}
+QUESTIONS = {
+    "merge": "do they merge",
+    "refines": "does the first refine the second",
+    "equal": "are they equal",
+}
+HOLDS, REFUSED, UNPROVED = 0, 1, 4
+LABEL = 11
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.epilog = (
+        "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 4 z3 did not prove "
+        "the answer (for all sizes, if asked)."
+    )
+    option = parser.add_argument
+    for name in ("first", "second"):
+        option(name, help="a sharding: '[X, None]', \"P('X', None)\", HLO or #sdy.sharding text")
+    option("--shape", required=True, metavar="64,128", help="global shape of the tensor")
+    option(
+        "--mesh",
+        action="append",
+        default=[],
+        metavar="X=2,Y=4",
+        help="axes and sizes; give it twice if the second sharding has another mesh",
+    )
+    option("--relation", choices=RELATIONS, default="merge", help="default %(default)s")
+    option("--policy", choices=POLICIES, default="gspmd", help="of merges; default %(default)s")
+    option(
+        "--all-sizes", action="store_true", help="prove it for all mesh sizes of at least 2 at once"
+    )
+    add_json(parser)
+    option("--smt2", type=Path, metavar="FILE", help="write what z3 was asked to FILE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print verdict, witness and proof; returns the exit status."""
+    if options.smt2 is not None:  # no proof for nothing
+        check_place(options.smt2)
+    meshes = [mesh_of(text) for text in options.mesh]
+    if len(meshes) > 2:
+        raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")
+    texts, shape = (options.first, options.second), shape_of(options.shape)
+    pair = _on_meshes(texts, shape, meshes) if meshes else _on_own_meshes(texts, shape)
+    verdict, seconds = _decided(options.relation, pair, options.policy)
+    proofs = [prove(verdict, "all" if options.all_sizes else "concrete")]
+    if options.all_sizes and not proofs[0]:
+        proofs.append(prove(verdict))
+    if options.json:
+        print_json(_data(verdict, seconds, proofs))
+    else:
+        print("\n".join([*_lines(verdict, seconds), *map(_proof_line, proofs)]))
+    if options.smt2 is not None:
+        write_whole(options.smt2, RESET.join(proof.smt2 for proof in proofs if proof.smt2))
+    if not proofs[0]:
+        return UNPROVED
+    return HOLDS if verdict else REFUSED
+
+
+def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, object]:
+    """Return the answer as plain data."""
+    merged = None if verdict.sharding is None else verdict.sharding.text()
+    return {
+        "relation": verdict.relation,
+        "operands": [sharding.text() for sharding in verdict.operands],
+        "holds": bool(verdict),
+        "merged": merged,
+        "reason": verdict.reason,
+        "condition": None if verdict.condition is None else str(verdict.condition),
+        "decided_s": seconds,
+        "proofs": [{"sizes": p.sizes, "status": p.status, "proof_ms": p.ms} for p in proofs],
+    }
+
+
+def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tuple[Verdict, float]:
+    """The verdict, and the processor seconds of deciding it, its witness included."""
+    for _ in range(2):  # the first time loads modules
+        start = time.thread_time()
+        verdict = RELATIONS[relation](*pair, policy)
+        assert verdict.reason
+        seconds = time.thread_time() - start
+    return verdict, seconds
+
+
+def _on_meshes(
+    texts: tuple[str, str], shape: tuple[int, ...], meshes: list[Mesh]
+) -> tuple[Sharding, Sharding]:
+    first, second = texts
+    return Sharding.parse(first, shape, meshes[0]), Sharding.parse(second, shape, meshes[-1])
+
+
+def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
+    """Texts that say their devices; one that does not is read on the mesh of the other."""
+    found = [_attempt(text, shape) for text in texts]
+    known = [s.mesh for s in found if isinstance(s, Sharding)]
+    if not known:
+        raise next(fault for fault in found if isinstance(fault, NotationError))
+    largest = max(known, key=lambda mesh: mesh.size)
+    first, second = (
+        s if isinstance(s, Sharding) and s.mesh.size > 1 else Sharding.parse(text, shape, largest)
+        for s, text in zip(found, texts, strict=True)
+    )
+    return first, second
+
+
+def _attempt(text: str, shape: tuple[int, ...]) -> Sharding | NotationError:
+    try:
+        return Sharding.parse(text, shape)
+    except NotationError as fault:
+        return fault
+
+
+def _lines(verdict: Verdict, seconds: float) -> list[str]:
+    """The question, the answer and why."""
+    first, second = verdict.operands
+    answer = "holds" if verdict else "refused"
+    lines = [
+        _line("question", f"{QUESTIONS[verdict.relation]}, at the shape {first.shape}?"),
+        _line("first", _described(first)),
+        _line("second", _described(second)),
+        _line("verdict", f"{answer}, decided in {seconds * 1e6:.0f} µs"),
+    ]
+    if verdict and verdict.sharding is not None:
+        lines.append(_line("merged", _described(verdict.sharding)))
+    lines.append(_line("because", verdict.reason))
+    if verdict.condition is not None:
+        lines.append(_line("condition", str(verdict.condition)))
+    return lines
+
+
+def _described(sharding: Sharding) -> str:
+    return f"{sharding.text()} on {sharding.mesh!r}, blocks of {sharding.shard_shape}"
+
+
+def _proof_line(proof: Proof) -> str:
+    scope = "for all sizes" if proof.sizes == "all" else "for these sizes"
+    tail = f": {proof.reason}" if proof.reason else ""
+    text = f"{proof.status} {scope} by z3 {proof.z3_version} in {proof.ms:.1f} ms{tail}"
+    return _line("proof", text)
+
+
+def _line(label: str, text: str) -> str:
+    """A labelled line; what follows its first line is indented below it."""
+    return label.ljust(LABEL) + text.replace("\n", "\n" + " " * LABEL)

@@ -1,0 +1,219 @@
+"""`shardalg run`: a function of the user's own, planned, verified, lowered and run."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.notation.read import mesh_of
+from shardalg.errors import CommandError, DeviceError
+from shardalg.files import write_whole
+from shardalg.plan.commands.function import add_function, arguments, loaded, plan_of
+from shardalg.plan.commands.messages import add_json, print_json
+from shardalg.tables import seconds_text
+
+if TYPE_CHECKING:
+    from shardalg.lower.running.processes import Job
+    from shardalg.lower.shard_map import Lowered
+    from shardalg.plan.plan import Plan
+
+HELP = "run a function on this machine's devices, in local processes, or as part of a cluster's job"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_function(parser)
+    option = parser.add_argument
+    option(
+        "--processes", type=int, metavar="N",
+        help="start N local processes with CPU devices (default: join a cluster's job, if any)",
+    )  # fmt: skip
+    option("--port", type=int, help="of the first local process (default: a free one)")
+    option(
+        "--time-limit", type=float, default=3600.0, metavar="SECONDS",
+        help="of local processes, all together; default %(default)g",
+    )  # fmt: skip
+    option("--steps", type=int, default=1, metavar="N", help="calls in a row; default %(default)s")
+    option(
+        "--carry", default="", metavar="RESULT:ARGUMENT,...",
+        help="results that are arguments of the next step, by number: 0:0",
+    )  # fmt: skip
+    option(
+        "--out", type=Path, metavar="FILE.npz",
+        help="write the results by their paths, scalars of every step (bfloat16 as float32)",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run, or start the processes that do; returns the exit status."""
+    carry = _carry(options.carry)
+    if options.steps < 1:
+        raise CommandError(f"--steps {options.steps}: at least one step is run.")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise CommandError(f"--out {options.out}: no folder {options.out.parent}. Make it first.")
+    if options.processes is None:
+        return _member(options, carry)
+    _local(options)
+    return 0
+
+
+def _carry(text: str) -> dict[int, int]:
+    """Argument to result.
+
+    >>> _carry("0:0,2:1")
+    {0: 0, 1: 2}
+    """
+    pairs = [pair.split(":") for pair in text.split(",") if pair]
+    bad = [":".join(pair) for pair in pairs if len(pair) != 2 or not all(map(str.isdigit, pair))]
+    if bad:
+        raise CommandError(f"--carry {bad[0]!r}: write RESULT:ARGUMENT by number, as in 0:0.")
+    return {int(argument): int(result) for result, argument in pairs}
+
+
+def _local(options: argparse.Namespace) -> None:
+    from shardalg.lower.running.processes import LocalProcesses
+
+    count = options.processes
+    if options.mesh is None:
+        raise CommandError(
+            "--processes needs --mesh, as in --mesh X=2,Y=4: they share its devices."
+        )
+    size = mesh_of(options.mesh).size
+    if count < 1 or size % count:
+        fit = ", ".join(str(n) for n in range(1, size + 1) if not size % n)
+        raise CommandError(
+            f"--processes {count} with {size} devices (--mesh {options.mesh}): every process has "
+            f"as many. Write one of {fit}."
+        )
+    processes = LocalProcesses(count, size // count, options.port, options.time_limit)
+    command = ["-m", "shardalg", "run", *_passed(options)]
+    if not options.json:
+        processes.run(command, lambda line: print(line, flush=True))
+        return
+    lines: list[str] = []
+    processes.run(command, lines.append)
+    # A log contains both streams. The document starts at a line "{" and ends at the last "}".
+    first, last = lines.index("{"), len(lines) - lines[::-1].index("}")
+    print("\n".join((*lines[:first], *lines[last:])), file=sys.stderr)
+    print("\n".join(lines[first:last]))
+
+
+def _passed(options: argparse.Namespace) -> list[str]:
+    """The options of each process: all but those that start them."""
+    own = ("command", "function", "processes", "port", "time_limit", "json")
+    named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
+    json = ["--json"] if options.json else []
+    return [options.function, *(f"--{name}={value}" for name, value in named.items()), *json]
+
+
+def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
+    """Run as one process of a job, or alone."""
+    from shardalg.lower.axes import FORCED, host_devices
+    from shardalg.lower.running.processes import abandon, join, leave
+
+    joined = join()
+    if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
+        host_devices(mesh_of(options.mesh).size)  # beside an accelerator's, before JAX starts
+    try:
+        _planned_and_run(options, carry, joined=joined)
+    except BaseException:
+        if joined:
+            abandon()
+        raise
+    if joined:
+        leave()
+    return 0
+
+
+def _planned_and_run(
+    options: argparse.Namespace, carry: Mapping[int, int], *, joined: bool
+) -> None:
+    from shardalg.lower.running.processes import Job, agree
+
+    function, specs = loaded(options)
+    plan = plan_of(function, specs, options)
+    if joined:
+        _check_devices(plan, Job.this().devices)
+        agree(plan.text(), "the plans")
+    values = arguments(specs, "arrays" if hasattr(specs, "arrays") else "args")
+    _run(options, plan, values, carry)
+
+
+def _check_devices(plan: Plan, found: int) -> None:
+    if found != plan.mesh.size:
+        raise DeviceError(
+            f"{plan.mesh!r} has {plan.mesh.size} devices, the job {found}. Give --mesh axes whose "
+            "sizes multiply to that, or start the job with as many."
+        )
+
+
+def _run(
+    options: argparse.Namespace, plan: Plan, values: tuple[Any, ...], carry: Mapping[int, int]
+) -> None:
+    from shardalg.lower.running.processes import Job
+    from shardalg.lower.running.steps import stepped
+
+    lowered, job = plan.lower(), Job.this()
+    first = job.index == 0
+    steps: list[dict[str, Any]] = []
+
+    def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
+        steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
+        if first and not options.json:
+            shown = "".join(f"  {path} {value:.8g}" for path, value in scalars.items())
+            print(f"step {step}: {seconds_text(seconds)}{shown}", flush=True)
+
+    if first and not options.json:
+        print(f"{lowered!r}, {job.processes} processes", flush=True)
+    ran = stepped(lowered, values, options.steps, carry, tell)
+    if options.out is not None:
+        held = ran.on_host(lowered)  # every process takes part
+        if first:
+            _write(options.out, held)
+            if not options.json:
+                print(f"{len(held)} results in {options.out}", flush=True)
+    if first and options.json:
+        print_json(
+            {
+                **_machine(lowered, plan, job),
+                "steps": steps,
+                "out": options.out and str(options.out),
+            }
+        )
+
+
+def _machine(lowered: Lowered, plan: Plan, job: Job) -> dict[str, Any]:
+    """Return the devices that the plan runs on, their memory, and whether the plan fits.
+
+    CPU devices share the memory of the machine, so all of them together must fit.
+    """
+    from shardalg.lower.measure import memory_bytes
+
+    device = lowered.run.mesh.devices.flat[0]
+    capacity = memory_bytes(device)
+    peak = plan.overview().priced.at_hints.peak_memory_bytes
+    held = peak * (plan.mesh.size if device.platform == "cpu" else 1)
+    return {
+        "plan": repr(plan),
+        "machine": f"{plan.mesh.size} x {device.device_kind} (devices of this job)",
+        "devices": plan.mesh.size,
+        "processes": job.processes,
+        "mesh": dict(plan.mesh.shape),
+        "fits": bool(held <= capacity),
+        "capacity_bytes": int(capacity),
+        "peak_memory_bytes": peak,
+    }
+
+
+def _write(path: Path, held: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez(content, **held)
+    write_whole(path, content.getvalue())

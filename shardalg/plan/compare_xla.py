@@ -1,0 +1,431 @@
+"""XLA's warnings that it replicates a whole tensor to lay it out anew, read from its log.
+
+"Involuntary full rematerialization" (`spmd_partitioner.cc`): no step of XLA's leads from one layout
+to the other, so every device gathers all of the tensor and keeps a block of it.
+
+A plan beside what XLA makes of the same function: layouts value by value, bytes line by line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isclose
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.collectives import MovedValue
+from shardalg.errors import ShardalgError
+from shardalg.graph.ir import Graph
+from shardalg.graph.modules import modules
+from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
+from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
+from shardalg.lower.xla_dump.hlo_text import parse_leaves
+from shardalg.plan.explain.why_not import annotated_as
+from shardalg.planner.stages import Stages, planned
+from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trips import while_loops
+from shardalg.show import tables
+from shardalg.show.tables import beside, collectives
+from shardalg.sizes.amounts import number
+from shardalg.tables import Answer, Parts, Table, bytes_text
+from shardalg.xla.align import Match, matches
+from shardalg.xla.dump import Completion, node_of
+
+_WARNING = re.compile(
+    r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from "
+    r"sharding (?P<source>\{.*?\}) to (?:sharding )?(?P<target>\{.*?\}) (?:efficiently|without)"
+    r".*? HLO operation:? %?(?P<name>\S+) = (?P<type>\S+) (?P<opcode>[\w-]+)\((?P<rest>.*)"
+)
+_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Rematerialized:
+    """One warning of XLA's.
+
+    Attributes:
+      instruction, opcode, op_name: what is laid out anew, as XLA calls it.
+      shape: of a device's part of it. source, target: HLO text of the layouts.
+    """
+
+    instruction: str
+    opcode: str
+    op_name: str
+    shape: tuple[int, ...]
+    source: str
+    target: str
+
+
+def rematerialized(log: str) -> tuple[Rematerialized, ...]:
+    """The warnings in what XLA wrote while it compiled, in order, each once.
+
+    >>> (found,) = rematerialized(
+    ...     "W1 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
+    ...     "cannot go from sharding {devices=[2,1]<=[2]} to {devices=[1,2]<=[2]} efficiently for "
+    ...     'HLO operation %add.2 = f32[8,4]{1,0} add(%a, %b), metadata={op_name="f/node3/add"}. '
+    ...     "As the last resort, SPMD will replicate the tensor."
+    ... )
+    >>> found.shape, found.source, found.op_name
+    ((8, 4), '{devices=[2,1]<=[2]}', 'f/node3/add')
+    """
+    return tuple(dict.fromkeys(_read(log)))
+
+
+def _read(log: str) -> Iterator[Rematerialized]:
+    for found in filter(None, map(_WARNING.search, log.splitlines())):
+        named = _NAME.search(found["rest"])
+        ((_, shape), *_) = parse_leaves(found["type"])
+        op_name = named[1] if named else ""
+        what = found["name"], found["opcode"], op_name, shape
+        yield Rematerialized(*what, found["source"], found["target"])
+
+
+VERDICTS = ("agree", "ours better", "XLA better", "even")
+VALUE_COLUMNS = (
+    "value", "kind", "sharding", "xla_sharding", "verdict", "wire_bytes", "xla_wire_bytes",
+)  # fmt: skip
+LINE_COLUMNS = (
+    "source", "phase", "collectives", "xla_collectives", "verdict", "wire_bytes",
+    "xla_wire_bytes", "rows",
+)  # fmt: skip
+REMATERIALIZED_COLUMNS = (
+    "value", "source", "phase", "from_sharding", "to_sharding", "whole_bytes", "wire_bytes", "rows",
+)  # fmt: skip
+_WHOLE = ("all_gather", "all_reduce")
+_WARNED = (
+    'XLA warns of an "involuntary full rematerialization": it replicates the whole tensor between '
+    "these two layouts, and cuts it again. `rows` of ours move the same value."
+)
+ROW_COLUMNS = (
+    "what", "place", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class BesideXla(Answer):
+    """A plan beside XLA's partitioning of the same function under the same annotations.
+
+    Bytes are what a device sends in a step; an all_reduce of XLA's of which a device keeps a block
+    counts as the reduce_scatter that TPUs and GPUs make of it.
+
+    Attributes:
+      partitioner: whose: "gspmd" or "shardy".
+      found: every value whose layout no annotation fixes and that XLA's dump shows.
+      told: what XLA made.
+    """
+
+    partitioner: str
+    found: tuple[Match, ...]
+    told: Completion
+    _trials: Trials
+    _apart: Callable[[], Completion]
+
+    @cached_property
+    def values(self) -> Table:
+        """Each value with both layouts.
+
+        Where they differ, `xla_wire_bytes` is what a step of our plan would send if the value were
+        annotated as XLA has it, beside what it sends: fewer is better, then a smaller shard.
+        """
+        return Table(VALUE_COLUMNS, tuple(map(self._value_row, self.found)))
+
+    @cached_property
+    def lines(self) -> Table:
+        """Collectives per source line and phase, ours and XLA's, with their wire bytes.
+
+        `rows` are ours in `plan.collectives()`: `plan.explain` takes them.
+        """
+        return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told)))
+
+    @cached_property
+    def modules(self) -> Table:
+        """Collectives of each module of the function, ours and XLA's; alike modules are one.
+
+        `verdict` is as in `lines`. The row "(unknown line)" has the collectives that name no line.
+        They may belong to any module, so that a module has a verdict only if all of them together
+        would not change it.
+        """
+        stages = self._trials.stages
+        mine, asked = stages.graph, self.told.graph or stages.graph
+        own, theirs = modules(mine), modules(asked)
+        sides = [
+            *((own, _node(stages, m), (m.step.count, 0, m.step.count * m.wire_bytes, 0))
+              for m in stages.traffic.collectives),
+            *((theirs, node_of(c.op_name, asked), (0, c.count, 0, c.count * c.wire_bytes))
+              for c in self.told.collectives),
+        ]  # fmt: skip
+        rows = ((UNPLACED if n is None else owners[n], (), amounts) for owners, n, amounts in sides)
+        columns = (
+            "module", "executions", "xla_executions", "wire_bytes_per_step",
+            "xla_wire_bytes_per_step",
+        )  # fmt: skip
+        found = tables.table(columns, tables.summed(rows))
+        sent = {row[0]: (row[3], row[4]) for row in found.rows}
+        unplaced = sent.get(UNPLACED, (0, 0))
+        judged = (
+            (*row, "" if row[0] == UNPLACED else _line_verdict(row[0], sent[row[0]], unplaced))
+            for row in found.rows
+        )
+        return Table((*columns, "verdict"), tuple(judged))
+
+    @cached_property
+    def kinds(self) -> Table:
+        """Collectives by kind and axes, ours and XLA's, and their sums."""
+        stages = self._trials.stages
+        return beside(collectives(stages.program, stages.graph), hlo_table(self.told.collectives))
+
+    @cached_property
+    def rematerialized(self) -> Table:
+        """Tensors that XLA replicates whole to lay them out anew, by its own warnings.
+
+        The two layouts that it could not go between, and which of our collectives move the same
+        value there (`rows`), with their bytes; `whole_bytes` is the tensor, which a device of XLA's
+        receives all but its block of. XLA's log is that of a process of its own, which is asked
+        where XLA gathers or sums anything at all.
+        """
+        moves = any(c.kind in _WHOLE for c in self.told.collectives)
+        log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
+        stages = self._trials.stages
+        asked = self.told.graph or stages.graph
+        rows = (_rematerialized_row(stages, asked, found) for found in rematerialized(log or ""))
+        return Table(REMATERIALIZED_COLUMNS, tuple(rows))
+
+    @property
+    def wire_bytes(self) -> int | float:
+        """Of our plan."""
+        return number(self._trials.now.wire_bytes)
+
+    @property
+    def xla_wire_bytes(self) -> int | float:
+        """Of XLA's program."""
+        return number(sum(c.wire_bytes * c.count for c in self.told.collectives))
+
+    @property
+    def table(self) -> Table:
+        """All of it: what ("value", "collectives"), where, ours and XLA's, verdict and bytes.
+
+        A "rematerialized" row has the two layouts of a warning in place of ours and XLA's.
+        """
+        rows = [("value", *(r[n] for n in VALUE_COLUMNS if n != "kind")) for r in self.values]
+        for r in self.lines:
+            where = f"{r['source']} ({r['phase']})"
+            rows.append(("collectives", where, *(r[name] for name in LINE_COLUMNS[2:7])))
+        for r in self.rematerialized:
+            layouts = (r["from_sharding"], r["to_sharding"])
+            where = f"{r['value']} ({r['phase']})"
+            sent = (r["wire_bytes"], r["whole_bytes"])
+            rows.append(("rematerialized", where, *layouts, "", *sent))
+        return Table(ROW_COLUMNS, tuple(rows))
+
+    def parts(self) -> Parts:
+        """Both sums, where the layouts differ, and the collectives of each line."""
+        differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
+        warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
+        head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
+        return (*head, *warned, "By line:", self.lines)
+
+    def _headline(self) -> str:
+        ours, theirs = self.wire_bytes, self.xla_wire_bytes
+        ratio = f", {ours / theirs:.3f} of XLA's" if theirs else ""
+        unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
+        listed = ", ".join(w.key for w in unknown)
+        once = f" While loops of unknown length count as one iteration: {listed}." * bool(unknown)
+        return (
+            f"{self.partitioner} on {self.told.mesh!r}: a device sends {bytes_text(ours)} a "
+            f"step here, {bytes_text(theirs)} by XLA{ratio}.{once}"
+        )
+
+    def _gathered_once(self) -> Iterator[str]:
+        """What it would send to keep gathered copies, as XLA does, where that is less."""
+        trials, stages = self._trials, self._trials.stages
+        if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
+            return
+        options = replace(trials.options, keep_gathers=True)
+        kept = Outcome.of(planned(stages.traced, stages.annotations, options))
+        if kept.wire_bytes < self.wire_bytes:
+            sent, held = bytes_text(kept.wire_bytes), bytes_text(kept.peak_memory_bytes)
+            yield (
+                "The backward pass gathers again what the forward pass gathered and freed; XLA "
+                f"keeps the copies. Options(keep_gathers=True) sends {sent}, and its peak "
+                f"memory is {held} in place of {bytes_text(trials.now.peak_memory_bytes)}."
+            )
+
+    def _agreement(self) -> str:
+        counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
+        agree, *others = counts.items()
+        rest = ", ".join(f"{n} {name}" for name, n in others if n)
+        return f"{agree[1]} of {len(self.found)} free values agree" + (
+            f"; {rest}." if rest else "."
+        )
+
+    def _value_row(self, match: Match) -> tuple[object, ...]:
+        names = (match.name, match.kind, match.ours.text(), match.theirs.text())
+        if match.agrees:
+            return (*names, "agree", None, None)
+        now = self.wire_bytes
+        stages = self._trials.stages
+        wanted = replace(match.theirs, unspecified_dims=())
+        then = number(self._trials.outcome(annotated_as(stages, match.value, wanted)).wire_bytes)
+        ranks = ((now, _held(match.ours.shard_shape)), (then, _held(match.theirs.shard_shape)))
+        return (*names, _verdict(*ranks), now, then)
+
+
+def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -> BesideXla:
+    """A plan beside what XLA made of its graph and annotations.
+
+    Args:
+      apart: asks XLA again, in a process of its own.
+    """
+    found = matches(trials.stages.sharded, told.module, told.results)
+    return BesideXla(told.partitioner, found, told, trials, apart)
+
+
+def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
+    """Args: graph: of which XLA was asked."""
+    node = node_of(found.op_name, graph)
+    made = None if node is None else graph.nodes[node]
+    value = None if made is None else made.results[0]
+    named, shape, whole = found.instruction, found.shape, None
+    if value is not None:
+        named, shape = graph.values[value].name, graph.values[value].type.shape
+        whole = _held(shape) * graph.values[value].type.itemsize
+    texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
+    own = stages.graph.values
+    moved = stages.traffic.collectives if value is not None else ()
+    ours = [m for m in moved if own[m.value].name == named]
+    sent = number(sum(m.step.count * m.wire_bytes for m in ours))
+    return (
+        named, "" if made is None else made.source, "" if made is None else made.phase, *texts,
+        whole, sent, ", ".join(str(m.number) for m in ours),
+    )  # fmt: skip
+
+
+def _layout_text(text: str, shape: tuple[int, ...], mesh: Mesh) -> str:
+    """A layout of XLA's in the axes of the mesh, where they say it; else as XLA writes it."""
+    try:
+        found = layout(text, shape, mesh)
+    except ShardalgError:  # it is one of a reshaped tensor
+        return text
+    return text if found is None else found.text()
+
+
+def _held(shape: Iterable[int]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _verdict(ours: Any, theirs: Any) -> str:
+    if ours == theirs or (type(ours) is float and isclose(ours, theirs)):  # thirds of a byte
+        return "even"
+    return "ours better" if ours < theirs else "XLA better"
+
+
+Line = tuple[str, str]
+"""Source line and phase."""
+NO_LINE: Line = ("", "")
+UNPLACED = "(unknown line)"
+"""The module name of collectives that name no line."""
+
+
+def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
+    graph, asked = stages.graph, told.graph or stages.graph
+    mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
+    other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
+    sums = {
+        line: (
+            number(sum(m.step.count * m.wire_bytes for m in mine.get(line, []))),
+            number(sum(c.count * c.wire_bytes for c in other.get(line, []))),
+        )
+        for line in sorted({**mine, **other}, key=_order(graph))
+    }
+    unplaced = sums.get(NO_LINE, (0, 0))
+    for line, (sent, xla_sent) in sums.items():
+        here, there = mine.get(line, []), other.get(line, [])
+        names = _named(_ours(stages, m) for m in here), _named(map(_theirs, there))
+        verdict = _line_verdict(line, (sent, xla_sent), unplaced)
+        rows = ", ".join(str(m.number) for m in here)
+        alike = verdict == "even" and names[0] == names[1]
+        yield (*line, *names, "agree" if alike else verdict, sent, xla_sent, rows)
+
+
+def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
+    """Return who sends less for a line or a module; "" if bytes without a line could turn it.
+
+    Inside a `shard_map`, XLA's collectives do not name their operator. They may belong to any line,
+    so that a line has a verdict only if all of them together would not change it. Equal bytes are
+    always "even".
+
+    Args:
+      sent: bytes of the plan and of XLA for the line.
+      unplaced: bytes of the plan and of XLA in collectives that name no line.
+    """
+    ours, theirs = sent
+    verdict = _verdict(ours, theirs)
+    if verdict == "even":
+        return verdict
+    if line == NO_LINE:
+        return ""
+    if verdict == "XLA better":
+        return verdict if ours > theirs + unplaced[1] else ""
+    return verdict if ours + unplaced[0] < theirs else ""
+
+
+def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
+    found: dict[Line, list] = {}
+    for line, thing in pairs:
+        found.setdefault(line, []).append(thing)
+    return found
+
+
+def _node(stages: Stages, moved: MovedValue) -> int | None:
+    """The operator that a collective is for, as XLA sees it.
+
+    A sum in parts belongs to what made the parts, wherever they are added up; what happens at the
+    function's end, to what made the value.
+    """
+    made, program = stages.traffic.made_by, stages.program
+    local, node = moved.step.instruction.operands[0], moved.step.instruction.node
+    while program.locals[local].sharding.unreduced and local in made:
+        node = made[local].node
+        parts = [o for o in made[local].operands if program.locals[o].sharding.unreduced]
+        if not parts:
+            return node
+        local = parts[0]
+    return stages.graph.producer[moved.value] if node is None else node
+
+
+def _line(graph: Graph, node: int | None) -> Line:
+    return NO_LINE if node is None else (graph.nodes[node].source, graph.nodes[node].phase)
+
+
+def _order(graph: Graph) -> Callable[[Line], int]:
+    places: dict[Line, int] = {}
+    for node in graph.walk():
+        places.setdefault((node.source, node.phase), len(places))
+    return lambda line: places.get(line, len(places))
+
+
+def _ours(stages: Stages, moved: MovedValue) -> str:
+    return f"{moved.alike[0]} {','.join(stages.mesh.texts(moved.digits))}"
+
+
+def _theirs(collective: HloCollective) -> str:
+    kind = "reduce_scatter" if collective.is_scattered else collective.kind
+    return f"{kind} {','.join(collective.axes)}"
+
+
+def _named(names: Iterable[str]) -> str:
+    """Kinds and axes, each once, with how often.
+
+    >>> _named(["all_gather X", "all_reduce Y", "all_gather X"])
+    '2 all_gather X, all_reduce Y'
+    """
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in sorted(counts.items()))

@@ -1,0 +1,322 @@
+"""Why a collective is there, and the cheapest change of annotations that removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from shardalg.costs.collectives import MovedValue
+from shardalg.errors import StrategyError
+from shardalg.plan.explain.changes import Change, Changes
+from shardalg.plan.explain.disagreements import Side, disagreement
+from shardalg.plan.explain.explained import Annotated
+from shardalg.plan.explain.removals import (
+    QUICK_NODES,
+    Effort,
+    Trial,
+    pairs,
+    ranked,
+    singles,
+    together,
+    undominated,
+)
+from shardalg.planner.padded_samples import stacks
+from shardalg.planner.partition.choose.regions import stops
+from shardalg.planner.stages import Stages
+from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trips import executions_text
+from shardalg.sizes.amounts import number
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import AllReduce, ReduceScatter
+from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
+
+SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
+CHANGE_COLUMNS = (
+    "annotation", "sharding", "becomes", "changed_dims", "removes", "helps", "collectives",
+    "wire_bytes", "peak_memory_bytes", "step_time_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CollectiveExplanation(Answer):
+    """Why a collective is there, and which annotations, changed, would remove it.
+
+    Attributes:
+      moved: the collective.
+      has, needs: the two sides that disagree.
+    """
+
+    moved: MovedValue
+    has: Side
+    needs: Side
+    _trials: Trials = field(repr=False)
+    _effort: Effort = field(default_factory=Effort, repr=False)
+
+    @property
+    def annotations(self) -> tuple[Annotated, ...]:
+        """What either side comes from, the value's own first."""
+        return tuple(dict.fromkeys((*self.has.annotations, *self.needs.annotations)))
+
+    @property
+    def headline(self) -> str:
+        """What moves, where, how much, and what asks for it."""
+        return _headline(self.moved, self._trials)
+
+    @property
+    def sides(self) -> Table:
+        """What the value has and what is needed of it, with the annotations behind."""
+        rows = [
+            (name, side.layout.text(), side.words, ", ".join(map(str, side.annotations)) or "none")
+            for name, side in (("has", self.has), ("needs", self.needs))
+        ]
+        return Table(SIDE_COLUMNS, tuple(rows))
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every change of one annotation that was tried, planned again; see `removals.ranked`."""
+        return singles(self._trials, self.moved, (self.has, self.needs), self._effort)
+
+    @cached_property
+    def pairs(self) -> tuple[Trial, ...]:
+        """Changes of two annotations, tried where none of one removes it and sends no more."""
+        found = any(trial.removes and not trial.more for trial in self.trials)
+        return () if found else pairs(self._trials, self.moved, self.trials, self._effort)
+
+    @cached_property
+    def together(self) -> tuple[Trial, ...]:
+        """Changes of as many annotations as it takes, where none of two removes it."""
+        if any(trial.removes for trial in (*self.trials, *self.pairs)):
+            return ()
+        if self._effort.is_spent:
+            self._effort.leaves_out = True
+            return ()
+        return together(self._trials, self.moved)
+
+    @property
+    def change(self) -> Change | Changes | None:
+        """The change that removes the collective at the lowest price, `Changes` if of several.
+
+        The price is that of a step on the chip: seconds, then memory. See `helps`.
+        """
+        best = next(iter(self._removing), None)
+        return None if best is None else best.change
+
+    @property
+    def helps(self) -> bool:
+        """Whether with a change a step is shorter, or as long and holds less; or nothing helps."""
+        return any(trial.helps for trial in self._removing)
+
+    @cached_property
+    def _removing(self) -> list[Trial]:
+        found = (*self.trials, *self.pairs, *self.together)
+        return [trial for trial in ranked(found) if trial.removes]
+
+    @cached_property
+    def changes(self) -> Table:
+        """The changes that remove it with what the step then costs; the nearest where none does.
+
+        The first has the lowest price. One that another beats in seconds, size, wire bytes and peak
+        memory is left out. `helps`: whether a step is then shorter, or as long and holds less.
+        """
+        found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
+        return Table(CHANGE_COLUMNS, tuple(_trial_row(trial) for trial in found))
+
+    @property
+    def table(self) -> Table:
+        """The changes."""
+        return self.changes
+
+    def parts(self) -> Parts:
+        """What moves, the two sides, and what would remove it."""
+        return (
+            self.headline,
+            self.sides,
+            "\n".join(filter(None, (*self._remedies(), self._by_layer()))),
+            self.changes,
+        )
+
+    def _remedies(self) -> tuple[str, ...]:
+        """Return the advice, and a note if the program is too large to plan all changes."""
+        loop = self._after_the_loop()
+        if loop:
+            return (loop,)
+        advice = self._advice()
+        if not self._effort.leaves_out:
+            return (advice,)
+        count = counted(len(self.trials) + len(self.pairs), "change")
+        return (
+            advice,
+            f"The program is large, so planning stopped after {count}: "
+            f"plan.explain({self.moved.number}, thorough=True) plans more.",
+        )
+
+    def _after_the_loop(self) -> str:
+        """What a switch makes of a sum that is reduced in every iteration; "" where none helps."""
+        trials, place = self._trials, self.moved.place
+        adds = isinstance(self.moved.step.instruction.attributes, AllReduce | ReduceScatter)
+        if not adds or trials.options.switches.defer_in_loops or self.moved.step.count == 1:
+            return ""
+        now, then = trials.now, trials.deferred
+        # where it is added up in the loop itself, it is sent at its place as before
+        if number(then.sent.get(place, 0)) >= number(now.sent[place]):
+            return ""
+        effect = _effect(now, then, trials.machine)
+        return (
+            "It is reduced in every iteration of a loop that only adds it up: "
+            f"Switches(defer_in_loops=True) reduces it once, behind the loop. {effect}"
+        )
+
+    def _by_layer(self) -> str:
+        """Return the price of reading the stack the other way; "" if it moves no layer."""
+        trials, stages = self._trials, self._trials.stages
+        loops = stages.graph.nodes_of(["scan"])
+        known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}
+        other = trials.other_layers if self.moved.value in known else None
+        if other is None:
+            return ""
+        effect = _effect(trials.now, other, trials.machine)
+        return f"{LAYERS[stages.streams]} {effect}"
+
+    def _advice(self) -> str:
+        removing, now = self._removing, self._trials.now
+        chip = self._trials.machine
+        if removing:
+            best = removing[0]
+            size = len(best.change.steps)
+            what = _SETS.get(size, f"{size} changes that remove it, none of which can be left out")
+            if not self.helps:
+                what = f"Nothing helps: no change that removes it makes a step cheaper. {what}"
+            return f"{what}: {best.change}. {_effect(now, best.outcome, chip)}"
+        if not self.trials:
+            return f"No annotation that a strategy could change stands behind it (now: {now})."
+        tried = f"None of {len(self.trials)} single changes" + (
+            f" and {len(self.pairs)} pairs" if self.pairs else ""
+        )
+        near = ranked([*self.trials, *self.pairs])[0]
+        return (
+            f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome, chip)}"
+        )
+
+
+LAYERS = {
+    False: "The stack is gathered before the loop, which reads one layer per iteration: "
+    "Options(stream_layers=True) fetches one layer per iteration.",
+    True: "The loop fetches one layer of the stack per iteration: Options(stream_layers=False) "
+    "gathers the stack before the loop.",
+}
+"""How a stack of layers is read, and the option for the other way; by `Stages.streams`."""
+_SETS = {
+    1: "Cheapest change that removes it",
+    2: "Cheapest pair of changes that removes it",
+}
+
+
+def _effect(now: Outcome, then: Outcome, chip: str) -> str:
+    """What a step then takes, sends and holds, and whether that is more than now."""
+    sent, left = number(now.wire_bytes), number(then.wire_bytes)
+    verdict = "as much as now"
+    if left != sent:
+        share = f"{abs(left - sent) / sent:.0%}" if sent else "all of it"
+        verdict = f"{share} less" if left < sent else f"{share} MORE: it moves elsewhere"
+    seconds = f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on {chip}"
+    held = f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
+    counts = f"{now.collectives:,} to {then.collectives:,} collectives"
+    fits = "" if then.fits else ", which does not fit"
+    return (
+        f"A step goes from {seconds}, sends {bytes_text(sent)} to {bytes_text(left)} ({verdict}) "
+        f"in {counts}, and holds {held} at the peak{fits}."
+    )
+
+
+def _headline(moved: MovedValue, trials: Trials) -> str:
+    stages = trials.stages
+    kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
+    axes = ",".join(stages.mesh.texts(moved.digits))
+    name = graph.values[moved.value].name
+    node = None if instruction.node is None else graph.nodes[instruction.node]
+    line = "" if node is None or not node.source else f" at {node.source}"
+    times = executions_text(graph, moved.step.loops, moved.step.count)
+    sent = f"{bytes_text(moved.wire_bytes)} sent per device, {times}"
+    adds = isinstance(instruction.attributes, AllReduce | ReduceScatter)
+    stays = _in_loop(moved, trials) if adds else ""
+    return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{stays}"
+
+
+def _in_loop(moved: MovedValue, trials: Trials) -> str:
+    """What keeps a sum from waiting until its loop is over, where sums may wait so."""
+    defers = trials.options.switches.defer_in_loops
+    by = stops(trials.stages.graph, moved.value) if defers else None
+    if by is None:
+        return ""
+    said = f"{by.primitive} ({by.source})" if by.source else by.primitive
+    return f" It is reduced in every iteration: no sum waits behind {said}."
+
+
+def _trial_row(trial: Trial) -> tuple[object, ...]:
+    steps, outcome = trial.change.steps, trial.outcome
+    return (
+        " and ".join(str(step.place) for step in steps),
+        " and ".join(step.before.text() for step in steps),
+        " and ".join(step.after.text() for step in steps),
+        trial.change.changed_dims, trial.removes, trial.helps, outcome.collectives,
+        number(outcome.wire_bytes), outcome.peak_memory_bytes, outcome.step_time_s,
+    )  # fmt: skip
+
+
+def explain_collective(
+    trials: Trials, table: Table, which: object, *, thorough: bool = False
+) -> CollectiveExplanation:
+    """Why a collective is there.
+
+    Args:
+      table: of the collectives; which: a row of it, its number, or the instruction.
+      thorough: whether to plan every change of one annotation, however large the program is.
+
+    Raises:
+      StrategyError: there is no such collective.
+    """
+    stages = trials.stages
+    moved = stages.traffic.collectives[_number(stages, table, which)]
+    sides, effort = disagreement(stages.sharded, stages.traffic, moved), Effort()
+    if not thorough:
+        effort.nodes = QUICK_NODES
+    return CollectiveExplanation(moved, *sides, trials, effort)
+
+
+def _number(stages: Stages, table: Table, which: object) -> int:
+    found = _FINDERS.get(type(which).__name__, _by_number)(stages, table, which)
+    count = len(stages.traffic.collectives)
+    if found is None or not 0 <= found < count:
+        raise StrategyError(
+            f"{which!r:.200} is no collective of this plan, which has {count}, numbered from "
+            "0. Pass the name of a value, or a row of plan.collectives() or its number."
+        )
+    return found
+
+
+def _by_number(stages: Stages, table: Table, which: Any) -> int | None:
+    try:
+        return which.__index__()
+    except AttributeError:
+        return None
+
+
+def _by_row(stages: Stages, table: Table, which: Any) -> int | None:
+    """A row of the DataFrame: its label, if its content is still that of the table's row."""
+    at = _by_number(stages, table, which.name)
+    if at is None or not 0 <= at < len(table):
+        return None
+    return at if tuple(which) == table.rows[at] else None
+
+
+def _by_instruction(stages: Stages, table: Table, which: Any) -> int | None:
+    found = [m.number for m in stages.traffic.collectives if m.step.instruction == which]
+    return found[0] if found else None
+
+
+_FINDERS: Mapping[str, Callable[[Stages, Table, Any], int | None]] = {
+    "Series": _by_row,
+    Instruction.__name__: _by_instruction,
+}

@@ -1,0 +1,313 @@
+"""What another plan of the same function decided otherwise.
+
+What changed between two plans: layouts, collectives, bytes, memory, aligned by name and kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.peaks import peak_formula
+from shardalg.costs.collectives import is_collective
+from shardalg.costs.cost import Totals
+from shardalg.costs.memory import Liveness, peak_bytes
+from shardalg.costs.symbolic import Symbolised
+from shardalg.costs.walk import walk
+from shardalg.graph.ir import Graph
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.stages import CHANGE_COLUMNS, Stages, priced
+from shardalg.show.tables import collectives
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.symbolic.retrace import Alignment, Difference
+from shardalg.spmd.instruction import Collective, Instruction
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Answer, Parts, Table, counted
+
+ChangeRow = tuple[str, str, str, str, str]
+BORDER = -1
+"""Stands for the node of what moves at the program's border."""
+
+
+def changes(
+    hints: Stages,
+    here: Stages,
+    named: Symbolised | None,
+    *,
+    point: Mapping[str, int],
+    constant: Difference | None,
+) -> Table:
+    """Every decision in which two plans of one function differ, at the hints and at a point.
+
+    Args:
+      named: the formulas at the hints, if sizes have names.
+
+    Kinds: "constant" (the first size made in Python that is another one), "blocks" (a region was
+    traced again, since its axis has another size; where that is another program, nothing else is
+    listed), "divides" (a split that
+    is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
+    (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
+    dimensions, axes and role of what an operator, or the border, moves), "peak" (the formula of
+    the peak of memory gives another number than this plan), "formula" (so does another formula).
+    """
+    made = () if constant is None else ((constant.kind, "", constant.source, "", constant.text),)
+    if constant is not None and Alignment(hints.graph, here.graph).difference is not None:
+        return Table(CHANGE_COLUMNS, made)
+    rows = (*made, *_splits(named, point), *_choices(hints, here), *_shardings(hints, here))
+    rows = (*rows, *_collectives(hints, here))
+    if named is None:
+        return Table(CHANGE_COLUMNS, rows)
+    return Table(
+        CHANGE_COLUMNS, (*rows, *_peak(here, named, point), *_prices(hints, here, named, point))
+    )
+
+
+def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
+    """The peak of memory where its formula gives another number, kept or rebuilt."""
+    donated = tuple(here.traced.donated)
+    for rebuild in (False, True):
+        formula = peak_formula(named, donated, rebuild).at(point)
+        found = peak_bytes(here.program, here.graph, donated=donated, rebuild=rebuild)
+        if formula != found:
+            where = alive_at(here.graph, here.as_written)
+            yield "peak", *where, f"{formula} bytes by the formula", f"{found} bytes"
+            return
+
+
+def _prices(
+    hints: Stages, here: Stages, named: Symbolised, point: Mapping[str, int]
+) -> Iterator[ChangeRow]:
+    """Bytes, flops and seconds whose formulas give other numbers than this plan."""
+    by_formula = priced(hints.traced, named, hints.hardware).totals
+    found = priced(here.traced, here.program, here.hardware).totals
+    for name, quantity in _PRICES.items():
+        formula = Formula.of(quantity(by_formula)).at(point)
+        number = quantity(found)
+        if abs(formula - number) > _ROUNDED * abs(number):
+            said = f"{name} {float(formula):.12g} by the formula"
+            yield "formula", "", "", said, f"{float(number):.12g}"
+
+
+_ROUNDED = 1e-9
+_PRICES: Mapping[str, Callable[[Totals], Any]] = {
+    "wire_bytes": lambda totals: totals.sum("wire_bytes"),
+    "flops": lambda totals: totals.sum("flops"),
+    "useful_flops": lambda totals: totals.useful_flops,
+    "step_time_s": lambda totals: totals.sum("time_s"),
+}
+
+
+def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
+    """Name and source line of what runs at the peak."""
+    peak = memory.instruction
+    return ("the arguments", "") if peak is None else _whose(graph, peak)
+
+
+def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[ChangeRow]:
+    for fact in named.conditions if named else ():
+        if not fact.holds(point):
+            yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
+
+
+def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
+    return ("border", "") if instruction.node is None else place(graph, instruction.node)
+
+
+def _choices(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
+    first, second = _assignments(hints.program), _assignments(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = first.get(number, ""), second.get(number, "")
+        if pair[0] != pair[1]:
+            yield ("choice", *place(hints.graph, number), *pair)
+
+
+def _assignments(program: SpmdProgram) -> dict[int, str]:
+    """Per node the loops that are split, with their axes; several where it is made again."""
+    words = cache(partial(loops_over, program.mesh))
+    found: dict[int, list[str]] = {}
+    for step in walk(program):
+        attributes, node = step.instruction.attributes, step.instruction.node
+        if type(attributes) is Apply and node is not None:
+            found.setdefault(node, []).append(words(attributes.loops))
+    return {node: "; ".join(dict.fromkeys(made)) for node, made in found.items()}
+
+
+def loops_over(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> str:
+    """The axes on the loops of an operator, in words."""
+    split = sorted((name, _axes(mesh, digits)) for name, digits in loops)
+    return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
+
+
+def _axes(mesh: Mesh, digits: Digits) -> str:
+    return ",".join(mesh.texts(digits))
+
+
+def place(graph: Graph, node: int) -> tuple[str, str]:
+    """Name of a node's first result, and its source line."""
+    found = graph.nodes[node]
+    return graph.values[found.results[0]].name, found.source
+
+
+def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
+    graph = hints.graph
+    partner = Alignment(graph, here.graph).partner
+    text = cache(Sharding.text)
+    for value, other in zip(graph.values, partner, strict=True):
+        if other >= 0:
+            first, second = hints.sharded.shardings[value.index], here.sharded.shardings[other]
+            pair = text(first), text(second)
+            if pair[0] != pair[1]:
+                producer = graph.producer[value.index]
+                source = "" if producer is None else graph.nodes[producer].source
+                yield ("sharding", value.name, source, *pair)
+
+
+def _collectives(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
+    first, second = _moved(hints.program), _moved(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        one, other = ("; ".join(side.get(number, ())) for side in (first, second))
+        if one != other:
+            where = ("border", "") if number == BORDER else place(hints.graph, number)
+            yield ("collectives", *where, one, other)
+
+
+def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for step in walk(program):
+        instruction = step.instruction
+        attributes = instruction.attributes
+        if is_collective(attributes):
+            node = BORDER if instruction.node is None else instruction.node
+            words = f"{_words(program, attributes)} ({instruction.role})"
+            found.setdefault(node, []).append(words)
+    return found
+
+
+def _words(program: SpmdProgram, attributes: Collective) -> str:
+    of = f" of dimension {' to '.join(map(str, attributes.dims))}" if attributes.dims else ""
+    axes = _axes(program.mesh, attributes.digits)
+    return f"{attributes.sent_as}{of} along {axes}"
+
+
+KEYS = ("kind", "mesh_axes", "role", "phase", "op", "source")
+VALUE_COLUMNS = ("value", "sharding", "other_sharding", "shard_bytes", "other_shard_bytes")
+COLLECTIVE_COLUMNS = (
+    *KEYS, "executions", "other_executions", "wire_bytes_per_step", "other_wire_bytes_per_step",
+)  # fmt: skip
+TOTAL_COLUMNS = ("quantity", "this", "other", "difference")
+DIFFERENCE_COLUMNS = ("what", "place", "this", "other")
+
+
+@dataclass(frozen=True, repr=False)
+class PlanDifference(Answer):
+    """What another plan does otherwise; a value or a kind of collective that is alike has no row.
+
+    Attributes:
+      values: layouts that differ, and bytes of a value's shard; by name, empty where only one plan
+        has the value.
+      collectives: executions and wire bytes of a step, by kind, axes, role, phase and operator.
+      totals: executions and wire bytes of all collectives, peak memory and its classes, per device.
+    """
+
+    values: Table
+    collectives: Table
+    totals: Table
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the other plan does nothing otherwise."""
+        changed = any(self.totals["difference"])
+        return not (changed or len(self.values) or len(self.collectives))
+
+    @property
+    def table(self) -> Table:
+        """All of it: what (sharding, wire_bytes, bytes), where, this and other."""
+        rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
+        rows += [
+            (f"{r['kind']} wire_bytes", _where(r), *(r[c] for c in COLLECTIVE_COLUMNS[-2:]))
+            for r in self.collectives
+        ]
+        rows += [("total", r["quantity"], r["this"], r["other"]) for r in self.totals]
+        return Table(DIFFERENCE_COLUMNS, tuple(rows))
+
+    def parts(self) -> Parts:
+        """Counts, and the three tables."""
+        values, groups = len(self.values), len(self.collectives)
+        laid = f"{counted(values, 'value')} laid out otherwise"
+        differ = f"{counted(groups, 'kind')} of collectives not alike"
+        return (f"{laid}, {differ}.", self.totals, self.collectives, self.values)
+
+
+def _where(row: Mapping[str, object]) -> str:
+    return f"{row['mesh_axes']} {row['op']} ({row['source']}) {row['role']} {row['phase']}"
+
+
+def difference(this: Stages, other: Stages) -> PlanDifference:
+    """What `other` does otherwise than `this`; numbers, at the hints where sizes have names."""
+    return PlanDifference(
+        _values(this, other), _collective_changes(this, other), _totals(this, other)
+    )
+
+
+def _values(this: Stages, other: Stages) -> Table:
+    first, second = _layouts(this.sharded), _layouts(other.sharded)
+    rows = [
+        (name, one[0], two[0], one[1], two[1])
+        for name in dict.fromkeys((*first, *second))
+        if (one := first.get(name, ("", None))) != (two := second.get(name, ("", None)))
+    ]
+    return Table(VALUE_COLUMNS, tuple(rows))
+
+
+def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
+    found = {}
+    for value, layout in zip(sharded.graph.values, sharded.shardings, strict=True):
+        size = value.type.itemsize
+        for extent in layout.shard_shape:
+            size *= extent
+        found[value.name] = (layout.text(), size)
+    return found
+
+
+def _collective_changes(this: Stages, other: Stages) -> Table:
+    first, second = _sent(this), _sent(other)
+    rows = [
+        (*key, one[0], two[0], one[1], two[1])
+        for key in dict.fromkeys((*first, *second))
+        if (one := first.get(key, (0, 0))) != (two := second.get(key, (0, 0)))
+    ]
+    return Table(COLLECTIVE_COLUMNS, tuple(rows))
+
+
+def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
+    """Executions and wire bytes of a step, per group of collectives."""
+    counts: Counter[tuple[object, ...]] = Counter()
+    sent: Counter[tuple[object, ...]] = Counter()
+    for row in collectives(plan.program, plan.graph):
+        key = tuple(row[name] for name in KEYS)
+        counts[key] += row["executions"]
+        sent[key] += row["wire_bytes_per_step"]
+    return {key: (counts[key], sent[key]) for key in counts}
+
+
+def _totals(this: Stages, other: Stages) -> Table:
+    first, second = dict(_quantities(this)), dict(_quantities(other))
+    names = dict.fromkeys((*first, *second))
+    pairs = [(name, first.get(name, 0), second.get(name, 0)) for name in names]
+    return Table(TOTAL_COLUMNS, tuple((n, one, two, two - one) for n, one, two in pairs))
+
+
+def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
+    groups = _sent(plan).values()
+    yield "collectives", sum(count for count, _ in groups)
+    yield "wire_bytes", sum(sent for _, sent in groups)
+    yield "peak_memory_bytes", plan.cost.memory.peak_bytes
+    for name, held in plan.cost.memory.by_class.items():
+        yield f"{name}_bytes", held

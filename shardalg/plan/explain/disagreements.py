@@ -1,0 +1,238 @@
+"""Why a collective is there: the layout that a value has, the one that is needed, and who says so.
+
+A value moves where two layouts meet: as it is at hand, and as an operator, a result or a loop
+takes it. `disagreements` reads both off the program (the first and the last layout of the chain of
+moves that the collective is part of) and follows the collective's axes back through the completion
+(`explained.py`), on either side, to the annotations they come from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import MOVES, MovedValue, Traffic
+from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ops.rows import rules
+from shardalg.plan.explain.explained import Annotated, annotations_of, dims_of, held
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply, Control
+from shardalg.spmd.local import Local
+from shardalg.spmd.manual import WRITTEN
+
+_PARTS = {"sum": "a sum", "max": "a maximum", "min": "a minimum", "prod": "a product"}
+
+
+def _operator(node: Node) -> str:
+    """An operator and its line: `dot_general (model.py:41)`."""
+    return f"{node.primitive} ({node.source})" if node.source else node.primitive
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two layouts that meet at a collective.
+
+    Attributes:
+      layout: of the value; words: what has or needs it.
+      annotations: those that the collective's axes (or their absence) come from on this side.
+    """
+
+    layout: Sharding
+    words: str
+    annotations: tuple[Annotated, ...]
+
+
+def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> tuple[Side, Side]:
+    """What the value has, and what is needed of it, each with the annotations behind it."""
+    reading = _Reading(sharded, traffic, moved)
+    has, needs = reading.has(), reading.needs()
+    if has.annotations or needs.annotations:
+        return has, needs
+    return replace(has, annotations=reading.nearest()), needs
+
+
+Asker = tuple[int, Digits | None]
+"""A value whose layout asks for a move, and by which of its digits; None for its whole layout."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """One collective, read against the completed graph."""
+
+    sharded: ShardedGraph
+    traffic: Traffic
+    moved: MovedValue
+
+    @cached_property
+    def ends(self) -> tuple[Local, Local]:
+        """The local types before and after what is moved."""
+        return self.traffic.ends(self.moved)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the plan."""
+        return self.sharded.graph
+
+    def has(self) -> Side:
+        """The layout at hand: the value's completed one, as its operator made it, or partial."""
+        first, digits, value = self.ends[0], self.moved.digits, self.moved.value
+        name = self.graph.values[value].name
+        pending = tuple([d for d in digits if d in first.sharding.unreduced])
+        if pending:
+            words, askers = self._in_parts(first.index), [*self._summed(first.index, pending)]
+        else:
+            words, own = f"{name} is laid out so", held(first.sharding, digits)
+            home = self.sharded.shardings[value]
+            # An axis on another dimension than at home came from the operator, not by completion.
+            at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
+            askers = [(value, at_result)] if at_result else [*self._made(first.index, own)]
+        found = self._annotations(askers) or self._annotations([(value, None)])
+        return Side(first.sharding, words, found)
+
+    def _in_parts(self, local: int) -> str:
+        """That every device adds up a part of a value, and which operator made the parts."""
+        made, program = self.traffic.made_by.get(local), self.traffic.program
+        while made is not None and not isinstance(made.attributes, Control):
+            pending = [o for o in made.operands if program.locals[o].sharding.unreduced]
+            if not pending:
+                break
+            made = self.traffic.made_by.get(pending[0])
+        attributes = self.moved.step.instruction.attributes
+        what = _PARTS.get(getattr(attributes, "combine", "sum"), "a result")
+        name = self.graph.values[self.moved.value].name
+        node = None if made is None or made.node is None else self.graph.nodes[made.node]
+        other = "" if node is None or self.moved.value in node.results else _operator(node)
+        return f"{name} is {what} in parts" + (f", made by {other}" if other else "")
+
+    def needs(self) -> Side:
+        """The layout that is asked for: by the operator's loops, a result, a loop's border."""
+        layout, value = self.ends[1].sharding, self.moved.value
+        number = self.moved.step.instruction.node
+        if number is None:
+            return Side(layout, self._leaves(), self._results(value))
+        node = self.graph.nodes[number]
+        readers = self.traffic.readers.get(self.ends[1].index, ())
+        runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
+        if runs and value not in node.results:
+            split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
+            words, askers = "needs it so", split or [(result, None) for result in node.results]
+        else:
+            words = self._kept(node)
+            askers = [(value, held(layout, self.moved.digits) or None)]
+        around = [(other, None) for other in (*node.results, *node.operands)]
+        found = self._annotations(askers) or self._annotations(around)
+        return Side(layout, f"{_operator(node)} {words}", found)
+
+    def _kept(self, node: Node) -> str:
+        """What an operator does with a value that moves before or behind it."""
+        first, last = (end.sharding for end in self.ends)
+        if node.primitive in WRITTEN:
+            return "stands in the function's own shard_map"
+        if first.unreduced:
+            return "is where its parts are combined"
+        if first.dims == last.dims:
+            return "reads blocks of its neighbours"
+        return "hands it on so" if self.moved.value in node.results else "takes it so"
+
+    def _leaves(self) -> str:
+        """Why a result leaves as it does: annotated, or evenly."""
+        value, first = self.moved.value, self.ends[0].sharding
+        if self._results(value) or first.is_even:
+            return "a result of the function is laid out so"
+        return "a result of the function has an even layout, and its size does not divide"
+
+    def nearest(self) -> tuple[Annotated, ...]:
+        """The annotations that are fewest operators away, of the collective's axes if any is.
+
+        For what no completed layout asks for: loops chosen by cost, collectives in a `shard_map`.
+        """
+        digits = self.moved.digits
+        fallback: tuple[Annotated, ...] = ()
+        for value in self._around():
+            own = held(self.sharded.shardings[value], digits)
+            found = annotations_of(self.sharded, value, own or None)
+            if found and own:
+                return found
+            fallback = fallback or found
+        return fallback
+
+    def _around(self) -> Iterator[int]:
+        """Values by their distance from the collective's, also across the borders of regions."""
+        graph, tied = self.graph, defaultdict(list)
+        for tie in graph.region_arguments:
+            tied[tie.source].append(tie.target)
+            tied[tie.target].append(tie.source)
+        waiting, seen = deque([self.moved.value]), {self.moved.value}
+        while waiting:
+            value = waiting.popleft()
+            yield value
+            nodes = [n for n in (graph.producer[value], *graph.users[value]) if n is not None]
+            beside = [v for n in nodes for v in (*graph.nodes[n].operands, *graph.nodes[n].results)]
+            fresh = [v for v in dict.fromkeys((*tied[value], *beside)) if v not in seen]
+            seen.update(fresh)
+            waiting.extend(fresh)
+
+    def _annotations(self, askers: Iterable[Asker]) -> tuple[Annotated, ...]:
+        found = (annotations_of(self.sharded, *asker) for asker in askers)
+        return tuple(dict.fromkeys(place for places in found for place in places))
+
+    def _results(self, value: int) -> tuple[Annotated, ...]:
+        """The annotated results that hand out a value."""
+        graph, given = self.graph, self.sharded.annotations.results
+        return tuple(
+            Annotated("result", graph.result_paths[number], number)
+            for number, result in enumerate(graph.results)
+            if result == value and given[number] is not None
+        )
+
+    def _summed(self, local: int, digits: Digits) -> Iterator[Asker]:
+        """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
+        made = self.traffic.made_by.get(local)
+        if made is None or isinstance(made.attributes, Control):
+            return
+        found = [*self._on_loops(made, digits)]
+        yield from found
+        for operand in () if found else made.operands:
+            if set(digits) & set(self.traffic.program.locals[operand].sharding.unreduced):
+                yield from self._summed(operand, digits)
+
+    def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
+        """Whose digits the operator took that made a value otherwise than its home is."""
+        made = self.traffic.made_by.get(local)
+        while made is not None and isinstance(made.attributes, MOVES):
+            made = self.traffic.made_by.get(made.operands[0])
+        if made is not None:
+            yield from self._on_loops(made, digits)
+
+    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Asker]:
+        """Tensors whose completed layouts hold some of the digits on a loop that is split by them.
+
+        Only loops that the operator was split along count.
+        """
+        apply = instruction.attributes
+        if not isinstance(apply, Apply) or instruction.node is None:
+            return
+        node = self.graph.nodes[instruction.node]
+        for name, own in apply.loops:
+            shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
+            for value, dims in self._tensors(node) if shared else ():
+                layout = self.sharded.shardings[value]
+                # Of a run-time number the row names the dimensions up to its own.
+                pairs = zip(layout.dims, dims, strict=False)
+                on_loop = [o for o, index in pairs if name in index.variables]
+                wanted = tuple([d for o in on_loop for d in o if d in shared])
+                if wanted:
+                    yield value, wanted
+
+    def _tensors(self, node: Node) -> Iterator[tuple[int, tuple[Index, ...]]]:
+        """Operands and results of a node, each with its indices in the loops."""
+        rows = rules(node.signature) or ()
+        for rule in rows:
+            yield from ((node.operands[k], dims) for k, dims in rule.operands.items())
+        yield from zip(node.results, (dims for rule in rows for dims in rule.results), strict=False)

@@ -1,0 +1,164 @@
+"""The summary of a plan in its file, and what another version of shardalg decides otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+from shardalg import files
+from shardalg.plan.plan_file import PlanFile
+from shardalg.planner.stages import Stages
+from shardalg.show.tables import collectives, collectives_by_module
+
+Number = int | float
+MOST_NAMED = 3
+"""The number of differences of one kind that a text names."""
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """What a plan decided and costs, in numbers; at the hints where sizes have names.
+
+    Attributes:
+      seal: SHA-256 of the inputs and of the program's text without its comments.
+      shardings: the names of the values that have a sharding, by its text. Values that are
+        replicated are left out.
+      collectives: per module, kind and axes, executions and wire bytes of a step.
+      peak_bytes: what a device holds at the peak, by class.
+      step_time_s: seconds of a step on the chip of the plan's options.
+    """
+
+    seal: str
+    shardings: Mapping[str, tuple[str, ...]]
+    collectives: tuple[tuple[str, str, str, int, Number], ...]
+    peak_bytes: Mapping[str, Number]
+    step_time_s: Number
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `read_summary` reads."""
+        return files.to_data(files.values(self, PlanSummary))
+
+
+def read_summary(data: object) -> PlanSummary:
+    """Return the summary that `PlanSummary.to_json` wrote.
+
+    Raises:
+      PlanFileError: a value that its type does not allow.
+    """
+    found: PlanSummary = files.read(PlanSummary, data, "summary")
+    return found
+
+
+def bare_text(stages: Stages) -> str:
+    """Return the program's text without its comments."""
+    return stages.program.text(stages.graph, comments=False)
+
+
+def summary(stages: Stages, seal: str) -> PlanSummary:
+    """Return the summary of a plan.
+
+    Args:
+      seal: of the plan's inputs and program (`PlanFile.sealed`).
+    """
+    shardings: dict[str, list[str]] = {}
+    for value, sharding in zip(stages.graph.values, stages.sharded.shardings, strict=True):
+        if any(sharding.dims) or sharding.unreduced or sharding.manual:
+            shardings.setdefault(sharding.text(), []).append(value.name)
+    sent = collectives_by_module(collectives(stages.program, stages.graph))
+    return PlanSummary(
+        seal,
+        {text: tuple(names) for text, names in shardings.items()},
+        sent.rows,
+        dict(stages.cost.memory.by_class),
+        stages.cost.step_time_s,
+    )
+
+
+def since_saved(
+    saved: PlanFile, told: PlanSummary | None, stages: Stages, here: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a text for each part in which a file's plan was another one than the plan made here.
+
+    The summary is not computed again if seal and versions are the same: its figures follow from
+    them.
+
+    Args:
+      told: the file's summary; None in files of earlier schemas.
+      stages: the plan that the file's inputs give here.
+      here: the versions of this process (`plan_file.versions`).
+    """
+    if told is None:
+        if saved.sealed(stages.program.text(stages.graph)) == saved.seal:
+            return ()
+        return (
+            f"files of {saved.schema} have no summary, and its program had other instructions or "
+            "comments: its plan may have been another one",
+        )
+    seal = saved.sealed(bare_text(stages))
+    if saved.versions == here and told.seal == seal:
+        return ()
+    found = differences(told, summary(stages, seal))
+    apart = [
+        f"{name} {saved.versions.get(name, 'unknown')} in the file, {here.get(name, 'none')} here"
+        for name in dict.fromkeys((*saved.versions, *here))
+        if saved.versions.get(name) != here.get(name)
+    ]
+    whose = f" ({'; '.join(apart)})" if apart else ""
+    return tuple(f"{part}: {text}{whose}" for part, text in found)
+
+
+def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str], ...]:
+    """Return the parts in which two summaries differ, each with the values in the file and here.
+
+    >>> saved = PlanSummary("a", {"[X]": ("w",)}, (("mlp", "all_gather", "X", 1, 64),), {}, 1e-3)
+    >>> here = PlanSummary("b", {"[Y]": ("w",)}, (), {}, 2e-3)
+    >>> for part, text in differences(saved, here):
+    ...     print(part, "-", text)
+    shardings - 1 differs: w [X] in the file, [Y] here
+    collectives - 1 differs: all_gather X of mlp 1 x, 64 B in the file, none here
+    step time - 0.001 s in the file, 0.002 s here
+    """
+    parts = (
+        ("shardings", _listed(_by_name(saved), _by_name(here), "replicated")),
+        ("collectives", _listed(_by_kind(saved), _by_kind(here), "none")),
+        ("peak memory", _listed(_held(saved), _held(here), "0 B")),
+    )
+    found = [(part, text) for part, text in parts if text]
+    if not isclose(saved.step_time_s, here.step_time_s):
+        found.append(
+            ("step time", f"{saved.step_time_s:.6g} s in the file, {here.step_time_s:.6g} s here")
+        )
+    if not found and saved.seal != here.seal:
+        found.append(("program", "other inputs or instructions with the same figures"))
+    return tuple(found)
+
+
+def _listed(saved: Mapping[str, str], here: Mapping[str, str], absent: str) -> str:
+    """Return the number of differences of two mappings and the first of them, or an empty text."""
+    found = [
+        f"{name} {saved.get(name, absent)} in the file, {here.get(name, absent)} here"
+        for name in dict.fromkeys((*saved, *here))
+        if saved.get(name, absent) != here.get(name, absent)
+    ]
+    if not found:
+        return ""
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    verb = "differs" if len(found) == 1 else "differ"
+    return f"{len(found)} {verb}: {'; '.join(found[:MOST_NAMED])}{more}"
+
+
+def _by_name(found: PlanSummary) -> dict[str, str]:
+    return {name: text for text, names in found.shardings.items() for name in names}
+
+
+def _by_kind(found: PlanSummary) -> dict[str, str]:
+    return {
+        f"{kind} {axes}{f' of {module}' if module else ''}": f"{count} x, {sent:,} B"
+        for module, kind, axes, count, sent in found.collectives
+    }
+
+
+def _held(found: PlanSummary) -> dict[str, str]:
+    return {name: f"{held:,} B" for name, held in found.peak_bytes.items()}

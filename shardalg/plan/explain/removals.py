@@ -1,0 +1,256 @@
+"""Changes that remove a collective: of one annotation, of two, of many, each planned again.
+
+A second annotation is looked for where the first change leaves off: in the plan under it, what
+still moves the value (or moves another one in its place) is explained anew, and the annotations
+behind that are changed too. Where two are not enough, the collective's axes are dropped wherever
+they come from, until nothing moves the value, and then all but what that takes is put back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+
+from shardalg.costs.collectives import MovedValue
+from shardalg.plan.explain.changes import Change, Changes, changes, drops
+from shardalg.plan.explain.disagreements import Side, disagreement
+from shardalg.planner.stages import Stages
+from shardalg.planner.trials import Outcome, Trials
+
+MOST_FIRST = 8
+"""So many single changes, those that leave fewest bytes at the operator, get a second one."""
+MOST_LEFT = 2
+"""So many of the collectives that a first change leaves, of either sort, are explained anew."""
+MOST_PAIRS = 64
+"""So many pairs are planned for one collective,"""
+MOST_NODES = 60_000
+"""and no more than so many operators, planning all of them together."""
+QUICK_NODES = 18_000
+"""No new change is tried after trials of so many operators, unless `thorough` is set."""
+
+
+@dataclass
+class Effort:
+    """Operators that trials may still plan or price, and whether trials were left out."""
+
+    nodes: float = math.inf
+    leaves_out: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further change is tried."""
+        return self.nodes <= 0
+
+    def spend(self, trials: Trials, trial: Trial) -> None:
+        """Subtract the operators of a trial, twice if it has a plan and a price."""
+        self.nodes -= len(trials.stages.graph.nodes) * (1 + trial.removes)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change, what the plan that it gives sends and holds, and whether that removes a collective.
+
+    Attributes:
+      left_bytes: wire bytes of a step that still move the collective's value at its operator.
+      wire_bytes: of the step then.
+      more: whether the step then sends more in all.
+      helps: whether it removes it, and a step then is shorter, or as long and holds less; where the
+        plan does not fit the chip, whether it then does.
+    """
+
+    change: Change | Changes
+    removes: bool
+    left_bytes: int | float
+    wire_bytes: int | float
+    more: bool
+    helps: bool
+    _outcome: Callable[[], Outcome] = field(repr=False, compare=False)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The figures of the plan with this change; a plan without a price is priced here."""
+        return self._outcome()
+
+
+def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
+    """Changes that remove it: those that fit the chip first, then by seconds, memory and size.
+
+    Then what removes nothing, by the bytes that still move the value at the operator.
+    """
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(trial: Trial) -> tuple[object, ...]:
+    if not trial.removes:
+        return True, trial.left_bytes, trial.wire_bytes
+    return False, *trial.outcome.price, trial.change.changed_dims
+
+
+def undominated(found: Iterable[Trial]) -> list[Trial]:
+    """Those that no earlier one beats, or equals, in seconds, size, bytes sent and bytes held."""
+    kept: list[Trial] = []
+    for trial in found:
+        if not any(_no_worse(other, trial) for other in kept):
+            kept.append(trial)
+    return kept
+
+
+def _no_worse(one: Trial, other: Trial) -> bool:
+    return all(mine <= its for mine, its in zip(_figures(one), _figures(other), strict=True))
+
+
+def _figures(trial: Trial) -> tuple[int | float, ...]:
+    outcome = trial.outcome
+    seconds = outcome.price[1]
+    return seconds, trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
+
+
+def singles(
+    trials: Trials, moved: MovedValue, sides: tuple[Side, Side], effort: Effort
+) -> tuple[Trial, ...]:
+    """Return trials that change one annotation behind a collective, in the order of `ranked`.
+
+    The most promising changes are tried first, until the effort is spent.
+    """
+    found, tried = list(changes(trials.stages, sides, moved.digits)), {}
+    for number in _promising(found, sides):
+        if effort.is_spent:
+            break
+        tried[number] = _tried(trials, moved, found[number])
+        effort.spend(trials, tried[number])
+    effort.leaves_out |= len(tried) < len(found)
+    return ranked(tried[number] for number in sorted(tried))
+
+
+def _promising(found: Sequence[Change], sides: tuple[Side, Side]) -> list[int]:
+    """Return the numbers of the changes, the most promising first.
+
+    Changes to the layout of either side come first. The others follow in turns of one change per
+    annotation.
+    """
+    wanted = {side.layout.dims for side in sides}
+    turns: Counter[tuple[object, ...]] = Counter()
+    keys = []
+    for number, change in enumerate(found):
+        turns[change.slots] += 1
+        keys.append((change.after.dims not in wanted, turns[change.slots], number))
+    return [number for _, _, number in sorted(keys)]
+
+
+def pairs(
+    trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
+) -> tuple[Trial, ...]:
+    """Changes of two, the first of them one that was tried alone."""
+    most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
+    found: dict[Changes, Trial] = {}
+    for pair in () if effort.is_spent else islice(_pairs(trials, moved, tried), most):
+        if pair not in found:
+            found[pair] = _tried(trials, moved, pair)
+            effort.spend(trials, found[pair])
+        if effort.is_spent:
+            effort.leaves_out = True
+            break
+    return ranked(found.values())
+
+
+def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
+    """Pairs, the second change of each first one in turn, so that all get some."""
+    first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, Change)]
+    seconds = [_second(trials, moved, change) for change in first]
+    while seconds:
+        for found in tuple(seconds):
+            pair = next(found, None)
+            if pair is None:
+                seconds.remove(found)
+            else:
+                yield pair
+
+
+def _second(trials: Trials, moved: MovedValue, first: Change) -> Iterator[Changes]:
+    """What is left of a collective after a change, explained and changed too."""
+    stages = trials.under(first.applied(trials.stages.annotations))
+    for left in _left(trials.stages, stages, moved, MOST_LEFT):
+        sides = disagreement(stages.sharded, stages.traffic, left)
+        for second in changes(stages, sides, left.digits):
+            if not set(first.slots) & set(second.slots):
+                yield Changes((first, second))
+
+
+def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
+    """A set of changes, none of which can be left out; empty where axes stay without annotation."""
+    most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
+    found: tuple[Change, ...] = ()
+    for _ in range(most // 2):
+        stages = trials.under(Changes(found).applied(trials.stages.annotations))
+        more = _dropped(trials, stages, moved, found)
+        if more == found:
+            break
+        found, trial = more, _tried(trials, moved, Changes(more))
+        if trial.removes:
+            ways = (found, found[::-1]) if len(found) < most else ()
+            return ranked(_fewest(trials, moved, trial, order) for order in ways)[:1]
+    return ()
+
+
+def _dropped(
+    trials: Trials, stages: Stages, moved: MovedValue, found: tuple[Change, ...]
+) -> tuple[Change, ...]:
+    """Changes, and those of what brings the axes along which something still moves under them."""
+    known = {change.slots: change for change in found}
+    for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
+        sides = disagreement(stages.sharded, stages.traffic, left)
+        for change in drops(stages, sides, left.digits):
+            if (old := known.get(change.slots)) is not None:
+                change = replace(old, after=change.after)
+            known[change.slots] = change
+    return tuple(known.values())
+
+
+def _fewest(trials: Trials, moved: MovedValue, trial: Trial, order: tuple[Change, ...]) -> Trial:
+    """The trial without changes that can be left out, tried one after the other."""
+    kept = None
+    while kept != trial:
+        kept = trial
+        for change in order:
+            rest = tuple(step for step in trial.change.steps if step != change)
+            fewer = _tried(trials, moved, Changes(rest)) if rest else trial
+            trial = fewer if fewer.removes else trial
+    return trial
+
+
+def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
+    """What moves in a plan instead: alike at a new place, or the value at the same operator.
+
+    At most so many of either sort; where there is neither, what is alike.
+    """
+    known = {other.place for other in before.traffic.collectives}
+    here = after.traffic.collectives
+    new = [other for other in here if other.alike == moved.alike and other.place not in known]
+    same = [other for other in here if other.place == moved.place]
+    alike = [other for other in here if other.alike == moved.alike]
+    return [*new[:most], *same[:most]] or alike[:most]
+
+
+def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial:
+    annotations, now = change.applied(trials.stages.annotations), trials.now
+    found = trials.traffic(annotations, partial(_removes, moved, now))
+    removes = _removes(moved, now, found)
+    more = found.wire_bytes > now.wire_bytes
+    helps = removes and found.price < now.price
+    left = found.sent.get(moved.place, 0)
+    outcome = partial(trials.outcome, annotations)
+    return Trial(change, removes, left, found.wire_bytes, more, helps, outcome)
+
+
+def _removes(moved: MovedValue, now: Outcome, then: Outcome) -> bool:
+    """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
+
+    Nothing moves the value at that operator, and collectives of its kind along its axes run fewer
+    times in a step: a sum that is finished one operator later is not removed.
+    """
+    fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
+    return moved.place not in then.sent and fewer

@@ -1,0 +1,185 @@
+"""What the switches of `Options` are worth in a plan: each flipped, and planned again.
+
+Whether another policy is cheaper than the plan's own, and the annotation that gives as much.
+
+A policy completes layouts in an order of its own. Where two operands of a product want one mesh
+axis on different dimensions of its result, the order decides, and a later operator may pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.topology import Topology, machine
+from shardalg.costs.walk import walk
+from shardalg.plan.explain.why_not import annotated_as
+from shardalg.planner.partition.partition import gather_choices
+from shardalg.planner.propagate.options import POLICIES, Options
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.reshard.closed_forms import primes
+from shardalg.planner.stages import Completions, Stages, planned, priced
+from shardalg.planner.trials import Outcome, Trials
+from shardalg.show.formatting import formatting
+from shardalg.sizes.amounts import number
+from shardalg.spmd.instruction import Collective
+from shardalg.tables import Table, bytes_text, seconds_text
+
+SHARE = 0.1
+"""The share of a step's time from which another policy is worth a word."""
+LARGEST, LARGEST_BY_COST = 400, 6_400
+"""Operators of the largest graph that is planned by other policies; the largest `_search_size`."""
+MOST_TRIED = 8
+"""So many annotations are planned."""
+
+
+def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
+    """Return a sentence about the cheapest other policy; "" if none is a tenth cheaper.
+
+    The sentence gives seconds and bytes of both, and the one annotation that takes no more time
+    under the plan's own policy, if there is one. Every figure is that of a plan on the hardware.
+    Graphs with more than `LARGEST` operators, and named sizes, are not planned again.
+    """
+    stages, given = trials.stages, machine(hardware)
+    if stages.is_named or len(stages.graph.nodes) > LARGEST:
+        return ""
+    now = _outcome(stages, given)
+    outcomes = {name: (made, _outcome(made, given)) for name, made in _others(trials)}
+    if not outcomes:
+        return ""
+    name, (other, then) = min(outcomes.items(), key=lambda pair: pair[1][1].price)
+    if then.step_time_s >= (1 - SHARE) * now.step_time_s or (now.fits and not then.fits):
+        return ""
+    found = _annotation(trials, other, then, given)
+    as_much = f" Under this policy, {found[0]}: {_change(now, found[1])}." if found else ""
+    return (
+        f"Options(policy={name!r}) is cheaper: {_change(now, then)} on {given.chip.name}.{as_much}"
+    )
+
+
+def _outcome(stages: Stages, hardware: Hardware | Topology) -> Outcome:
+    """Return the figures of a plan on some hardware."""
+    cost = priced(stages.traced, stages.program, hardware)
+    figures = {"step_time_s": cost.step_time_s, "fits": cost.fits}
+    return replace(Outcome.of(stages), peak_memory_bytes=cost.peak_memory_bytes, **figures)
+
+
+def _others(trials: Trials) -> Iterator[tuple[str, Stages]]:
+    """Yield a plan by each other policy that is worth its time."""
+    stages, options = trials.stages, trials.options
+    for name in POLICIES:
+        is_own = name in (options.policy, options.way)
+        if is_own or (name == "cost" and _search_size(stages) > LARGEST_BY_COST):
+            continue
+        yield name, planned(stages.traced, stages.annotations, replace(options, policy=name))
+
+
+def _search_size(stages: Stages) -> int:
+    """Return the number of operators, times 4 for each prime factor of the number of devices.
+
+    An operator's choices grow by about this factor with each axis of prime size. 100 operators on
+    8 devices are searched in about a second, 33 operators on 64 devices in fourteen.
+    """
+    return len(stages.graph.nodes) * 4 ** len(primes(stages.mesh.digits(stages.mesh.axis_names)))
+
+
+def _annotation(
+    trials: Trials, other: Stages, then: Outcome, hardware: Hardware | Topology
+) -> tuple[str, Outcome] | None:
+    """Return the first annotation, in program order, that makes a step as cheap as the other."""
+    stages = trials.stages
+    if other.graph is not stages.graph:
+        return None
+    pairs = zip(stages.sharded.shardings, other.sharded.shardings, strict=True)
+    differ = [
+        (value, theirs)
+        for value, (ours, theirs) in enumerate(pairs)
+        if ours.dims != theirs.dims and any(theirs.dims) and value not in stages.sharded.fixed
+    ]
+    for value, layout in islice(differ, MOST_TRIED):
+        outcome = _outcome(trials.under(annotated_as(stages, value, layout)), hardware)
+        if outcome.step_time_s <= 1.01 * then.step_time_s and outcome.fits >= then.fits:
+            name = stages.graph.values[value].name
+            return f"annotate {name} as {layout.text()}", outcome
+    return None
+
+
+def _change(now: Outcome, then: Outcome) -> str:
+    return (
+        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
+        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}"
+    )
+
+
+FLIPPED = (
+    "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
+    "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
+    "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
+)  # fmt: skip
+IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
+"""Switches that have no effect in a program without loops."""
+IN_NUMBERS = (
+    "wide_sums",
+    "collective_matmul",
+    "stage_transforms",
+    "turn_products",
+    "keep_below_peak",
+    "stream_layers",
+)
+FLIPPED_OF_NAMED = tuple(n for n in FLIPPED if n not in IN_NUMBERS)
+SWITCH_COLUMNS = (
+    "options", "collectives", "wire_bytes", "peak_memory_bytes", "local_instructions",
+    "formatting_bytes",
+)  # fmt: skip
+GATHER_COLUMNS = (
+    "value", "sharding", "option", "times", "wire_bytes", "saved_wire_bytes", "held_bytes",
+)  # fmt: skip
+
+
+def switch_table(stages: Stages, options: Options) -> Table:
+    """A row for the plan, and one per switch with that switch alone the other way."""
+    settings, known = options.settings, Completions(stages.annotations)
+    settings["keep_gathers"] = options.keeping(stages.traced.roles)
+    found = [(stages, _switch_outcome(stages))]
+    rows = [("as planned", *found[0][1])]
+    unread = frozenset() if any(n.bodies for n in stages.graph.nodes) else frozenset(IN_LOOPS)
+    for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
+        flipped, outcome = not settings[name], found[0][1]
+        if name not in unread:
+            other = Options.of({**settings, name: flipped})
+            made = planned(stages.traced, stages.annotations, other, known=known)
+            # most switches change nothing, so that an equal program reuses its price
+            alike = [priced for other, priced in found if _is_same(other, made)]
+            outcome = alike[0] if alike else _switch_outcome(made)
+            found += [] if alike else [(made, outcome)]
+        rows.append((f"{name}={flipped}", *outcome))
+    return Table(SWITCH_COLUMNS, tuple(rows))
+
+
+def _is_same(one: Stages, other: Stages) -> bool:
+    return one.graph is other.graph and one.program == other.program
+
+
+def _switch_outcome(stages: Stages) -> tuple[object, ...]:
+    outcome = Outcome.of(stages)
+    steps = [step.instruction.attributes for step in walk(stages.program)]
+    local = sum(not isinstance(attributes, Collective) for attributes in steps)
+    moved = formatting(stages.program, stages.graph)["memory_bytes"][-1]
+    sent = number(outcome.wire_bytes)
+    return outcome.collectives, sent, outcome.peak_memory_bytes, local, moved
+
+
+def gather_table(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> Table:
+    """What is gathered more than once, what saves most bytes first."""
+    choices = gather_choices(sharded, roles, options)
+    rows = (
+        (
+            sharded.graph.values[choice.value].name, choice.layout.text(), choice.option,
+            choice.times, *map(number, (choice.wire_bytes, choice.saved_wire_bytes)),
+            choice.held_bytes,
+        )
+        for choice in sorted(choices, key=lambda choice: -choice.saved_wire_bytes)
+    )  # fmt: skip
+    return Table(GATHER_COLUMNS, tuple(rows))

@@ -1,0 +1,194 @@
+"""Idle axes as warnings: what they cost, and the annotation that uses them, found by replanning.
+
+Loops over stacks whose layers are divided among devices, as warnings, with both prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from math import prod
+from typing import Any
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.mesh_axes import Idle, idle, redundant_flops
+from shardalg.graph.ir import Node
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import Rule
+from shardalg.plan.explain.why_not import annotated_as
+from shardalg.planner.padded_samples import stacks
+from shardalg.planner.stages import Stages
+from shardalg.planner.trials import Outcome, Trials
+from shardalg.sizes.amounts import number
+from shardalg.tables import bytes_text, counted, flops_text, seconds_text
+
+SHARE = 0.1
+"""Share of the peak from which gathered stacks have a warning."""
+
+
+def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
+    """Rows of `plan.warnings()`, one per loop; not with named sizes.
+
+    The plan whose loops read stacks the other way is made for its price.
+    """
+    other = trials.other_layers
+    return () if other is None else tuple(_rows(trials, other))
+
+
+def _rows(trials: Trials, other: Outcome) -> Iterator[tuple[object, ...]]:
+    stages = trials.stages
+    moved: dict[int, float] = {}
+    for one in stages.traffic.collectives:
+        moved[one.value] = moved.get(one.value, 0) + one.step.count * number(one.wire_bytes)
+    gathered = trials.now if not stages.streams else other
+    for node in stages.graph.nodes_of(["scan"]):
+        found = [
+            (stack, layer)
+            for stack, layer in stacks(stages.graph, node)
+            if _is_divided(stages, stack)
+        ]
+        held = sum(_whole(stages, stack) for stack, _ in found)
+        if found and held >= SHARE * gathered.peak_memory_bytes:
+            sent = sum(moved.get(value, 0) for pair in found for value in pair)
+            yield _stack_row(trials, node, [stack for stack, _ in found], (held, sent, other))
+
+
+def _stack_row(
+    trials: Trials, node: Node, found: list[int], figures: tuple[int, float, Outcome]
+) -> tuple[object, ...]:
+    stages, (held, sent, other) = trials.stages, figures
+    names = ", ".join(stages.graph.values[stack].name for stack in found)
+    if stages.streams:
+        text = (
+            f"fetches one layer per iteration: gathered before the loop, the layers of {names} "
+            f"would be {bytes_text(held)} on every device"
+        )
+        remedy = "Options(stream_layers=False) gathers them before the loop"
+    else:
+        text = (
+            f"stack: the layers of {names} are gathered before the loop, {bytes_text(held)} on "
+            "every device"
+        )
+        remedy = "Options(stream_layers=True) fetches one layer per iteration"
+    trips = stages.graph.trip_count(node)
+    said = f"{remedy}: {_change(trials, other)}"
+    if other.price >= trials.now.price:
+        said = f"tried, and not cheaper: {said}"
+    return (node.primitive, node.source, trips, sent, text, said, 0)
+
+
+def _change(trials: Trials, then: Outcome) -> str:
+    now = trials.now
+    fits = "" if then.fits else ", which does not fit"
+    return (
+        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
+        f"{trials.machine}, sent "
+        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
+        f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}{fits}"
+    )
+
+
+def _is_divided(stages: Stages, stack: int) -> bool:
+    return bool(stages.sharded.shardings[stack].dims[0])
+
+
+def _whole(stages: Stages, stack: int) -> int:
+    """Bytes of a stack on a device that has all of its layers."""
+    layout, kind = stages.sharded.shardings[stack], stages.graph.values[stack].type
+    return kind.shape[0] * prod(layout.shard_shape[1:]) * kind.itemsize
+
+
+MOST_TRIED = 4
+"""Of so many source lines, those with the most redundant flops, annotations are tried."""
+MOST_LAYOUTS = 6
+"""The most even layouts that are planned per line; then as many uneven ones if none is cheaper."""
+
+
+def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
+    """A row of `plan.warnings()` per source line and idle axes, the costliest first.
+
+    For the first `MOST_TRIED` the remedy is an annotation of the product's result or of an operand
+    that has been planned and makes a step cheaper: the one after which the plan repeats the fewest
+    flops, then sends the fewest bytes.
+    """
+    stages = trials.stages
+    graph = stages.graph
+    found = sorted(
+        idle(stages.program, graph), key=lambda one: (graph.nodes[one.node].source, one.axes)
+    )
+    lines = groupby(found, key=lambda one: (graph.nodes[one.node].source, one.axes))
+    groups = sorted((tuple(group) for _, group in lines), key=lambda group: -redundant_flops(group))
+    return tuple(
+        _idle_row(trials, group, tried=place < MOST_TRIED) for place, group in enumerate(groups)
+    )
+
+
+def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object, ...]:
+    graph, first = trials.stages.graph, max(group, key=lambda one: one.redundant_flops)
+    node, axes = graph.nodes[first.node], ",".join(first.axes)
+    text = f"idle axis {axes}: {parts(first.digits)} devices along it compute the same"
+    remedy = _remedy(trials, first) if tried else "as of the lines above: nothing was tried here"
+    count = sum(one.count for one in group)
+    return (node.primitive, node.source, count, 0, text, remedy, number(redundant_flops(group)))
+
+
+def _remedy(trials: Trials, one: Idle) -> str:
+    """Return the annotation that makes a step cheaper and repeats less, with its effect, as text.
+
+    Layouts that split a dimension evenly are planned first. The others are planned if none of the
+    even ones makes a step cheaper.
+    """
+    stages, now = trials.stages, trials.now
+    before = redundant_flops(idle(stages.program, stages.graph))
+    best: tuple[tuple[Any, Any], str] | None = None
+    tried = 0
+    for even in (True, False):
+        for value, layout in islice(_layouts(stages, one, even=even), MOST_LAYOUTS):
+            tried += 1
+            other = trials.under(annotated_as(stages, value, layout))
+            outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
+            rank = left, outcome.wire_bytes
+            sent = f"{bytes_text(now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
+            cheaper = left < before and outcome.price < now.price
+            if cheaper and (best is None or rank < best[0]):
+                words = f"annotate {stages.graph.values[value].name} as {layout.text()}"
+                best = rank, f"{words}: {flops_text(before)} to {flops_text(left)} repeated, {sent}"
+        if best is not None:
+            return best[1]
+    if not tried:
+        return "no annotation was tried: no dimension of its result or of its sums is free"
+    layouts = counted(tried, "layout")
+    return f"of {layouts} of its result and operands that were planned, none makes a step cheaper"
+
+
+def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sharding]]:
+    """Yield layouts of the result, then of operands, in which the idle axes split a dimension.
+
+    Args:
+      even: True for dimensions that the axes divide, False for dimensions that they do not.
+    """
+    node = stages.graph.nodes[one.node]
+    (rule, *_) = rules(node.signature) or ()
+    for value, dim in _places(node, rule):
+        layout = stages.sharded.shardings[value]
+        for digits in _choices(one.digits):
+            longer = (*layout.dims[dim], *digits)
+            used = {d for dims in layout.dims for d in dims}
+            size = layout.shape[dim]
+            fits = size % parts(longer) == 0 if even else size % parts(longer) and size > 1
+            if used.isdisjoint(digits) and size and fits:
+                yield value, layout.with_dims((*layout.dims[:dim], longer, *layout.dims[dim + 1 :]))
+
+
+def _choices(digits: Digits) -> tuple[Digits, ...]:
+    return (digits,) if len(digits) == 1 else (digits, *((d,) for d in digits))
+
+
+def _places(node: Node, rule: Rule) -> Iterator[tuple[int, int]]:
+    """Dimensions of the result, and those of operands along which it sums."""
+    yield from ((node.results[0], dim) for dim in range(len(rule.results[0])))
+    for operand, dims in rule.operands.items():
+        for dim, index in enumerate(dims):
+            if index.loop in rule.reduced:
+                yield node.operands[operand], dim

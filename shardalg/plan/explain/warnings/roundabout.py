@@ -1,0 +1,185 @@
+"""Warnings: what a plan does in a roundabout way, with the bytes that it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from shardalg.costs.collectives import moves, wire_bytes
+from shardalg.costs.walk import Execution, sent_bytes, walk
+from shardalg.graph.ir import Graph, Node
+from shardalg.graph.ops.local_parameters import unsupported_loops
+from shardalg.graph.ops.rows import EXCLUDED, rules
+from shardalg.graph.ops.rule import Rule
+from shardalg.planner.trips import while_loops
+from shardalg.sizes.amounts import number
+from shardalg.spmd.instructions import AllGather
+from shardalg.spmd.manual import WRITTEN
+from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table, bytes_text
+
+WARNING_COLUMNS = (
+    "op", "source", "executions", "wire_bytes_per_step", "warning", "remedy",
+    "redundant_flops",
+)  # fmt: skip
+
+
+def warnings(program: SpmdProgram, graph: Graph) -> Table:
+    """Operators that are not partitioned as they could be, and the bytes that this sends.
+
+    An operator without a row runs on whole operands; a loop that no emission splits yet is
+    gathered. Both give right results. `wire_bytes_per_step` is per device, the sum over all
+    executions and all collectives that the operator causes.
+    """
+    gathers: dict[int, list[Execution]] = {}
+    for step in walk(program):
+        if step.instruction.node is not None:
+            gathers.setdefault(step.instruction.node, []).append(step)
+    found = (_warning(program, graph, node, gathers.get(node.index, [])) for node in graph.walk())
+    return Table(WARNING_COLUMNS, tuple(row for row in found if row is not None))
+
+
+def left_out(graph: Graph) -> Table:
+    """What the plan runs without, a row per line: effects without a result, copies to the host.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> def step(x):
+    ...     jax.debug.print("{}", x)
+    ...     return 2 * x
+    >>> row = left_out(trace(step, 1.0)).rows[0]
+    >>> row[0], row[1].endswith(":2"), row[4]
+    ('debug_print', True, 'its effect is left out: no device runs it')
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for effect in graph.left_out:
+        counts[effect.primitive, effect.source] += effect.count
+    rows = (
+        (*place, count, 0, *(_ON_HOST if place[0] == "device_put" else _EFFECT), 0)
+        for place, count in counts.items()
+    )
+    return Table(WARNING_COLUMNS, tuple(rows))
+
+
+def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
+    """Return a row per `while` loop whose number of iterations is unknown, with its symbol.
+
+    `wire_bytes` counts one iteration in each of the loop's executions.
+
+    >>> import jax
+    >>> import shardalg as sa
+    >>> from jax.sharding import PartitionSpec as P
+    >>> f = lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: 2 * x, x)
+    >>> x = jax.ShapeDtypeStruct((8,), "float32")
+    >>> plan = sa.plan(f, x, mesh=sa.Mesh({"X": 2}), in_shardings=P("X"))
+    >>> row = unknown_trips(plan.program, plan.graph).rows[0]
+    >>> row[0], row[2:4], row[4]
+    ('while', (1, 4), 'trips_1 iterations, an unknown number, each of which sends 4 B: ...')
+    """
+    unknown = [loop for loop in while_loops(graph) if loop.iterations is None]
+    steps = list(walk(program)) if unknown else []
+    rows = []
+    for loop in unknown:
+        inside = (s for s in steps if any(one.node == loop.node.index for one in s.loops))
+        sent = sum(step.count * _sent(program, step) for step in inside if moves(step))
+        trips = graph.trip_count(loop.node)
+        each = bytes_text(number(Fraction(sent) / max(trips, 1)))
+        text = (
+            f"{loop.name} iterations, an unknown number, each of which sends {each}: bytes, flops "
+            "and seconds are per iteration, and totals of a step count one iteration"
+        )
+        rows.append(("while", loop.node.source, trips, number(sent), text, loop.remedy, 0))
+    return Table(WARNING_COLUMNS, tuple(rows))
+
+
+_EFFECT = (
+    "its effect is left out: no device runs it",
+    "return what it shows, or call it outside the function",
+)
+_ON_HOST = (
+    "its copy to the host is left out: the device holds the value, in the peak of memory too",
+    "take its bytes off the peak, or keep it on the device",
+)
+
+
+def unread(graph: Graph) -> Table:
+    """What was traced and no result needs, as one row; none where that is next to nothing.
+
+    >>> import jax
+    >>> import shardalg as sa
+    >>> def step(params, x):
+    ...     gradient = jax.grad(lambda params: (x @ params["w"]).sum())(params)
+    ...     params["w"] = params["w"] - gradient["w"]
+    >>> x = jax.ShapeDtypeStruct((4, 4), "float32")
+    >>> plan = sa.plan(step, {"w": x}, x, mesh=sa.Mesh({"X": 2}))
+    >>> unread(plan.graph).rows[0][4]
+    "... traced operators (100%) are needed by no result, ...; params['w'] is changed in place ..."
+    """
+    found = graph.unread
+    if found is None:
+        return Table(WARNING_COLUMNS, ())
+    share = found.count / found.total
+    text = f"{found.count} of {found.total} traced operators ({share:.0%}) are needed by no result"
+    text += f", {found.gradients} of them gradients" if found.gradients else ""
+    text += ": the plan is without them"
+    if found.lost:
+        verb = "is" if len(found.lost) == 1 else "are"
+        text += f"; {', '.join(found.lost[:3])} {verb} changed in place and not returned"
+    remedy = "return what they make, such as the new state, or leave them out of the function"
+    row = ("unread", found.source, found.count, 0, text, remedy, 0)
+    return Table(WARNING_COLUMNS, (row,))
+
+
+def _warning(
+    program: SpmdProgram, graph: Graph, node: Node, steps: list[Execution]
+) -> tuple[object, ...] | None:
+    rows = None if node.bodies else rules(node.signature)
+    if (
+        node.bodies
+        or node.primitive in WRITTEN
+        or (rows is not None and not any(map(_split_later, rows)))
+    ):
+        return None
+    if rows is None:
+        reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
+        caused, sends = steps, any(_sent(program, step) for step in steps)
+        if not sends and (graph.manual_axes(node.region) or graph.block_axes):
+            return None  # in a shard_map each device runs it on its own blocks
+        what = "its operands are gathered whole" if sends else "every device runs all of it"
+        text = f"{what}: {reason}"
+        remedy = "not tried: leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
+    else:
+        caused = [step for step in steps if _along(program, node, rows[0], step)]
+        loops = sorted(_split_later(rows[0]))
+        text = f"loop {', '.join(loops)} is gathered: no emission splits it yet"
+        remedy = (
+            "not tried: leave that dimension unpartitioned, or extend "
+            "shardalg/graph/ops/local_parameters.py"
+        )
+    moved = sum(step.count * _sent(program, step) for step in caused)
+    if rows is not None and not moved:
+        return None
+    trips = graph.trip_count(node)
+    return (node.primitive, node.source, trips, number(moved), text, remedy, 0)
+
+
+def _split_later(rule: Rule) -> frozenset[str]:
+    """Loops that could be partitioned, but that no emission splits yet."""
+    return unsupported_loops(rule) - rule.whole - rule.local
+
+
+def _sent(program: SpmdProgram, step: Execution) -> int | float:
+    held = sent_bytes(program, step.instruction)
+    return wire_bytes(step.instruction.attributes, held)
+
+
+def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
+    """Whether a step gathers an operand of the node along a loop that is split later."""
+    attributes = step.instruction.attributes
+    if type(attributes) is not AllGather:
+        return False
+    origin = program.locals[step.instruction.operands[0]].origin
+    positions = [k for k, value in enumerate(node.operands) if value == origin]
+    dims = (rule.operands.get(k, ()) for k in positions)
+    indices = (index[attributes.dim] for index in dims if attributes.dim < len(index))
+    return any(_split_later(rule) & set(index.variables) for index in indices)

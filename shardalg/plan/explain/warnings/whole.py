@@ -1,0 +1,124 @@
+"""Operators that run whole (SVD, a sort of one dimension) on every device, as warnings.
+
+Where such an operator has a batch dimension, the planner splits that; without one every device
+gathers the operand and computes all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import MovedValue
+from shardalg.costs.compute import signature_flops
+from shardalg.graph.ir import Node
+from shardalg.graph.ops.rows import rules
+from shardalg.plan.explain.why_not import annotated_as
+from shardalg.planner.stages import Stages
+from shardalg.planner.trials import Trials
+from shardalg.sizes.amounts import number
+from shardalg.spmd.instructions import AllGather
+from shardalg.tables import bytes_text, seconds_text
+
+SHARE = 0.1
+"""Of the plan's bytes, or of its flops, from which it is worth a word."""
+STACK = (
+    "no layout that was tried makes a step cheaper; not tried: stack operands that are alike and "
+    "call it once under jax.vmap, so that devices share them"
+)
+
+
+def whole_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
+    """A row of `plan.warnings()` per operator; not with named sizes.
+
+    The remedy is a layout of the operand that was planned, if one makes a step cheaper on the chip.
+    """
+    if trials.stages.is_named:
+        return ()
+    return tuple(_rows(trials))
+
+
+def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
+    stages = trials.stages
+    gathers: dict[int, list[MovedValue]] = {}
+    for moved in stages.traffic.collectives:
+        instruction = moved.step.instruction
+        if instruction.node is not None and type(instruction.attributes) is AllGather:
+            gathers.setdefault(instruction.node, []).append(moved)
+    flops = stages.cost.flops
+    for at, found in gathers.items():
+        node = stages.graph.nodes[at]
+        rows = () if node.bodies else rules(node.signature) or ()
+        found = [moved for moved in found if moved.value in node.operands]
+        if not found or not rows or not rows[0].whole:
+            continue
+        sent = sum(moved.step.count * moved.wire_bytes for moved in found)
+        redundant = _redundant(stages, node)
+        if sent >= SHARE * trials.now.wire_bytes or redundant >= SHARE * flops:
+            yield _row(trials, node, found, (sent, redundant))
+
+
+def _row(
+    trials: Trials, node: Node, found: list[MovedValue], figures: tuple[float, float]
+) -> tuple[object, ...]:
+    stages, (sent, redundant) = trials.stages, figures
+    devices = _repeating(stages, node)
+    axes = ",".join(dict.fromkeys(a for m in found for a in stages.mesh.texts(m.digits)))
+    text = (
+        f"runs whole: {bytes_text(sent)} are gathered along {axes}, and {devices} devices compute "
+        "the same"
+    )
+    trips = stages.graph.trip_count(node)
+    remedy = _remedy(trials, found)
+    return (node.primitive, node.source, trips, number(sent), text, remedy, number(redundant))
+
+
+def _repeating(stages: Stages, node: Node) -> int:
+    """Devices that compute the same: all but for what splits the result."""
+    layout = stages.sharded.shardings[node.results[0]]
+    rule = (rules(node.signature) or ())[0]
+    split = 1
+    for index, digits in zip(rule.results[0], layout.dims, strict=True):
+        if not rule.whole & set(index.variables):
+            split *= parts(digits)
+    return stages.mesh.size // split
+
+
+def _redundant(stages: Stages, node: Node) -> float:
+    """Flops of a step on a device beyond its share."""
+    repeating = _repeating(stages, node)
+    local = signature_flops(node.signature) * repeating / stages.mesh.size
+    return stages.graph.trip_count(node) * local * (1 - 1 / repeating)
+
+
+def _remedy(trials: Trials, found: list[MovedValue]) -> str:
+    """The layout of a gathered operand after which a step is cheapest, in words."""
+    stages, now = trials.stages, trials.now
+    best = None
+    for value in dict.fromkeys(moved.value for moved in found):
+        for layout in _layouts(stages.sharded.shardings[value]):
+            outcome = trials.outcome(annotated_as(stages, value, layout))
+            if outcome.price < now.price and (best is None or outcome.price < best[0]):
+                best = outcome.price, value, layout, outcome
+    if best is None:
+        return STACK
+    _, value, layout, then = best
+    return (
+        f"annotate {stages.graph.values[value].name} as {layout.text()}: a step "
+        f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
+        f"{trials.machine}, sent "
+        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
+        f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
+    )
+
+
+def _layouts(layout: Sharding) -> Iterator[Sharding]:
+    """Without any axis; then with all of them on one dimension that they divide."""
+    digits: Digits = tuple(digit for dim in layout.dims for digit in dim)
+    none: tuple[Digits, ...] = tuple(() for _ in layout.dims)
+    yield replace(layout, dims=none)
+    for at, size in enumerate(layout.shape):
+        if digits and size % parts(digits) == 0:
+            yield replace(layout, dims=(*none[:at], digits, *none[at + 1 :]))

@@ -1,0 +1,218 @@
+"""Roles of arguments where their trees say them: a TrainState, states of optax, parameters.
+
+Nothing is guessed of a call without an optimizer's state: its arguments keep no role.
+
+Named scopes for modules of frameworks that give them none: each by its place in its parent.
+
+linen and haiku run every module in a `jax.named_scope` of its name; modules of nnx and equinox do
+not know their names. While a function is traced, methods of their classes run in a scope: of a
+module inside the one that calls it, its place there (`layers_3/mlp`), of any other its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+
+from shardalg.errors import RoleError
+
+PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
+
+
+def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None, ...]:
+    """Per leaf of a call's arguments its role, if one of them holds a state of optax.
+
+    A state has `params` beside `opt_state`; else parameters are what an optimizer keeps moments of
+    (the same shapes in the same order), or an argument that is called so. All else is data.
+
+    Args:
+      names: what the arguments are called.
+
+    >>> import optax
+    >>> params, x = {"w": jax.numpy.ones((2, 2))}, jax.numpy.ones(3)
+    >>> found_roles((params, optax.sgd(0.1, momentum=0.9).init(params), x), ("p", "s", "x"))
+    ('parameters', 'optimizer_state', 'data')
+    >>> found_roles((params, x), ("params", "x"))
+    (None, None)
+    """
+    moments = [part for arg in outer for part in _mirrors(arg)]
+    if not moments and not any(map(_holds_state, outer)):
+        return (None,) * len(jax.tree.leaves(tuple(outer)))
+    return tuple(
+        role for arg, name in zip(outer, names, strict=True) for role in _roles(arg, name, moments)
+    )
+
+
+def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None, ...]:
+    """Per leaf the role that is given for its path, or for the longest beginning of it.
+
+    Raises:
+      RoleError: a path that no argument has.
+
+    >>> by_path({"state": "optimizer_state", "state.w": "parameters"}, ("state.w", "state.m", "x"))
+    ('parameters', 'optimizer_state', None)
+    """
+    unread = [start for start in given if not any(_begins(path, start) for path in paths)]
+    if unread:
+        raise RoleError(
+            f"roles names {', '.join(unread)}, which no argument is: the arguments are "
+            f"{', '.join(paths[:8])}{', ...' if len(paths) > 8 else ''}. Give a path, or the "
+            "beginning of several."
+        )
+    chosen = [[start for start in given if _begins(path, start)] for path in paths]
+    return tuple(given[max(starts, key=len)] if starts else None for starts in chosen)
+
+
+def _begins(path: str, start: str) -> bool:
+    return path == start or path.startswith((f"{start}.", f"{start}["))
+
+
+def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
+    count = len(jax.tree.leaves(arg))
+    if _is_train_state(arg):
+        return [role for part, role in _parts(arg) for _ in jax.tree.leaves(part)]
+    if _is_optax(arg) or (_holds_state(arg) and not _is_train_state(arg)):
+        return [OPTIMIZER_STATE] * count
+    shapes = _shapes(arg)
+    is_kept = bool(shapes) and shapes in moments
+    return [PARAMETERS if is_kept or name in ("params", "parameters") else DATA] * count
+
+
+def _parts(state: Any) -> Iterator[tuple[Any, str]]:
+    """The children of a train state in the order of its leaves, with their roles."""
+    children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
+    for path, child in children:
+        name = getattr(path[0], "name", getattr(path[0], "key", ""))
+        yield child, PARAMETERS if name == "params" else OPTIMIZER_STATE
+
+
+def _is_train_state(arg: Any) -> bool:
+    return hasattr(arg, "params") and hasattr(arg, "opt_state")
+
+
+def _is_optax(node: Any) -> bool:
+    return type(node).__module__.split(".")[0] == "optax"
+
+
+def _holds_state(arg: Any) -> bool:
+    if _is_train_state(arg) or _is_optax(arg):
+        return True
+    return any(map(_is_optax, jax.tree.leaves(arg, is_leaf=_is_optax)))
+
+
+def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
+    """Shapes of the trees that states of optax keep: moments, traces."""
+    states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
+    fields = [part for state in states for part in _children(state)]
+    inner = [shapes for part in fields if _holds_state(part) for shapes in _mirrors(part)]
+    return [shapes for part in fields if (shapes := _shapes(part))] + inner
+
+
+def _children(node: Any) -> list[Any]:
+    return list(jax.tree.leaves(node, is_leaf=lambda x: x is not node))
+
+
+def _shapes(tree: Any) -> tuple[Any, ...]:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
+
+
+Path = tuple[Any, ...]
+"""Keys from a module to one inside of it: attributes, and places in lists."""
+
+
+class Framework(NamedTuple):
+    """What must be known of a framework's modules.
+
+    Attributes:
+      base: their class. inside: (path, module) of each module in a module, itself too.
+      function: of what a class holds under a method's name, the function, or None.
+      held: of another function, what the class is to hold.
+    """
+
+    base: type
+    inside: Callable[[Any], Iterable[tuple[Path, Any]]]
+    function: Callable[[Any], FunctionType | None]
+    held: Callable[[Any, Callable[..., Any]], Any]
+
+
+def plain_function(held: Any) -> FunctionType | None:
+    """A method that is a plain function."""
+    return held if isinstance(held, FunctionType) else None
+
+
+@contextmanager
+def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None]:
+    """Run methods of these modules, and of those inside of them, in scopes of their names."""
+    inner = [module for root in modules for _, module in framework.inside(root)]
+    kinds = {kind for module in inner for kind in type(module).__mro__}
+    calls = _Calls(framework)
+    with ExitStack() as changed:
+        for kind in kinds:
+            if issubclass(kind, framework.base) and kind is not framework.base:
+                _name_methods(kind, calls, changed)
+        yield
+
+
+def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
+    for name, held in list(vars(kind).items()):
+        function = calls.framework.function(held)
+        if function is None or (name.startswith("_") and name != "__call__"):
+            continue
+        type.__setattr__(kind, name, calls.framework.held(held, calls.named(function)))
+        changed.callback(type.__setattr__, kind, name, held)
+
+
+class _Calls:
+    """The modules that are being called, and what each is called inside the one before."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+        self.running: list[Any] = []
+        self._inside: dict[int, tuple[Any, dict[int, str]]] = {}
+
+    def named(self, method: FunctionType) -> Callable[..., Any]:
+        """The method in a scope of its module."""
+
+        @wraps(method)
+        def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.running and self.running[-1] is module:
+                return method(module, *args, **kwargs)
+            scope = jax.named_scope(self._name(module))
+            self.running.append(module)
+            try:
+                with scope:
+                    return method(module, *args, **kwargs)
+            finally:
+                self.running.pop()
+
+        return run
+
+    def _name(self, module: Any) -> str:
+        known = self._paths(self.running[-1]) if self.running else {}
+        return known.get(id(module)) or type(module).__name__
+
+    def _paths(self, parent: Any) -> dict[int, str]:
+        if id(parent) not in self._inside:
+            found = {id(m): _text(path) for path, m in self.framework.inside(parent) if path}
+            self._inside[id(parent)] = parent, found  # kept alive, so that its id stays its own
+        return self._inside[id(parent)][1]
+
+
+def _text(path: Path) -> str:
+    """`layers_3/mlp`: keys joined, places in lists behind the list.
+
+    >>> _text(("layers", 3, "mlp"))
+    'layers_3/mlp'
+    """
+    words: list[str] = []
+    for key in path:
+        if isinstance(key, int) and words:
+            words[-1] += f"_{key}"
+        else:
+            words.append(str(key))
+    return "/".join(words)

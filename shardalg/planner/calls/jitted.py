@@ -1,0 +1,182 @@
+"""Functions that `jax.jit` has jitted, and their traces: what they say themselves of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import MethodType
+from typing import Any, NamedTuple
+
+import jax
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import TraceError
+from shardalg.planner.calls.call import Call, Inner, leaf_paths, plain
+
+_JITTED = type(jax.jit(abs))
+
+
+def is_jitted(fn: Any) -> bool:
+    """Whether `jax.jit` made it, as a function or as a method.
+
+    What `functools.wraps` makes of a jitted function has all its attributes, and is another one.
+
+    >>> is_jitted(jax.jit(abs)), is_jitted(abs), is_jitted(wraps(jax.jit(abs))(lambda x: 2 * x))
+    (True, False, False)
+    """
+    return isinstance(getattr(fn, "__func__", fn), _JITTED)
+
+
+def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call of a jitted function, with its own shardings, donated and static arguments.
+
+    A static argument stays what it is at this call: another one is another function.
+
+    >>> power = jax.jit(lambda x, n: x**n, static_argnames="n", donate_argnums=0)
+    >>> call = of_jitted(power, (2.0,), {"n": 3})
+    >>> call.args, call.paths, call.donated, call.fn(2.0)
+    ((2.0,), ('x',), (0,), 8.0)
+    """
+    if isinstance(fn, MethodType):
+        return _of_method(fn, args, kwargs)
+    info, inner = fn._jit_info, fn.__wrapped__
+    static = _Part(args, kwargs, info.static_argnums or (), info.static_argnames or ())
+    donated = _Part(args, kwargs, info.donate_argnums or (), info.donate_argnames or ())
+
+    @wraps(inner)
+    def whole(*given: Any, **named: Any) -> Any:
+        return inner(*static.merged(given), **named, **static.named)
+
+    traced = [not on for on in static.leaves(args, kwargs)]
+    every = zip(leaf_paths(inner, args, kwargs), traced, strict=True)
+    paths = tuple(path for path, kept in every if kept)
+    made = plain(whole, *static.others(args, kwargs), paths=paths, of=inner)
+    freed = [on for on, kept in zip(donated.leaves(args, kwargs), traced, strict=True) if kept]
+
+    def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        static.check(args, kwargs)
+        return made.through(run, *static.others(args, kwargs))
+
+    return replace(
+        made,
+        through=through,
+        static=tuple(static.values),
+        in_shardings=_own(info.in_shardings_treedef, info.in_shardings_leaves),
+        out_shardings=_own(info.out_shardings_treedef, info.out_shardings_leaves),
+        donated=tuple(leaf for leaf, on in enumerate(freed) if on),
+    )
+
+
+def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call of a jitted method: of the function in the class, on the object."""
+    own = method.__self__
+    made = of_jitted(method.__func__, (own, *args), kwargs)
+
+    def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return made.through(run, (own, *args), kwargs)
+
+    static = tuple(n - 1 for n in made.static if n)
+    return replace(made, through=through, static=static)
+
+
+def of_trace(traced: Any) -> Call:
+    """The call that `jax.jit(f).trace(...)` has traced.
+
+    >>> one = jax.ShapeDtypeStruct((2, 2), "float32")
+    >>> call = of_trace(jax.jit(lambda x, w: x @ w, donate_argnums=1).trace(one, one))
+    >>> call.paths, call.donated
+    (('x', 'w'), (1,))
+    """
+    info = jax.tree.leaves(traced.args_info, is_leaf=lambda x: hasattr(x, "donated"))
+    types = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in traced.jaxpr.in_avals
+    ]
+    given = jax.tree.unflatten(traced.in_tree, types)
+    made = plain(traced, *given)
+    own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
+    stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
+    return replace(
+        made,
+        fn=traced,
+        given=given,
+        paths=tuple(names) if len(names or ()) == len(types) else made.paths,
+        in_shardings=_own(jax.tree.structure(made.args), stated.arguments),
+        out_shardings=_own(traced.out_tree, stated.results),
+        donated=tuple(leaf for leaf, argument in enumerate(info) if argument.donated),
+        mesh=stated.mesh,
+    )
+
+
+STATED = "_shardalg_stated"
+"""Attribute of a trace with the layouts that a text states, which JAX may have no words for."""
+
+
+class Stated(NamedTuple):
+    """The mesh of a text, and the layouts of its flat arguments and results."""
+
+    mesh: Mesh | None
+    arguments: Sequence[Any]
+    results: Sequence[Any]
+
+
+def _own(tree: Any, leaves: Sequence[Any]) -> Any:
+    """A prefix as it was given to `jax.jit`; None where it says nothing."""
+    said = [None if type(s).__name__ == "UnspecifiedValue" else s for s in leaves]
+    return None if all(s is None for s in said) else jax.tree.unflatten(tree, said)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class _Part:
+    """Some of a call's arguments, by position and by name, with their values."""
+
+    count: int
+    values: dict[int, Any]
+    named: dict[str, Any]
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        positions: Collection[int],
+        names: Collection[str],
+    ) -> None:
+        count = len(args)
+        held = {n % count: args[n] for n in positions if -count <= n < count}
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "values", held)
+        object.__setattr__(self, "named", {n: kwargs[n] for n in names if n in kwargs})
+
+    def others(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All but these."""
+        positional = tuple(arg for i, arg in enumerate(args) if i not in self.values)
+        return positional, {name: v for name, v in kwargs.items() if name not in self.named}
+
+    def merged(self, others: Sequence[Any]) -> list[Any]:
+        """All positional arguments, these in their places."""
+        rest = iter(others)
+        return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
+        """Per leaf of the whole call, whether it is in one of these."""
+        owners = [(i in self.values, arg) for i, arg in enumerate(args)]
+        owners += [(name in self.named, kwargs[name]) for name in sorted(kwargs)]
+        return [on for on, arg in owners for _ in jax.tree.leaves(arg)]
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise unless these have the same values in another call.
+
+        Raises:
+          TraceError: one has another.
+        """
+        now = {i: args[i] if i < len(args) else None for i in self.values}
+        pairs = [(f"argument {i}", was, now[i]) for i, was in self.values.items()]
+        pairs += [(name, was, kwargs.get(name)) for name, was in self.named.items()]
+        other = [f"{n} is {b!r:.40}, planned was {a!r:.40}" for n, a, b in pairs if a != b]
+        if other:
+            raise TraceError(
+                f"{'; '.join(other)}: another static argument makes another function. Plan it for "
+                "that value."
+            )

@@ -1,0 +1,326 @@
+"""Logical-axis rules: names of dimensions to mesh axes, as flax, haliax and MaxText write them.
+
+A rule says on which mesh axes a dimension of that name lies. For an array the rules are gone
+through in order: one whose name the array has, on a dimension that no earlier rule has laid out,
+applies if none of its mesh axes is used in the array already (flax, `logical_to_mesh_axes`).
+
+A rule that applies nowhere does so without a word in all of these; `LogicalRules.idle` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import StrategyError
+from shardalg.tables import Table
+
+Axes = tuple[str, ...]
+KEY = "logical_axis_rules"
+_EXAMPLE = '[("batch", "data"), ("mlp", ("model",)), ("embed", None)]'
+_TOKEN = re.compile(r"(?:\s|#[^\n]*)*(?P<token>[\[\],]|'[^']*'|\"[^\"]*\"|[^\s\[\],#'\"]+)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: `axes` are empty where it says that the dimension is not split."""
+
+    name: str
+    axes: Axes
+
+    def __str__(self) -> str:
+        shown = self.axes[0] if len(self.axes) == 1 else self.axes or None
+        return f"({self.name!r}, {shown!r})"
+
+
+@dataclass(frozen=True)
+class LogicalRules:
+    """Rules in their order, for one mesh; `logical_rules` reads them.
+
+    Attributes:
+      rules: as they were given; axes that the mesh lacks are left out when they are applied.
+    """
+
+    rules: tuple[Rule, ...]
+    mesh: Mesh
+
+    def spec(self, names: Sequence[str | None]) -> PartitionSpec:
+        """The layout of an array whose dimensions have these names; None has none.
+
+        Raises:
+          StrategyError: a name twice.
+
+        >>> rules = logical_rules(
+        ...     [("batch", "data"), ("mlp", "model"), ("embed", "model")],
+        ...     Mesh({"data": 2, "model": 4}),
+        ... )
+        >>> tuple(rules.spec(("batch", None, "embed"))), tuple(rules.spec(("embed", "mlp")))
+        (('data', None, 'model'), (None, 'model'))
+        """
+        laid = self._laid(names)
+        axes = [self._present(laid[at]) if at in laid else () for at in range(len(names))]
+        return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
+
+    def _laid(self, names: Sequence[str | None]) -> dict[int, Rule]:
+        """Dimension to the rule that lays it out."""
+        twice = [name for name, count in Counter(names).items() if name and count > 1]
+        if twice:
+            raise StrategyError(
+                f"logical axes {tuple(names)!r} have {twice[0]!r} twice: a rule would split two "
+                "dimensions along the same mesh axes. Name them apart."
+            )
+        found: dict[int, Rule] = {}
+        used: set[str] = set()
+        for rule in self.rules:
+            at = names.index(rule.name) if rule.name in names else None
+            axes = self._present(rule)
+            if at is not None and at not in found and used.isdisjoint(axes):
+                found[at] = rule
+                used.update(axes)
+        return found
+
+    def _present(self, rule: Rule) -> Axes:
+        return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
+
+    def specs(self, logical: Any) -> Any:
+        """`spec` of every entry of a pytree of logical axes, for `in_shardings`.
+
+        Args:
+          logical: tuples of names, or PartitionSpecs of names as `nn.get_partition_spec` and
+            `nnx.get_partition_spec` give them; None stays.
+
+        >>> rules = logical_rules({"embed": "model"}, Mesh({"model": 4}))
+        >>> tuple(rules.specs({"w": ("embed", "mlp"), "b": None})["w"])
+        ('model', None)
+        """
+        return jax.tree.map(self.spec, logical, is_leaf=_names)
+
+    def idle(self, logical: Any) -> Table:
+        """The rules, or axes of them, that lay out no array of a pytree of logical axes, and why.
+
+        Also names that arrays have and no rule speaks of. Empty where every rule does something.
+
+        >>> rules = logical_rules(
+        ...     [("embed", "model"), ("embed", "data"), ("kv", "model"), ("mlp", "tensor")],
+        ...     Mesh({"data": 2, "model": 4}),
+        ... )
+        >>> print(rules.idle({"w": ("embed", "mlp"), "b": ("out",)}))
+        rule                why
+        ('embed', 'data')   an earlier rule lays out every dimension 'embed': ('embed', 'model')
+        ('kv', 'model')     no array has a dimension 'kv'; near: none
+        ('mlp', 'tensor')   the mesh has no axis 'tensor', only data, model
+        none for 'out'      no rule names it: it is not split
+        """
+        arrays = [tuple(leaf) for leaf in jax.tree.leaves(logical, is_leaf=_names) if leaf]
+        return Table(("rule", "why"), tuple(self._idle(arrays)))
+
+    def _idle(self, arrays: Sequence[Sequence[str | None]]) -> Iterator[tuple[str, str]]:
+        applied = [self._laid(names) for names in arrays]
+        known = dict.fromkeys(name for names in arrays for name in names if name)
+        for place, rule in enumerate(self.rules):
+            missing = [axis for axis in rule.axes if axis not in self.mesh.shape]
+            if any(rule is one for laid in applied for one in laid.values()) and not missing:
+                continue
+            reason = self._why(place, known, missing) or self._conflict(place, arrays, applied)
+            yield str(rule), reason
+        ruled = {rule.name for rule in self.rules}
+        for name in known:
+            if name not in ruled:
+                yield f"none for {name!r}", "no rule names it: it is not split"
+
+    def _why(self, place: int, known: Iterable[str], missing: Sequence[str]) -> str:
+        """Return a reason that holds for all arrays, or "" if the reason is in single arrays."""
+        from difflib import get_close_matches
+
+        rule = self.rules[place]
+        if missing:
+            axes = ", ".join(map(repr, missing))
+            return f"the mesh has no axis {axes}, only {', '.join(self.mesh.axis_names)}"
+        if rule.name not in known:
+            near = ", ".join(get_close_matches(rule.name, list(known), 2)) or "none"
+            return f"no array has a dimension {rule.name!r}; near: {near}"
+        return ""
+
+    def _conflict(
+        self,
+        place: int,
+        arrays: Sequence[Sequence[str | None]],
+        applied: Sequence[Mapping[int, Rule]],
+    ) -> str:
+        """Return which earlier rules keep a rule from every array that has its name.
+
+        Args:
+          applied: per array, the rule of each dimension.
+        """
+        rule, earlier = self.rules[place], {id(one) for one in self.rules[:place]}
+        same: dict[str, None] = {}
+        taken: dict[str, None] = {}
+        for names, laid in zip(arrays, applied, strict=True):
+            if rule.name not in names:
+                continue
+            at = names.index(rule.name)
+            if at in laid and id(laid[at]) in earlier:
+                same[str(laid[at])] = None
+                continue
+            # Rules after this one apply later in flax, so their axes were free at this rule.
+            used = {a for one in laid.values() if id(one) in earlier for a in self._present(one)}
+            taken[", ".join(axis for axis in rule.axes if axis in used)] = None
+        reasons = []
+        if same:
+            which = "some dimensions" if taken else "every dimension"
+            listed = ", ".join(same)
+            reasons.append(f"an earlier rule lays out {which} {rule.name!r}: {listed}")
+        if taken:
+            where = "elsewhere" if same else f"wherever {rule.name!r} stands"
+            axes = " or ".join(taken)
+            reasons.append(f"{where}, another dimension has {axes} by an earlier rule")
+        return "; ".join(reasons)
+
+    def check(self, logical: Any) -> LogicalRules:
+        """The rules themselves, if each of them does something.
+
+        Raises:
+          StrategyError: one does nothing, with the reason.
+        """
+        idle = self.idle(logical)
+        if len(idle):
+            raise StrategyError(
+                f"{len(idle)} logical-axis rules do nothing:\n{idle}\nLeave them out, or mend "
+                "their names."
+            )
+        return self
+
+    def linen(self) -> tuple[tuple[str, str | Axes | None], ...]:
+        """For `flax.linen.logical_axis_rules` and nnx.
+
+        >>> logical_rules({"embed": ("data", "model"), "mlp": None}, Mesh({"data": 2})).linen()
+        (('embed', ('data', 'model')), ('mlp', None))
+        """
+        return tuple((rule.name, _said(rule.axes)) for rule in self.rules)
+
+    def haliax(self) -> dict[str, str | Axes]:
+        """For `haliax.axis_mapping`, which has one rule per name and none that splits nothing.
+
+        Raises:
+          StrategyError: two rules for one name.
+        """
+        counts = Counter(rule.name for rule in self.rules)
+        twice = [name for name, count in counts.items() if count > 1]
+        if twice:
+            raise StrategyError(
+                f"rules for {twice[0]!r} stand {counts[twice[0]]} times, and an axis mapping of "
+                "haliax has one: keep the one that it needs."
+            )
+        return {rule.name: said for rule in self.rules if (said := _said(rule.axes)) is not None}
+
+    def yaml(self) -> str:
+        """For a configuration of MaxText.
+
+        >>> print(logical_rules({"embed": "data", "mlp": None}, Mesh({"data": 2})).yaml())
+        logical_axis_rules: [
+          ['embed', ['data']],
+          ['mlp', []],
+        ]
+        """
+        lines = (f"  ['{r.name}', [{', '.join(map(repr, r.axes))}]],\n" for r in self.rules)
+        return f"{KEY}: [\n{''.join(lines)}]"
+
+
+def logical_rules(rules: object, mesh: Any) -> LogicalRules:
+    """Logical-axis rules of flax, haliax or MaxText, for a mesh.
+
+    Args:
+      rules: pairs of a name and a mesh axis, several, or None (linen, nnx); a dict of them
+        (haliax); or text with `logical_axis_rules: [...]` (MaxText's YAML), or the path of a file
+        of it.
+      mesh: of sizes by axis, or one of JAX.
+
+    Raises:
+      StrategyError: what are no rules, with the first that is none.
+
+    >>> logical_rules("logical_axis_rules: [['embed', ['fsdp']], ['mlp', 'tensor']]", {"fsdp": 4})
+    LogicalRules(rules=(Rule(name='embed', axes=('fsdp',)), ...), mesh=Mesh(fsdp=4))
+    """
+    if isinstance(mesh, Mapping):
+        mesh = Mesh(dict(mesh))
+    elif not isinstance(mesh, Mesh):
+        mesh = Mesh.from_jax(mesh)
+    if isinstance(rules, str | Path):
+        rules = _read(rules)
+    pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise StrategyError(f"{rules!r:.80} are no logical-axis rules: write them as {_EXAMPLE}.")
+    return LogicalRules(tuple(map(_rule, pairs)), mesh)
+
+
+def _rule(pair: Any) -> Rule:
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise StrategyError(f"{pair!r:.80} is no logical-axis rule: write them as {_EXAMPLE}.")
+    name, axes = pair
+    several = isinstance(axes, Sequence) and not isinstance(axes, str)
+    listed = () if axes is None else tuple(axes) if several else (axes,)
+    if not isinstance(name, str) or not all(isinstance(axis, str) for axis in listed):
+        raise StrategyError(
+            f"the logical-axis rule {pair!r:.80} has a name, and axes of the mesh: write them as "
+            f"{_EXAMPLE}."
+        )
+    return Rule(name, listed)
+
+
+def _names(leaf: object) -> bool:
+    """Whether a leaf of a pytree is the logical axes of an array."""
+    named = isinstance(leaf, tuple) and all(n is None or isinstance(n, str) for n in leaf)
+    return isinstance(leaf, PartitionSpec) or (named and not hasattr(leaf, "_fields"))
+
+
+def _said(axes: Axes) -> str | Axes | None:
+    return axes[0] if len(axes) == 1 else axes or None
+
+
+def _read(text: str | Path) -> list[Any]:
+    """The rules of a YAML text, or of a file of it."""
+    place = "the text"
+    if isinstance(text, Path) or (KEY not in text and "\n" not in text):
+        place = str(text)
+        try:
+            text = Path(text).read_text()
+        except OSError as error:
+            raise StrategyError(f"{place}: no file of logical-axis rules ({error}).") from None
+    start = re.search(rf"^\s*{KEY}\s*:", text, re.MULTILINE)
+    if start is None:
+        raise StrategyError(f"{place} has no `{KEY}: [...]`: pass MaxText's YAML, or {_EXAMPLE}.")
+    return _list(text, start.end(), place)
+
+
+def _list(text: str, at: int, place: str) -> list[Any]:
+    """A flow list of YAML from a position on: strings and lists, commas, comments."""
+    stack: list[list[Any]] = [[]]
+    while found := _TOKEN.match(text, at):
+        at, token = found.end(), found["token"]
+        if token == "[":
+            stack.append([])
+        elif token == "]":
+            done = stack.pop()
+            if not stack:
+                break
+            stack[-1].append(done)
+            if len(stack) == 1:
+                return done
+        elif token != ",":
+            word = token.strip("'\"")
+            stack[-1].append(None if word in ("null", "~", "None") and word == token else word)
+            if len(stack) == 1:
+                break
+    line = text.count("\n", 0, at) + 1
+    raise StrategyError(
+        f"{place}, line {line}: `{KEY}` is a list in brackets that ends, such as "
+        f"[['embed', ['fsdp']], ['mlp', 'tensor']]."
+    )

@@ -1,0 +1,194 @@
+"""Calls of flax nnx: modules and optimizers are split, and updated, by nnx itself."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten_with_path
+
+from shardalg.graph.tracing.trace import parameter_names
+from shardalg.planner.calls.call import Call, Inner, Returned
+from shardalg.planner.calls.found_roles import Framework, named_modules, plain_function
+from shardalg.planner.calls.jitted import of_jitted
+
+
+def is_nnx(fn: Any, args: Any) -> bool:
+    """Whether a call is one of `nnx.jit`, or passes modules of nnx."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and (_is_wrapped(fn) or any(map(_is_node, _nodes(args))))
+
+
+def _is_wrapped(fn: Any) -> bool:
+    return type(fn).__module__.startswith("flax.nnx.") and hasattr(fn, "jitted_fn")
+
+
+def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call of what `nnx.jit` makes of a function; a bare one is jitted so first.
+
+    nnx takes the arrays out of its modules, and puts into them what comes out: in between, where it
+    would call its compiled function, the planned one is called.
+    """
+    wrapper = fn if _is_wrapped(fn) else sys.modules["flax.nnx"].jit(fn)
+    jitted = wrapper.jitted_fn
+
+    def taken(inner: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with _in_place(wrapper, inner):
+            return wrapper(*args, **kwargs)
+
+    caught: list[Call] = []
+
+    def catch(*pure: Any, **named: Any) -> Any:
+        caught.append(of_jitted(jitted, pure, named))
+        raise _Caught
+
+    try:
+        taken(catch, args, kwargs)
+    except _Caught:
+        (made,) = caught
+
+    def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return taken(lambda *pure, **named: made.through(run, pure, named), args, kwargs)
+
+    def scoped(*arrays: Any) -> Any:
+        with named_modules(_framework(), modules):
+            return made.fn(*arrays)
+
+    modules = [node for node in _nodes((args, kwargs)) if _is_node(node)]
+    return _named(replace(made, fn=scoped, through=through), wrapper, args, kwargs)
+
+
+def _framework() -> Framework:
+    nnx: Any = sys.modules["flax.nnx"]
+
+    def inside(module: Any) -> Any:
+        return nnx.iter_modules(module) if isinstance(module, nnx.Module) else ()
+
+    return Framework(nnx.Module, inside, plain_function, lambda _, function: function)
+
+
+class _Caught(BaseException):
+    """Ends a call of nnx where its compiled function would run."""
+
+
+@contextmanager
+def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
+    """Let nnx call `inner` where it would call its compiled function."""
+    jitted, wrapper.jitted_fn = wrapper.jitted_fn, inner
+    try:
+        yield
+    finally:
+        wrapper.jitted_fn = jitted
+
+
+def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The call with the user's names and trees, where the arrays are those of the user's trees."""
+    info = wrapper.jitted_fn._jit_info
+    kwargs = {n: v for n, v in kwargs.items() if n not in (info.static_argnames or ())}
+    every = zip(parameter_names(wrapper.fun, len(args)), args, strict=True)
+    traced = [pair for n, pair in enumerate(every) if n not in made.static]
+    traced += [("", dict(kwargs))] if kwargs else []
+    names, owners = [name for name, _ in traced], [arg for _, arg in traced]
+    outer = tuple(map(plain_state, owners))
+    paths: list[str] = []
+    known = defaultdict[int, deque[int]](deque)
+    for name, tree in zip(names, outer, strict=True):
+        for path, leaf in tree_flatten_with_path(tree)[0]:
+            known[id(leaf)].append(len(paths))
+            paths.append(f"{name}{''.join(map(_step, path))}".lstrip("."))
+    returned = _returned(made)
+    found = [known[id(leaf)] for leaf in jax.tree.leaves(made.args)]
+    if not all(found):
+        return replace(made, returned=returned)
+    places = tuple(place.popleft() if len(place) > 1 else place[0] for place in found)
+    roles = jax.tree.leaves([_roles(arg) for arg in owners])
+    return replace(
+        made,
+        paths=tuple(paths[place] for place in places),
+        outer=outer,
+        places=places,
+        returned=returned,
+        names=tuple(names),
+        own_roles=tuple(roles[place] for place in places),
+    )
+
+
+def _roles(arg: Any) -> Any:
+    """An argument with the role of each array in its place."""
+    nnx: Any = sys.modules["flax.nnx"]
+
+    def role(variable: Any) -> str:
+        return "parameters" if isinstance(variable, nnx.Param) else "optimizer_state"
+
+    def told(node: Any) -> Any:
+        if not _is_node(node):
+            return "data"
+        variables = jax.tree.leaves(nnx.state(node), is_leaf=lambda v: isinstance(v, nnx.Variable))
+        kept = isinstance(node, nnx.Optimizer)
+        return ["optimizer_state" if kept else role(variable) for variable in variables]
+
+    return jax.tree.map(told, arg, is_leaf=_is_node)
+
+
+def _step(key: Any) -> str:
+    """One step of a path as Python writes it."""
+    name = getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+    return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
+
+
+def _returned(made: Call) -> Callable[[Any], Returned]:
+    """What the results are: (arguments, keywords, result) of nnx's own function."""
+    entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
+    number = {path: leaf for leaf, path in enumerate(entered)}
+
+    def returned(results: Any) -> Returned:
+        graph_mode = isinstance(results, tuple) and len(results) == 3
+        flat = [path for path, _ in tree_flatten_with_path(results)[0]]
+        here = 2 if graph_mode else 0
+        inside = [path[0].idx == here for path in flat]
+        count = iter(range(len(flat)))
+        return Returned(
+            tuple(
+                number.get(path[1:]) if graph_mode and path[0].idx == 0 else None for path in flat
+            ),
+            results[here],
+            tuple(next(count) if on else None for on in inside),
+        )
+
+    return returned
+
+
+def _nodes(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=_is_node)
+
+
+def _is_node(value: Any) -> bool:
+    nnx: Any = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, nnx.Pytree)
+
+
+def plain_state(tree: Any) -> Any:
+    """A tree with nested dicts of arrays (or of specs) in place of the modules and states of nnx.
+
+    >>> plain_state({"x": 1})
+    {'x': 1}
+    """
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return tree
+
+    def is_state(value: Any) -> bool:
+        return isinstance(value, nnx.State) or _is_node(value)
+
+    def plain(value: Any) -> Any:
+        if not is_state(value):
+            return value
+        state = value if isinstance(value, nnx.State) else nnx.state(value)
+        return nnx.to_pure_dict(state)
+
+    return jax.tree.map(plain, tree, is_leaf=lambda v: v is None or is_state(v))

@@ -1,0 +1,208 @@
+"""Any call that a user writes, as one of a function of arrays.
+
+Calls of equinox: what is an array is traced, all else stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten_with_path
+
+from shardalg.errors import TraceError
+from shardalg.planner.calls.call import Call, Inner, Returned, leaf_paths, named, plain
+from shardalg.planner.calls.found_roles import Framework, Path, named_modules, plain_function
+from shardalg.planner.calls.jitted import is_jitted, of_jitted, of_trace
+from shardalg.planner.calls.nnx_call import is_nnx, of_nnx
+
+
+def is_equinox(fn: Any, args: Any) -> bool:
+    """Whether a call is one of `eqx.filter_jit`, or passes modules of equinox."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return False
+    return _is_filtered(fn) or bool(_modules(args, equinox.Module))
+
+
+def _modules(tree: Any, base: type) -> list[Any]:
+    """The outermost modules of a tree."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, base))
+    return [node for node in nodes if isinstance(node, base)]
+
+
+def _framework() -> Framework:
+    base = sys.modules["equinox"].Module
+
+    def inside(module: Any) -> Iterator[tuple[Path, Any]]:
+        yield (), module
+        below = tree_flatten_with_path(
+            module, is_leaf=lambda node: isinstance(node, base) and node is not module
+        )
+        for path, node in below[0]:
+            if isinstance(node, base):
+                here = tuple(getattr(k, "name", getattr(k, "idx", str(k))) for k in path)
+                yield from (((*here, *rest), found) for rest, found in inside(node))
+
+    def function(held: Any) -> FunctionType | None:
+        return plain_function(getattr(held, "method", held))
+
+    def put(held: Any, function: Callable[..., Any]) -> Any:
+        return function if isinstance(held, FunctionType) else type(held)(function)
+
+    return Framework(base, inside, function, put)
+
+
+def _is_filtered(fn: Any) -> bool:
+    return type(fn).__module__ == "equinox._jit" and hasattr(fn, "donate_first")
+
+
+def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call with its arrays taken out, as `eqx.filter_jit` takes them, and put back in.
+
+    What is no array of the arguments is that of this call, of the results that of the trace.
+    """
+    inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    static = [None if _is_array(leaf) else leaf for leaf in leaves]
+    at = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    made = plain(inner, args, kwargs)
+    results: list[tuple[Any, list[Any]]] = []
+    framework = _framework()
+
+    def of_arrays(*arrays: Any) -> tuple[Any, ...]:
+        whole = list(static)
+        for place, array in zip(at, arrays, strict=True):
+            whole[place] = array
+        given, named = jax.tree.unflatten(tree, whole)
+        with named_modules(framework, _modules((given, named), framework.base)):
+            made = inner(*given, **named)
+        flat, out = jax.tree.flatten(made)
+        results[:] = [(out, [None if _is_traced(x) else x for x in flat])]
+        return tuple(x for x in flat if _is_traced(x))
+
+    def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        flat = jax.tree.leaves((args, kwargs))
+        _check_static(static, flat)
+        arrays = run(*(leaf for leaf in flat if _is_array(leaf)))
+        out, kept = results[0]
+        rest = iter(arrays)
+        return jax.tree.unflatten(out, [next(rest) if x is None else x for x in kept])
+
+    def returned(_: Any) -> Returned:
+        out, kept = results[0]
+        places = tuple(i for i, leaf in enumerate(kept) if leaf is None)
+        return Returned((None,) * len(places), jax.tree.unflatten(out, range(len(kept))), places)
+
+    paths = leaf_paths(inner, args, kwargs)
+    freed = _donated(fn, args, kwargs)
+    return replace(
+        made,
+        fn=of_arrays,
+        args=tuple(leaves[i] for i in at),
+        paths=tuple(paths[i] for i in at),
+        through=through,
+        places=tuple(at),
+        returned=returned,
+        donated=tuple(n for n, i in enumerate(at) if freed[i]),
+    )
+
+
+def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
+    """Raise unless what is no array is what it was when the call was planned.
+
+    Raises:
+      TraceError: it is something else.
+    """
+    pairs = zip(planned, given, strict=False)
+    other = [(was, now) for was, now in pairs if was is not None and was is not now and was != now]
+    if other:
+        was, now = other[0]
+        raise TraceError(
+            f"an argument is {now!r:.60}, planned was {was!r:.60}: what is no array makes another "
+            "function. Plan it for that."
+        )
+
+
+def _donated(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
+    """Per leaf of the call whether `eqx.filter_jit` donates it."""
+    first, rest = getattr(fn, "donate_first", False), getattr(fn, "donate_rest", False)
+    owners = [*args, dict(kwargs)]
+    return [first if i == 0 else rest for i, arg in enumerate(owners) for _ in jax.tree.leaves(arg)]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)
+
+
+def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The call `fn(*args, **kwargs)`, from the outermost wrapper inwards.
+
+    Args:
+      fn: a function; one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`; or what
+        `jax.jit(f).trace(...)` gives, which has its arguments.
+
+    Raises:
+      TraceError: it is none of these, or does not take these arguments.
+
+    >>> opened(lambda x, scale: scale * x, (2.0,), {"scale": 3.0}).paths
+    ('x', 'scale')
+    """
+    if hasattr(fn, "args_info") and hasattr(fn, "jaxpr"):
+        return _of_trace(fn, args, kwargs)
+    _check(fn, args, kwargs)
+    if is_jitted(fn):
+        return of_jitted(fn, args, kwargs)
+    if is_nnx(fn, (args, kwargs)):
+        return of_nnx(fn, args, kwargs)
+    return (of_equinox if is_equinox(fn, (args, kwargs)) else plain)(fn, args, kwargs)
+
+
+def _of_trace(traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    if args or kwargs:
+        raise TraceError(
+            f"{traced.fun_name} is traced already, with its arguments, and {len(args)} more are "
+            "given. Pass the trace alone, or the function with its arguments."
+        )
+    return of_trace(traced)
+
+
+def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise unless `fn` is a function that takes the arguments, as far as its signature says."""
+    if hasattr(fn, "compiler_ir") or hasattr(fn, "memory_analysis"):
+        raise TraceError(
+            f"{fn!r:.80} is lowered already, for one layout. Pass the function, or its trace: "
+            "jax.jit(f).trace(...)."
+        )
+    if not callable(fn):
+        raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TraceError(f"kwargs are a dict by the names of parameters, got {kwargs!r:.80}.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of a builtin nothing is known
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
+        raise TraceError(
+            f"{named(fn)} takes {signature}, and is given ({', '.join(given)}): {error}. Pass "
+            "plan() an array or a jax.ShapeDtypeStruct for each parameter, and keyword arguments "
+            "of the function as kwargs={...}."
+        ) from None
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{value!r:.30}" if shape is None else f"{value.dtype}{list(shape)}"

@@ -1,0 +1,443 @@
+"""Where a plan with named sizes is the same plan: all that planning ever asked of the sizes.
+
+The plan is made once more, on sizes that keep a record (`sizes.recorded`) in place of the hints.
+What planning compares is thus complete by construction; `at` checks it at a point in a millisecond.
+
+Whether the formulas of a plan with named sizes are right for a plan that was made at a point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, partial
+from itertools import combinations_with_replacement, zip_longest
+from typing import Any, NamedTuple
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.analyses.peaks import memory_facts, peak_at, peak_formula
+from shardalg.costs.cost import Cost
+from shardalg.costs.symbolic import Size, Sizes, Symbolised
+from shardalg.costs.walk import walk
+from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
+from shardalg.graph.plain import is_code, is_same
+from shardalg.pause import collection_paused
+from shardalg.planner.partition.emit.node import Recipe
+from shardalg.planner.partition.partition import Partitioner
+from shardalg.planner.pipeline import partition
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.sharded import Layouts
+from shardalg.planner.stages import Stages, annotations_at, completed
+from shardalg.sizes.decided import Call, Guards, asked_again, recorder
+from shardalg.sizes.facts import ZERO, Fact
+from shardalg.sizes.formula import Formula, FormulaError, Number, symbol
+from shardalg.sizes.recorded import Recorded, Recorder
+from shardalg.sizes.symbolic.retrace import Alignment, Retrace
+from shardalg.spmd.instruction import Block
+from shardalg.spmd.program import SpmdProgram
+
+ROUNDED = 1e-9
+"""Seconds are sums of floats: the order of summation changes their last digits."""
+
+
+def formulas_hold(
+    named: Symbolised, costs: tuple[Cost, Cost], here: SpmdProgram, point: Mapping[str, int]
+) -> bool:
+    """Return whether every price by formula equals the price of the plan made at the point.
+
+    Bytes, operations and block sizes are compared exactly, seconds up to rounding.
+
+    Args:
+      costs: of the plan with named sizes, and of the plan made there, on the same chip.
+      here: the program that was planned there.
+    """
+    try:
+        return _same_blocks(named.program, here, point) and _same_prices(costs, point)
+    except FormulaError:
+        return False
+
+
+def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]) -> bool:
+    """Return whether every local value has the block size that its formula gives."""
+    known: dict[Any, Any] = {}
+
+    def at(size: Any) -> Any:
+        if type(size) is not Formula:
+            return size
+        if size not in known:
+            known[size] = size.at(point)
+        return known[size]
+
+    if len(named.locals) != len(here.locals):
+        return False
+    pairs = [
+        (named.locals[i], here.locals[i]) for i in sorted(locals_made(named) | locals_made(here))
+    ]
+    return all(
+        (a.dtype, a.origin) == (b.dtype, b.origin) and tuple(map(at, a.shape)) == b.shape
+        for a, b in pairs
+    )
+
+
+def locals_made(program: SpmdProgram) -> set[int]:
+    """Return the local values that a device holds at some time: others have no formula."""
+    found = set(program.block.arguments)
+    for step in walk(program):
+        found.update(step.instruction.results)
+        found.update(v for body in step.instruction.attributes.bodies for v in body.arguments)
+    return found
+
+
+def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:
+    first, second = (dict(_prices(cost)) for cost in costs)
+    if first.keys() != second.keys():
+        return False
+    for key, price in first.items():
+        number, other = Formula.of(price).at(point) if _is_exact(price) else price, second[key]
+        seconds = key[-1] in SECONDS
+        if not (math.isclose(number, other, rel_tol=ROUNDED) if seconds else number == other):
+            return False
+    return True
+
+
+def _is_exact(price: Any) -> bool:
+    return type(price) is not float
+
+
+SECONDS = ("seconds", "useful_s", "step_time_s")
+
+
+def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Return every price of a step with a key: of each item, of the whole, and of the memory."""
+    totals = cost.totals
+    for item in totals.items:
+        key = (item.kind, item.axes, item.role, item.phase)
+        yield (*key, "count"), item.count
+        yield (*key, "flops"), item.flops
+        yield (*key, "wire_bytes"), item.wire_bytes
+        yield (*key, "seconds"), item.time_s
+    yield ("useful_flops",), totals.useful_flops
+    yield ("useful_s",), totals.useful_s
+    yield ("devices",), totals.devices
+    yield ("peak_bytes",), totals.peak_bytes
+    yield ("step_time_s",), totals.sum("time_s")
+
+
+Place = tuple[int, tuple[str | int, ...]]
+"""A node, and its parameter: by name, then by index in its tuples."""
+
+
+def guards(
+    stages: Stages, options: Options, named: Callable[[], Symbolised | None]
+) -> tuple[Guards | None, str]:
+    """What ties a plan to its hints, and why that is not known where it is not.
+
+    Where it holds, no decision is another one. It says nothing of what Python code decides on a
+    size while it is traced; a second trace found none (`symbols.name_sizes`). Where a size was made
+    in Python, all dimensions are held at their hints.
+
+    Args:
+      named: the program with a formula for each of its sizes; asked for once.
+    """
+    if options.policy == "cost":
+        return None, "the plan was chosen by cost, which compares more than is kept"
+    try:
+        formulas = named()
+        return (
+            (None, "no size has a name") if formulas is None else _found(stages, options, formulas)
+        )
+    except FormulaError as error:
+        return None, str(error)
+
+
+def recorded_shapes(
+    stages: Stages, options: Options, sizes: Sizes
+) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] | None:
+    """Return the formulas of the global and the local shape of every local value of a plan.
+
+    They are right where the questions that planning asked have the answers of the hints (`guards`).
+    None if planning on recorded sizes ends in an error or gives another program.
+    """
+    if options.policy == "cost":
+        return None
+    run = _Sizes(stages, sizes, recorder(sizes.hints))
+    try:
+        with collection_paused():
+            program = _planned_again(stages, options, run)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    again, first = (p.text(stages.graph).splitlines()[1:] for p in (program, stages.program))
+    if again != first:
+        return None
+
+    def formulas(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(size.formula if type(size) is Recorded else size for size in shape)
+
+    return tuple((formulas(v.sharding.shape), formulas(v.shape)) for v in program.locals)
+
+
+def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
+    recorded = recorder(named.sizes.hints)
+    sizes = _Sizes(stages, named.sizes, recorded)
+    try:
+        with collection_paused():
+            program = _planned_again(stages, options, sizes)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Code of planning that computes what a record cannot follow.
+        return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
+    lines = (p.text(stages.graph).splitlines() for p in (program, stages.program))
+    for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
+        if again != first:
+            return None, f"planning on recorded sizes gives {again.strip()}, not {first.strip()}"
+    facts = (
+        *(one.fact for one in named.conditions),
+        *sizes.manual(),
+        *_other_blocks(program, named.program),
+    )
+    beside = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
+    return Guards(recorded, facts, sizes.traced(), beside), sizes.bound
+
+
+def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
+    """Return facts that blocks are what their formulas say, where planning recorded others."""
+    found: dict[tuple[Any, Any], None] = {}
+    for index in sorted(locals_made(recorded) | locals_made(named)):
+        again, local = recorded.locals[index], named.locals[index]
+        found.update(dict.fromkeys(zip(again.shape, local.shape, strict=True)))
+    for size, formula in found:
+        first = size.formula if type(size) is Recorded else Formula.of(size)
+        difference = first - formula
+        if difference:
+            yield Fact(difference, ZERO)
+
+
+def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> Call:
+    """Return the peak of memory as a call: the plan holds where its formula gives the peak there.
+
+    Where something else is written over, or kept for the backward pass, the peak is looked for in
+    the program with the sizes of that point.
+    """
+    how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
+    largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
+
+    def work(inside: Recorder) -> None:
+        memory_facts(named, inside.size, **how)
+
+    return asked_again(recorded, work, largest, partial(peak_at, named, **how))
+
+
+class Asked(NamedTuple):
+    """What a question is about that the run itself asks: the part of `plan.changes` and the node.
+
+    Attributes:
+      kind: "sharding" or "collectives".
+      node: None at the program's border, and of what is not about one node.
+    """
+
+    kind: str
+    node: int | None = None
+
+
+def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
+    """All of planning that `at` compares, on recorded sizes."""
+    recorded, axes = sizes.recorded, sizes.sizes.axes
+    recorded.about = Asked("sharding")
+    mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
+    graph = sizes.graph()
+    sharded = completed(graph, annotations_at(stages.annotations, graph, mesh), options)
+    return partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
+
+
+class _Telling(Partitioner):
+    """A partitioner that tells the recorder which node it asks for."""
+
+    def __init__(self, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder = recorder
+
+    def _tell(self, node: Node | None) -> None:
+        self.recorder.about = Asked("collectives", None if node is None else node.index)
+
+    def _entered(self, value: int, order: Mesh | None) -> int:
+        self._tell(None)
+        return super()._entered(value, order)
+
+    def _left(self, value: int, layout: Sharding) -> int:
+        self._tell(None)
+        return super()._left(value, layout)
+
+    def _recipe(self, node: Node) -> Recipe:
+        self._tell(node)
+        return super()._recipe(node)
+
+    def _call(self, node: Node) -> None:
+        self._tell(node)
+        super()._call(node)
+
+    def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
+        made = super()._body(node, body, layouts)
+        self._tell(node)
+        return made
+
+
+@dataclass(eq=False)
+class _Sizes:
+    """A graph with recorded sizes, in its shapes, trip counts and parameters.
+
+    Attributes:
+      bound: the first parameter that is another one in the second trace and has no formula, in
+        words; "" if there is none.
+    """
+
+    stages: Stages
+    sizes: Sizes
+    recorded: Recorder
+    bound: str = ""
+
+    @cached_property
+    def second(self) -> Retrace | None:
+        """The function at other sizes, which shows what its parameters are; None if loaded."""
+        symbols = self.stages.symbols
+        if symbols.tracer is None:
+            return None
+        return Retrace(symbols.tracer(symbols.second), symbols.second)
+
+    def manual(self) -> Iterator[Fact]:
+        """Return the facts that axes along which the function is manual stay at their hints."""
+        for axis in sorted(self.stages.graph.traced_axes & self.sizes.axes.keys()):
+            yield Fact(symbol(axis) - self.sizes.hints[axis], ZERO)
+
+    def traced(self) -> Iterator[Fact]:
+        """Return the facts that dimensions stay at their hints, where only a trace knows more.
+
+        A size or a parameter that Python makes is a number here. It may be another number at other
+        sizes, without a formula that says so.
+        """
+        if self.second is None or self.bound or self.stages.symbols.constants:
+            for name, size in self.stages.symbols.sizes.items():
+                yield Fact(symbol(name) - size.hint, ZERO)
+
+    def graph(self) -> Graph:
+        """The graph at the hints, every size of which is recorded."""
+        graph = self.stages.graph
+        if self.second is None:
+            return graph
+        values = tuple(
+            replace(v, type=ValueType(tuple(map(self.recorded.size, dims)), v.type.dtype))
+            for v, dims in zip(graph.values, self.sizes.dims, strict=True)
+        )
+        types = [value.type for value in values]
+        signatures: dict[Any, Signature] = {}
+        nodes = []
+        for node, other in zip(graph.nodes, self.second.graph.nodes, strict=True):
+            ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
+            key = (node.signature, other.signature, ends)
+            if key not in signatures:
+                made = Signature(node.primitive, self.params(node, other), *ends)
+                signatures[key] = made
+            nodes.append(replace(node, signature=signatures[key]))
+        trips = zip(graph.regions, self.sizes.trips, strict=True)
+        regions = tuple(replace(r, trip_count=self.recorded.size(n)) for r, n in trips)
+        return replace(graph, values=values, nodes=tuple(nodes), regions=regions)
+
+    def params(self, node: Node, other: Node) -> Params:
+        """A node's parameters; numbers that are others in the second trace become formulas."""
+        values = (*node.operands, *node.results)
+        near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
+        known = tuple(dict.fromkeys((*near, *self.names)))
+        pairs = zip(node.signature.params, other.signature.params, strict=True)
+        found = []
+        for (name, here), (_, there) in pairs:
+            place = node.index, (name,)
+            param = self.param((here, there), known, place)
+            if param is None and not self.bound:
+                source = node.source or "an unknown line"
+                self.bound = (
+                    f"the parameter {name} of {node.primitive} at {source} is {here} at the hints "
+                    f"and {there} at {self.second}, and has no formula in named sizes: whether the "
+                    "plan holds at other dimensions, only planning there tells"
+                )
+            found.append((name, here if param is None else param[0]))
+        return tuple(found)
+
+    def param(
+        self, pair: tuple[Any, Any], known: tuple[Size, ...], place: Place
+    ) -> tuple[Any] | None:
+        """Return one parameter, from what it is in both traces, in a tuple; None if it binds."""
+        here, there = pair
+        # Of code only the name is kept, and planning does not read the name of a jaxpr.
+        if is_same(here, there) or (is_code(here) and is_code(there)):
+            return (here,)
+        if type(here) is type(there) is tuple and len(here) == len(there):
+            items = [
+                self.param(both, known, (place[0], (*place[1], i)))
+                for i, both in enumerate(zip(here, there, strict=True))
+            ]
+            made = tuple(item[0] for item in items if item is not None)
+            return (made,) if len(made) == len(items) else None
+        is_number = type(here) is type(there) is int
+        found = self.formula((here, there), known, place) if is_number else None
+        if found is not None and here in (n for n in known if type(n) is int):
+            # A size that Python made: a number in all shapes, listed in `Symbols.constants`.
+            return (here,)
+        return None if found is None else (self.recorded.size(found),)
+
+    def formula(self, pair: tuple[int, int], known: tuple[Size, ...], place: Place) -> Size | None:
+        """Return the number as the nearest size, or sum of two, plus a number, right in all traces.
+
+        Two traces may agree by accident, except on a size or the number next to it: a third trace
+        decides.
+        """
+        assert self.second is not None, "parameters are formulas by a second trace"
+        here, there = pair
+        points = self.sizes.hints, {**self.sizes.hints, **self.second.values}
+        sums = (a + b for a, b in combinations_with_replacement(self.names, 2))
+
+        def gaps(sizes: Iterable[Formula]) -> list[tuple[Number, Formula]]:
+            both = ((here - n.at(points[0]), there - n.at(points[1]), n) for n in sizes)
+            found = [(gap, size) for gap, other, size in both if gap == other]
+            return sorted(found, key=lambda pair: float(abs(Fraction(pair[0]))))
+
+        for gap, size in gaps(n for n in known if type(n) is Formula):
+            if -1 <= gap <= 1 or self.is_right(size + gap, place):
+                return size + gap
+        right = (size + gap for gap, size in gaps(sums) if self.is_right(size + gap, place))
+        return next(right, None)
+
+    @cached_property
+    def names(self) -> tuple[Formula, ...]:
+        """The named sizes of dimensions."""
+        return tuple(symbol(name) for name in self.stages.symbols.sizes)
+
+    def is_right(self, formula: Size, place: Place) -> bool:
+        """Return whether a parameter is what its formula says in a third trace."""
+        if self.third is None:
+            return False
+        node, (name, *inside) = place
+        found = self.third.graph.nodes[node].signature.param(str(name))
+        for index in inside:
+            found = found[index]
+        return bool(found == Formula.of(formula).at({**self.sizes.hints, **self.third.values}))
+
+    @cached_property
+    def third(self) -> Retrace | None:
+        """The function at sizes that are no others' in the first two traces; None if it fails."""
+        from shardalg.algebra.dims import Size, second_hints
+
+        assert self.second is not None, "a third trace comes after a second one"
+        symbols = self.stages.symbols
+        assert symbols.tracer is not None, "the second trace had a tracer"
+        # In the other order, so that sizes grow at other ratios than from the hints to the second.
+        sizes = [Size(name, number) for name, number in reversed(list(self.second.values.items()))]
+        for multiples in (False, True):
+            values = second_hints(sizes, multiples=multiples)
+            try:
+                graph = symbols.tracer(values)
+            except Exception:  # the user's function may raise anything at sizes it cannot take
+                continue
+            if Alignment(self.stages.graph, graph).difference is None:
+                return Retrace(graph, values)
+        return None

@@ -1,0 +1,338 @@
+"""Padding of samples that do not divide, while a reshape merges them with another dimension.
+
+A batched convolution merges the samples with its features: 13 samples of 2 features become one
+dimension of 26. On 4 devices, a block of 13 samples has 4 samples, which are 8 features. A block of
+26 features has only 7. The two blocks differ, so that all samples would be gathered. With padding
+to 16 samples, every device has 4 samples and the same 8 features:
+
+    x[13] -> pad [16] -> merge [32] -> operators -> split [16, 2] -> slice [13, 2]
+
+Each operator between merge and split computes every sample on its own, or sums over the samples. A
+sum reads zeros in place of the added samples.
+
+Loops over stacks whose layers are divided among devices: one layer is fetched per iteration.
+
+A loop reads one layer in each iteration, so that its stack cannot be sharded along the layers
+inside the loop. The layers of a stack are therefore gathered before the loop. The alternative here
+exchanges the blocks once, so that each device has a part of every layer, and an iteration gathers
+the parts of one layer. It sends one part in `n` more on `n` devices, and no device ever holds the
+stack. Gradients that the loop stacks are scattered in each iteration and exchanged after the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.derived_layouts import interned, plain
+from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph, Node, Signature, ValueType
+from shardalg.graph.ops.canonicalize.normalise import Change, Padding
+from shardalg.graph.ops.families.pointwise import MANY, UNARY
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import SUM, Rule
+from shardalg.planner.propagate.sharded import Reason, ShardedGraph
+
+
+def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
+    """Return the layouts in which loops fetch one layer per iteration; None if no stack is divided.
+
+    Only the layers inside the loops have other layouts: nothing is completed from them. By cost the
+    layouts at the borders of loops are chosen already.
+    """
+    if sharded.borders:
+        return None
+    found, made = list(sharded.shardings), []
+    for node in sharded.graph.nodes_of(["scan"]):
+        for stack, layer in stacks(sharded.graph, node):
+            layout = _divided(plain(found[layer]), plain(found[stack]).dims[0])
+            if layout is not None and layer not in sharded.fixed:
+                found[layer] = layout
+                made.append(Reason(layer, layout, "streamed", node.index, sources=(stack,)))
+    if not made:
+        return None
+    history = (*sharded.history, *made)
+    return replace(sharded, shardings=tuple(found), _history=lambda: history)
+
+
+def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
+    """Yield the stacks that a loop reads and makes, each with its layer in the body."""
+    body = graph.regions[node.bodies[0]]
+    consts, carry = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+    read = consts + carry
+    yield from zip(node.operands[read:], body.arguments[read:], strict=True)
+    made = zip(node.results[carry:], body.results[carry:], strict=True)
+    yield from ((stack, layer) for stack, layer in made if layer not in body.arguments)
+
+
+def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
+    """Return the layer's layout with the digits of the stack on its largest dimension that fits.
+
+    Dimensions that the digits divide come first. None if a dimension has the digits already, or
+    if every dimension has fewer elements than there are parts.
+    """
+    used = [digit for dim in layer.dims for digit in dim]
+    if not digits or any(overlap(own, digit) for own in used for digit in digits):
+        return None
+    joined = [(*dim, *digits) for dim in layer.dims]
+    sizes = [(size, dim) for dim, size in enumerate(layer.shape) if size >= parts(joined[dim])]
+    if not sizes:
+        return None
+    _, dim = max(sizes, key=lambda one: (one[0] % parts(joined[one[1]]) == 0, one[0]))
+    dims = tuple(joined[k] if k == dim else own for k, own in enumerate(layer.dims))
+    return interned(layer.mesh, layer.shape, dims, ())
+
+
+_POINTWISE = frozenset((*UNARY.split(), *MANY.split(), "convert_element_type", "copy"))
+_OTHERS = (
+    ["broadcast_in_dim", "conv_general_dilated", "dot_general", "reduce_max", "reduce_min"],
+    ["reduce_prod", "reduce_sum", "reshape", "transpose"],
+)
+MOVABLE = _POINTWISE.union(*_OTHERS)
+"""Operators that can compute every sample on its own, padded samples included."""
+SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
+
+
+def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
+    """Return the padding of all merged samples that do not divide, or None without such samples."""
+    changes: dict[int, Change] = {}
+    types: dict[int, ValueType] = {}
+    for merge in _merges(sharded):
+        found = merge.region()
+        if found is not None and not found.nodes & changes.keys():
+            changes.update((node, found.change(node)) for node in sorted(found.nodes))
+            types.update(found.types())
+    if not changes:
+        return None
+    return Padding(tuple(changes.items()), tuple(types.items()))
+
+
+def _merges(sharded: ShardedGraph) -> Iterator[_Merge]:
+    """Yield the reshapes that merge an unevenly sharded dimension with more minor dimensions."""
+    graph = sharded.graph
+    for node in graph.nodes_of(["reshape"]):
+        (rule,) = rules(node.signature) or ()
+        layout = plain(sharded.shardings[node.operands[0]]).dims
+        for dim, index in enumerate(rule.results[0]):
+            found = _major(rule, index)
+            if found is None:
+                continue
+            name, factor = found
+            size = rule.extents[name]
+            for place, other in enumerate(rule.operands[0]):
+                count = parts(layout[place]) if other.loop == name else 1
+                if size % count:
+                    padded = -(-size // count) * count
+                    yield _Merge(graph, (node.results[0], dim, factor), size, padded)
+
+
+def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
+    """Return the major loop of a merged dimension and the elements per iteration, or None."""
+    if len(index.terms) < 2 or index.constant or index.div != 1 or index.mod:
+        return None
+    name, factor = max(index.terms, key=lambda term: term[1])
+    rest = sum(c * (rule.extents[n] - 1) for n, c in index.terms if n != name) + 1
+    return (name, factor) if rest == factor else None
+
+
+class _Merge(NamedTuple):
+    """A reshape that merges samples with another dimension.
+
+    Attributes:
+      start: the merged value, its merged dimension, and the elements of one sample in it.
+      size, padded: the numbers of samples without and with padding.
+    """
+
+    graph: Graph
+    start: tuple[int, int, int]
+    size: int
+    padded: int
+
+    def region(self) -> _Region | None:
+        """Return the operators between merge and split; None if samples cannot be padded in one."""
+        made = _Region(self.graph, self.size, self.padded)
+        return made if made.grown(*self.start) else None
+
+
+@dataclass
+class _Region:
+    """The operators between merge and split.
+
+    Attributes:
+      marks: per value with merged samples, the merged dimension and the elements of one sample.
+      ends: per node and tensor (~0 is the result), the dimension of samples that are not merged.
+      loops: per node, the loop over samples and its iterations for one sample.
+      sums: the nodes that sum over samples.
+    """
+
+    graph: Graph
+    size: int
+    padded: int
+    marks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)
+    loops: dict[int, tuple[str, int]] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
+
+    @property
+    def nodes(self) -> set[int]:
+        """The numbers of the operators that change."""
+        return set(self.ends)
+
+    def grown(self, value: int, dim: int, factor: int) -> bool:
+        """Add all operators that a merged value reaches; return False if one cannot be padded."""
+        todo = [(value, dim, factor)]
+        while todo:
+            value, dim, factor = todo.pop()
+            if value in self.marks:
+                if self.marks[value] != (dim, factor):
+                    return False
+                continue
+            if not self._is_inner(value):
+                return False
+            self.marks[value] = dim, factor
+            maker = self.graph.producer[value]
+            for number in dict.fromkeys((*self.graph.users[value], maker)):
+                assert number is not None, "an inner value has a node that makes it"
+                found = self._visited(self.graph.nodes[number], value, dim)
+                if found is None:
+                    return False
+                todo.extend(found)
+        return True
+
+    def _is_inner(self, value: int) -> bool:
+        """Return whether a value is neither an argument nor a result of the program or a region."""
+        graph = self.graph
+        ends = (*graph.results, *(v for region in graph.regions for v in region.results))
+        return graph.producer[value] is not None and value not in ends
+
+    def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
+        """Return the merged values of a node that uses a merged value; None if not padded."""
+        found = rules(node.signature)
+        if node.primitive not in MOVABLE or node.region or not found or len(node.results) > 1:
+            return None
+        rule, factor = found[0], self._merged(value, dim) // self.size
+        tensors = {~0: node.results[0], **dict(enumerate(node.operands))}
+        at, *others = {rule.indices(k)[dim] for k, v in tensors.items() if v == value}
+        major = (at.loop, 1) if at.loop else _major(rule, at)
+        if others or major is None or factor % major[1]:
+            return None
+        loop = major[0], factor // major[1]
+        if self.loops.get(node.index, loop) != loop:
+            return None
+        if loop[0] not in rule.result_loops:
+            if node.primitive not in SUMS or rule.combine != SUM:
+                return None
+            self.sums.add(node.index)
+        self.loops[node.index] = loop
+        return self._tied(rule, tensors, loop, self.ends.setdefault(node.index, {}))
+
+    @staticmethod
+    def _tied(
+        rule: Rule, tensors: Mapping[int, int], loop: tuple[str, int], ends: dict[int, int]
+    ) -> list[tuple[int, int, int]] | None:
+        """Return the merged values of a node; None if an index uses the samples in another way.
+
+        Args:
+          loop: the name of the loop over samples, and its iterations for one sample.
+          ends: receives, per tensor, the dimension of samples that are not merged.
+        """
+        marked, (name, count) = [], loop
+        for tensor, value in tensors.items():
+            for dim, index in enumerate(rule.indices(tensor)):
+                if name not in index.variables:
+                    continue
+                major = (name, 1) if index.loop == name else _major(rule, index)
+                if major is None or major[0] != name:
+                    return None
+                if major[1] * count == 1:
+                    ends[tensor] = dim
+                else:
+                    marked.append((value, dim, major[1] * count))
+        return marked
+
+    def _merged(self, value: int, dim: int) -> int:
+        return self.graph.values[value].type.shape[dim]
+
+    def types(self) -> Mapping[int, ValueType]:
+        """The padded types of the merged values."""
+        return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
+
+    def _wider(self, value: int, dim: int, factor: int) -> ValueType:
+        type_ = self.graph.values[value].type
+        return _with_size(type_, dim, self.padded * factor)
+
+    def change(self, number: int) -> Change:
+        """Return the replacement of a node."""
+        node, ends = self.graph.nodes[number], self.ends[number]
+        chains: list[tuple[int, tuple[Signature, ...]]] = []
+        operands = []
+        for k, value in enumerate(node.operands):
+            type_ = self.graph.values[value].type
+            if k in ends:
+                wide = _with_size(type_, ends[k], self.padded)
+                chains.append((k, (_pad(type_, wide),)))
+            elif value in self.marks:
+                wide = self._wider(value, *self.marks[value])
+                if number in self.sums:
+                    chains.append((k, tuple(self._masked(wide, *self.marks[value]))))
+            else:
+                wide = type_
+            operands.append(wide)
+        result = node.results[0]
+        made = self.graph.values[result].type
+        cut = None
+        if ~0 in ends:
+            wide = _with_size(made, ends[~0], self.padded)
+            cut, made = _slice(wide, made), wide
+        elif result in self.marks:
+            made = self._wider(result, *self.marks[result])
+        named, count = self.loops[number]
+        groups = self.padded * count if named == "g" else 0
+        params = tuple((k, _param(k, old, made, groups)) for k, old in node.signature.params)
+        signature = Signature(node.primitive, params, tuple(operands), (made,))
+        return Change(tuple(chains), signature, cut)
+
+    def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
+        """Yield the operators that set the added samples to zero."""
+        shape = wide.shape
+        split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)
+        true = _with_size(split, dim, self.size)
+        yield _reshape(wide, split)
+        yield _slice(split, true)
+        yield _pad(true, split)
+        yield _reshape(split, wide)
+
+
+def _param(name: str, old: object, made: ValueType, groups: int) -> object:
+    """Return a parameter of a node for a wider result and another number of groups."""
+    if name in ("new_sizes", "shape"):
+        return made.shape
+    grouped = name in ("feature_group_count", "batch_group_count") and old != 1
+    return groups if groups and grouped else old
+
+
+def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
+    return ValueType((*type_.shape[:dim], size, *type_.shape[dim + 1 :]), type_.dtype)
+
+
+def _reshape(given: ValueType, made: ValueType) -> Signature:
+    return Signature(
+        "reshape", (("dimensions", None), ("new_sizes", made.shape)), (given,), (made,)
+    )
+
+
+def _pad(given: ValueType, made: ValueType) -> Signature:
+    """Return the operator that pads dimensions at their ends."""
+    pairs = zip(given.shape, made.shape, strict=True)
+    config = tuple((0, wide - size, 0) for size, wide in pairs)
+    zero = ValueType((), given.dtype)
+    return Signature("pad", (("padding_config", config),), (given, zero), (made,))
+
+
+def _slice(given: ValueType, made: ValueType) -> Signature:
+    starts = (0,) * len(given.shape)
+    params = (("limit_indices", made.shape), ("start_indices", starts), ("strides", None))
+    return Signature("slice", params, (given,), (made,))

@@ -1,0 +1,118 @@
+"""All that a node of a graph could do, whatever completion says: any axis on any of its loops."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.digits import Digits, overlap, parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import operand_type
+from shardalg.costs.topology import Machine
+from shardalg.graph.ir import Signature
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import SUM
+from shardalg.planner.partition.choose.assign import allowed_choices
+from shardalg.planner.partition.choose.component import Assigned, Component, as_set, components
+from shardalg.planner.partition.choose.key import Choice, NodeKey
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a component of a node.
+
+    Attributes:
+      loops: sharded loops with their digits.
+      required_shardings: (operand number, layout); produced: (result number, layout).
+    """
+
+    loops: tuple[tuple[str, Digits], ...]
+    required_shardings: tuple[tuple[int, Sharding], ...]
+    produced: tuple[tuple[int, Sharding], ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def candidates(
+    signature: Signature,
+    value_shardings: tuple[Sharding, ...],
+    place: int,
+    hardware: Machine,
+    *,
+    finite: bool = False,
+) -> tuple[Candidate, ...]:
+    """The candidates of the component at `place`: each axis of the mesh on one loop or on none.
+
+    Only even splits, and besides all that the layouts of operands and results suggest. A linear
+    operator may also pass the partial sums of its operands on, along axes on none of its loops.
+
+    Args:
+      homes: completed layouts of the operands, then of the results.
+      finite: whether sums wait behind products too (`Switches.finite_sums`).
+    """
+    component = components(rules(signature))[place]
+    count = len(signature.operands)
+    available, results = tuple((h,) for h in value_shardings[:count]), value_shardings[count:]
+    rates = hardware.chip.rates(operand_type(signature))
+    key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
+    found: dict[Candidate, None] = {}
+    for choice in allowed_choices(key, component, list(_assignments(key, component))):
+        for made in (choice, *_passing(choice, component, key)):
+            found[_candidate(component, made)] = None
+    return tuple(found)
+
+
+def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
+    mesh = key.value_shardings[0].mesh
+    digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
+    extents = {name: extent for rule in component.rules for name, extent in rule.loops}
+    for picked in itertools.product((None, *component.loops), repeat=len(digits)):
+        assigned = {
+            name: tuple(d for d, at in zip(digits, picked, strict=True) if at == name)
+            for name in dict.fromkeys(picked)
+            if name is not None
+        }
+        if all(extents[n] % parts(d) == 0 for n, d in assigned.items()):
+            yield assigned
+
+
+def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
+    """The same with partial sums on operands, which the result then has too."""
+    rule, linear = component.rule, component.rule.passes(finite=key.finite)
+    if rule.combine != SUM or not component.is_whole or not linear:
+        return
+    layouts = (
+        *choice.required_shardings,
+        *choice.produced,
+    )  # of what is regrouped or picked no loop is split
+    used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
+    mesh = key.value_shardings[0].mesh
+    axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
+    free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
+    groups = [rule.addends] if rule.addends else []
+    groups += [frozenset({k}) for k in linear - rule.addends]
+    for size in range(1, len(free) + 1):
+        for digits in itertools.combinations(free, size):
+            for group in groups:
+                required_shardings = tuple(
+                    _pending(d, digits) if k in group else d
+                    for k, d in enumerate(choice.required_shardings)
+                )
+                produced = tuple(_pending(m, digits) for m in choice.produced)
+                yield Choice(choice.loops, required_shardings, produced, choice.devices)
+
+
+def _pending(layout: Sharding, digits: Digits) -> Sharding:
+    pending = as_set((*layout.unreduced, *digits))
+    return interned(layout.mesh, layout.shape, layout.dims, pending)
+
+
+def _candidate(component: Component, choice: Choice) -> Candidate:
+    tensors = component.tensors
+    operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
+    results = dict.fromkeys(t.number for t in tensors if t.operand is None)
+    required_shardings = tuple((k, choice.required_shardings[k]) for k in operands)
+    produced = tuple((k, choice.produced[k]) for k in results)
+    return Candidate(choice.loops, required_shardings, produced)

@@ -1,0 +1,101 @@
+"""Bytes that a device sends for a choice: operands in, windows, partial results, results home."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from shardalg.algebra.digits import parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.graph.ir import Signature
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import ARGMAX, ARGMIN, PICK, SUM, TOP, USER, Rule
+from shardalg.graph.ops.windows import windowed
+from shardalg.planner.partition.choose import regroup
+from shardalg.planner.partition.choose.component import reduced_digits
+from shardalg.planner.partition.choose.key import Choice, NodeKey
+from shardalg.planner.partition.choose.windows import elements, together, windows
+from shardalg.planner.reshard.paths import usable
+from shardalg.sizes.amounts import quotient
+
+GATHERED = (ARGMAX, ARGMIN, TOP, USER)
+"""Ways to combine whose partial results are sent whole."""
+
+
+def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
+    """Bytes that a device sends to bring operands in and results home.
+
+    Sums that wait until a loop is over are sent once for all of its iterations: where they are made
+    wider on the way they count as what they are made of. A copy that a later product may read too
+    counts a quarter less: the half that it would bear, if it wants the same copy, as one in two.
+
+    Args:
+      price: elements sent from one layout to another.
+    """
+    signature, total = key.signature, 0
+    for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
+        available = key.sources[number]
+        if required not in available:
+            least = min([price(source, required) for source in usable(available, required)])
+            sent = least * signature.operands[number].itemsize
+            total += quotient(sent * 3, 4) if number in key.shared else sent
+    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
+    if choice.regrouped:
+        sent = regroup.elements(signature, choice.required_shardings[0], choice.produced[0])
+        total += sent * signature.operands[0].itemsize
+    ends = zip(choice.produced, key.value_shardings, signature.results, strict=True)
+    for number, (made, result_sharding, type_) in enumerate(ends):
+        if made is not result_sharding and number not in key.unread:
+            waits = key.waits and made.unreduced
+            types = (*signature.operands, type_) if waits else (type_,)
+            total += price(made, result_sharding) * min([each.itemsize for each in types])
+    return total
+
+
+def _joined_bytes(key: NodeKey, choice: Choice) -> Any:
+    """Bytes that a device sends so that partial results other than sums become one."""
+    signature, loops, total = key.signature, dict(choice.loops), 0
+    for rule in rules(signature) or ():
+        digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
+        if digits:
+            # the best place is sent with its value
+            sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
+            items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
+            held = math.prod(choice.produced[0].shard_shape) * items
+            kind = "all_gather" if rule.combine in GATHERED else "all_reduce"
+            total += step_wire_bytes(kind, group_size=parts(digits), local_bytes=held)
+    return total
+
+
+def _window_bytes(key: NodeKey, choice: Choice) -> int:
+    """Bytes that a device sends so that every one has what its windows read."""
+    total = 0
+    for rule in through_windows(key.signature):
+        loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
+        held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
+        devices = key.value_shardings[0].mesh.size
+        found = windows(rule, loops, held, devices) if loops else ()
+
+        pairs = zip(key.signature.operands, choice.required_shardings, strict=True)
+        blocks = [(type_.dtype, required.shard_shape) for type_, required in pairs]
+        for group in together(found, blocks):
+            number = group[0].operand
+            shape, itemsize = (
+                choice.required_shardings[number].shard_shape,
+                key.signature.operands[number].itemsize,
+            )
+            total += elements(group, key.values, shape) * itemsize
+    return total
+
+
+@lru_cache(maxsize=1 << 14)
+def through_windows(signature: Signature) -> tuple[Rule, ...]:
+    """The rows that read a dimension through a window."""
+    return tuple(
+        rule
+        for rule in rules(signature) or ()
+        if any(windowed(rule, k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    )

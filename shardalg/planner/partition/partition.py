@@ -1,0 +1,329 @@
+"""Emit a sharded graph as a program: walk the graph once and make every movement explicit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import takewhile
+from math import prod
+
+from shardalg.algebra.derived_layouts import even_prefix, interned, plain, undivided, whole
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.layout import in_order
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.compute import contracts, operand_type
+from shardalg.costs.topology import Topology, machine
+from shardalg.graph.ir import Node
+from shardalg.planner.partition.bodies import BodyPartitioner
+from shardalg.planner.partition.choose import node_classes
+from shardalg.planner.partition.choose.key import NodeKey
+from shardalg.planner.partition.choose.node_classes import (
+    KEPT,
+    Copied,
+    GatherChoice,
+    elementwise,
+    formats,
+    kinds,
+    repeats,
+)
+from shardalg.planner.partition.choose.node_plan import NodePlan, node_plan
+from shardalg.planner.partition.choose.sent import sent_bytes
+from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
+from shardalg.planner.partition.emit.node import Recipe, recipe, remake, settle
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.other_mesh import border_orders
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.reshard.links import links_on
+from shardalg.planner.reshard.paths import reshard_price
+from shardalg.spmd.instruction import Block, Purpose, Why
+from shardalg.spmd.manual import written
+from shardalg.spmd.program import SpmdProgram
+
+# What an argument's role makes of it where it moves.
+MOVING = {"parameters": "weight", "data": "activation"}
+
+
+Kept = frozenset[tuple[int, Sharding]]
+"""Values, each with a layout, of which a copy outlives its phase."""
+NONE: Kept = frozenset()
+
+
+class Partitioner(BodyPartitioner):
+    """One run: the context, and the layouts of all values.
+
+    Attributes:
+      kinds: per node, the number of its kind, and of the loops that were chosen for it before.
+      recipes: per kind, by what is at hand of the operands and the layouts of the results.
+    """
+
+    def __init__(
+        self, sharded: ShardedGraph, roles: Sequence[str], options: Options, *, kept: Kept = NONE
+    ) -> None:
+        self.sharded = sharded
+        self.graph = sharded.graph
+        self.value_shardings = list(self._plain(sharded.shardings))
+        self._hand_out()
+        self.alike = kinds(self.graph)
+        self.kinds = self._kinds()
+        self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
+        self.options = options = replace(options, keep_gathers=options.keeping(roles))
+        moving = tuple([MOVING.get(r, r) for r in roles])
+        given = machine(options.hardware)
+        weighed = options.policy == "cost" or isinstance(given, Topology)
+        links = links_on(sharded.mesh, given if weighed else None)
+        self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
+        self.context.repeat = self._repeat
+        self.hoisted: list[Copied] = []
+        self.rates = lru_cache(maxsize=None)(given.chip.rates)
+
+    def run(self) -> SpmdProgram:
+        """Return the program before the passes of `planner/pipeline.py`."""
+        graph, context = self.graph, self.context
+        context.available = [
+            context.tuples.number((result_sharding,)) for result_sharding in self.value_shardings
+        ]
+        context.first = [UNMADE] * len(self.value_shardings)
+        given, wanted = self.sharded.annotations, self.sharded.annotations.results
+        entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
+        arguments = tuple(
+            self._entered(v, entering.get(number)) for number, v in enumerate(graph.arguments)
+        )
+        constants = tuple((self._constant(v), v) for v, _ in graph.constants)
+        context.deferrable = self.alike.deferrable[self.options.switches.finite_sums]
+        self.begin = list(context.available), list(context.first), len(context.locals)
+        self._region(0)
+        results_at = self._plain(self.sharded.results)
+        results_at = tuple(
+            _turned(layout, leaving.get(number)) for number, layout in enumerate(results_at)
+        )
+        results = tuple(map(self._left, graph.results, results_at))
+        return SpmdProgram(
+            mesh=self.sharded.mesh,
+            locals=tuple(context.locals),
+            block=Block(arguments, tuple(context.instructions), results),
+            argument_shardings=tuple(context.locals[local].sharding for local in arguments),
+            result_shardings=results_at,
+            constants=constants,
+        )
+
+    def _entered(self, value: int, order: Mesh | None) -> int:
+        """An argument; one in another order of the devices is permuted first."""
+        result_sharding, context = self.value_shardings[value], self.context
+        lies = _turned(result_sharding, order)
+        if lies is result_sharding:
+            return context.given(value, result_sharding)
+        dtype = self.graph.values[value].type.dtype
+        first = context.new_local(result_sharding.shard_shape, dtype, lies, value)
+        cause = Cause(None, "forward", context.roles[value], Why(Purpose.ARGUMENT_ORDER))
+        context.hold(
+            value,
+            result_sharding,
+            context.turn(first, result_sharding, result_sharding.mesh, cause),
+        )
+        return first
+
+    def _left(self, value: int, layout: Sharding) -> int:
+        """A result; one in another order of the devices is permuted at last."""
+        mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why=Why(Purpose.RESULT))
+        if layout.mesh == mesh:
+            return self.context.required(value, layout, cause)
+        local = self.context.required(value, replace(layout, mesh=mesh), cause)
+        last = cause._replace(why=Why(Purpose.RESULT_ORDER))
+        return self.context.turn(local, layout, mesh, last)
+
+    def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
+        """The layouts alone, without what completion may still do with them.
+
+        Axes of size 1 split nothing, so no layout that names one has to be reached by a move.
+        """
+        seen: dict[int, Sharding] = {}
+        for sharding in shardings:
+            if id(sharding) not in seen:
+                seen[id(sharding)] = plain(sharding)
+        return tuple([seen[id(sharding)] for sharding in shardings])
+
+    def _hand_out(self) -> None:
+        """What is only handed out lies as it is handed out, but what products are divided by.
+
+        Completion's layout would be one move more; one that does not divide is no layout of a
+        product either (XLA replicates such a result).
+        """
+        graph, value_shardings = self.graph, self.value_shardings
+        handed = Counter(graph.results)
+        results = zip(graph.results, self._plain(self.sharded.results), strict=True)
+        for value, result in results:
+            made = graph.producer[value]
+            if made is None or value in self.sharded.fixed or graph.users[value]:
+                continue
+            is_even = even_prefix(value_shardings[value]) == value_shardings[value]
+            divides = is_even and contracts(graph.nodes[made].signature)
+            if handed[value] == 1 and not divides:
+                value_shardings[value] = result
+
+    def _phase(self, value: int) -> str:
+        producer = self.graph.producer[value]
+        return "forward" if producer is None else self.graph.nodes[producer].phase
+
+    def _constant(self, value: int) -> int:
+        return self.context.given(value, whole(self.value_shardings[value]))
+
+    def _kinds(self) -> list[int | None]:
+        numbers, loops = self.alike.numbers, self.sharded.loops
+        if not loops:
+            return list(numbers)
+        found: dict[object, int] = {}
+        required = self.sharded.required
+        pairs = [(k, loops.get(node), required.get(node)) for node, k in enumerate(numbers)]
+        return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
+
+    def _region(self, index: int) -> None:
+        context, nodes = self.context, self.graph.nodes
+        kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
+        for number in self.graph.regions[index].nodes:
+            kind, node = kinds[number], nodes[number]
+            if node.phase != context.phase:
+                context.enter(node.phase)
+            if kind is None:
+                self._call(node) if node.bodies else self._written(node)
+                continue
+            key = pick[number](context.available)
+            if self.waiting and self._waits(node):
+                key = (*key, "waits")
+            found = recipes[kind].get(key)
+            if found is None:
+                found = recipes[kind][key] = self._recipe(node)
+            found.emit(context, node, found)
+            if found.is_remade:
+                context.hold_remade(node.results[0], partial(self._remade, node))
+            elif found.again is not None:
+                context.hold_again(node.results[0], found.again, partial(self._remade, node))
+
+    def _recipe(self, node: Node) -> Recipe:
+        value_shardings = tuple([self.value_shardings[v] for v in node.results])
+        made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
+        is_remade = self.alike.remade[self.alike.number(node)]
+        return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
+
+    def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
+        """A layout beside its own in which a result can be had without sending anything."""
+        layouts = (self._wider(node, value_shardings[0]),) if len(value_shardings) == 1 else ()
+        if not layouts or layouts == value_shardings:
+            return None
+        key = self.key(node, layouts)
+        choice, price = node_plan(key).choice, partial(reshard_price, padded=key.padded)
+        is_free = choice.produced == layouts and not sent_bytes(key, choice, price)
+        return layouts[0] if is_free else None
+
+    def _wider(self, node: Node, layout: Sharding) -> Sharding:
+        """The layout of a result, wider where that may be free.
+
+        Where formatting splits a dimension of one element, all devices can hold it. What is worked
+        out one element at a time may be as wide as the operands are at hand, and whatever else
+        divides no product may be whole where they are; what is annotated lies as it is.
+        """
+        signature = node.signature
+        if not any(layout.dims):
+            return layout
+        joined = undivided(layout) if 1 in layout.shape and formats(signature) else layout
+        if joined != layout or contracts(signature) or signature.primitive in KEPT:
+            return joined
+        wider = self._widest(node, layout) if elementwise(signature) else layout
+        if wider != layout:
+            return wider
+        held = map(self.context.sources, node.operands)
+        return whole(layout) if all(whole(sources[0]) in sources for sources in held) else layout
+
+    def _widest(self, node: Node, layout: Sharding) -> Sharding:
+        """Of a layout, what the widest layouts of all operands that have its rank are split by."""
+        dims = layout.dims
+        for value in node.operands:
+            held = self.context.sources(value)
+            widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
+            if len(widest.dims) == len(dims) and widest.dims != dims:
+                pairs = zip(dims, widest.dims, strict=True)
+                dims = tuple([_common(own, other) for own, other in pairs])
+        return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
+
+    def _written(self, node: Node) -> None:
+        """A collective of the user's, on whole values of each device."""
+        context, (value,), (result,) = self.context, node.operands, node.results
+        why = Why(Purpose.WRITTEN)
+        cause = context.cause(node, why)._replace(role=context.roles[value])
+        given = context.required(value, whole(self.value_shardings[value]), cause)
+        layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
+        made = context.new_local(layout.shard_shape, dtype, layout, result)
+        asked = written(node.signature, self.sharded.mesh)
+        assert asked is not None, f"{node.primitive} is no collective of the user's"
+        context.emit(asked, (given,), (made,), cause)
+        settle(context, node, result, made, self.value_shardings[result])
+
+    def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
+        """What the choice at a node depends on, as the program stands."""
+        available = tuple([self.context.sources(v) for v in node.operands])
+        loops = self.sharded.loops.get(node.index, ())
+        rates = self.rates(operand_type(node.signature))
+        number, options = self.alike.number(node), self.options
+        values, unread = self.alike.reads[number], self.alike.unread[number]
+        waits = self._waits(node)
+        # the sums of a loop that are deferred are deferred behind products too
+        how = options.switches.pad_blocks, waits or options.switches.finite_sums, waits
+        shared = self.alike.shared[number] if options.keep_gathers is True else ()
+        return NodeKey(
+            node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
+            self.sharded.required.get(node.index, ()), self.alike.read_again[number],
+        )  # fmt: skip
+
+    def _waits(self, node: Node) -> bool:
+        """Whether partial sums of a result may wait until a loop is over."""
+        return len(node.results) == 1 and node.results[0] in self.waiting
+
+    def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
+        return node_plan(self.key(node, value_shardings))
+
+    def _remade(self, node: Node, layout: Sharding, cause: Cause) -> int:
+        """The result of a node once more, in another layout."""
+        return remake(self.context, node, self._planned(node, (layout,)), layout, cause)
+
+    def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
+        """A value that repeats a smaller one, again in a layout where that sends less."""
+        producer, context = self.graph.producer[value], self.context
+        if producer is None or not repeats(self.graph.nodes[producer].signature):
+            return None
+        node = self.graph.nodes[producer]
+        key = self.key(node, (layout,))
+        plan, price = node_plan(key), partial(reshard_price, padded=key.padded)
+        least = min([price(source, layout) for source in context.sources(value)])
+        moved = least * self.graph.values[value].type.itemsize
+        if sent_bytes(key, plan.choice, price) < moved:
+            return remake(context, node, plan, layout, cause)
+        return None
+
+
+def _common(first: Digits, second: Digits) -> Digits:
+    """What both begin with."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return tuple([digit for digit, _ in same])
+
+
+def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
+    """The layout in another order of the devices, in digits where they write it."""
+    if order is None or layout.is_replicated:
+        return layout
+    found = in_order(replace(layout, mesh=order), layout.mesh)
+    assert found is not None, f"{order} is over the devices of {layout.mesh}"
+    return found
+
+
+def gather_choices(
+    sharded: ShardedGraph, roles: Sequence[str], options: Options
+) -> tuple[GatherChoice, ...]:
+    """What is gathered more than once, and could be kept or gathered before its loop."""
+    none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))
+    none.run()
+    before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))
+    before.run()
+    copies = (*none.context.repeated(), *before.hoisted)
+    return tuple(node_classes.gather_choices(sharded.graph, copies))

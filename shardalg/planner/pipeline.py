@@ -1,0 +1,198 @@
+"""From a sharded graph to the program that every device runs: the passes in their order.
+
+`partition` emits a program (`EMIT`) and then runs `PASSES`, each a pure function from one program
+to the next. `Plan.stages()` prints the program after each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardalg.costs.topology import machine
+from shardalg.graph.ir import Graph
+from shardalg.planner.partition.choose import node_classes
+from shardalg.planner.partition.partition import NONE, Kept, Partitioner
+from shardalg.planner.partition.passes.collective_matmul import CollectiveMatmuls
+from shardalg.planner.partition.passes.merge_formatting import MergeFormatting
+from shardalg.planner.partition.passes.moving_masks import MoveMasks
+from shardalg.planner.partition.passes.padding_values import Known
+from shardalg.planner.partition.passes.scattering import ScatterReductions
+from shardalg.planner.partition.passes.unread import DropUnread, JoinAsBits
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.spmd.check import check
+from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import Rewriter, rewrite
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named pass over a program.
+
+    Attributes:
+      rewriter: makes the pass's rules for one program.
+      switch: the field of `Switches` that turns the pass on; None if it always runs.
+    """
+
+    name: str
+    rewriter: Callable[[SpmdProgram, Graph, Options], Rewriter]
+    switch: str | None = None
+
+
+def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, Options], Rewriter]:
+    return lambda program, graph, options: rewriter(list(program.locals))
+
+
+def _move_masks(program: SpmdProgram, graph: Graph, options: Options) -> MoveMasks:
+    numbers = {local: Known(number=graph.numbers.get(value)) for local, value in program.constants}
+    return MoveMasks(list(program.locals), graph, numbers)
+
+
+def _collective_matmuls(program: SpmdProgram, graph: Graph, options: Options) -> CollectiveMatmuls:
+    from shardalg.costs.step_time import pricing  # only plans with rings are priced here
+
+    times = pricing(program, graph, machine(options.hardware)).ring
+    return CollectiveMatmuls(list(program.locals), graph, times)
+
+
+EMIT = "emit"
+"""The first stage: per node, a choice and its instructions (`partition.Partitioner`)."""
+PASSES = (
+    # a mask moves to where its value is made: one mask for all readers, none where padding is known
+    Pass("move_masks", _move_masks, "join_formatting"),
+    # masks, resizes, slices and permutes that repeat or undo one another are one instruction
+    Pass("merge_formatting", _rules(MergeFormatting), "join_formatting"),
+    Pass("drop_unread", _rules(DropUnread)),
+    # dynamic_slice(all_reduce(x)) = reduce_scatter(x), of maxima and products
+    Pass("scatter_reductions", _rules(ScatterReductions), "join_formatting"),
+    # what one device alone has is not summed: a sum would lose the sign of -0
+    Pass("join_as_bits", _rules(JoinAsBits)),
+    # a product beside its all_gather or reduce_scatter is a ring, where that is faster
+    Pass("collective_matmul", _collective_matmuls, "collective_matmul"),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The program after a pass.
+
+    Attributes:
+      name: of the pass, or `EMIT`.
+      before: the program that the pass read; None of `EMIT`.
+      off: the switch that turns the pass on, if the plan's options leave it off; else "".
+    """
+
+    name: str
+    program: SpmdProgram
+    before: SpmdProgram | None = None
+    off: str = ""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the pass changed the program."""
+        return self.program != self.before
+
+    def text(self, graph: Graph) -> str:
+        """Return a heading, and the program with source lines if the pass changed it."""
+        if self.is_changed:
+            return f"// after {self.name}\n{self.program.text(graph)}"
+        reason = f"off, Switches({self.off}=True) runs it" if self.off else "no change"
+        return f"// after {self.name}: {reason}"
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramStages:
+    """The program of a plan after each pass, in order; `print` shows all of them.
+
+    Attributes:
+      stages: the first one is the program as it was emitted, the last one is `plan.program`.
+      graph: the traced function, for source lines.
+    """
+
+    stages: tuple[Stage, ...]
+    graph: Graph
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the stages."""
+        return tuple(stage.name for stage in self.stages)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self.stages)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __getitem__(self, name: str) -> Stage:
+        """Return the stage of a pass.
+
+        Raises:
+          KeyError: no pass has this name.
+        """
+        return dict(zip(self.names, self.stages, strict=True))[name]
+
+    def __repr__(self) -> str:
+        return "\n".join(stage.text(self.graph) for stage in self.stages)
+
+
+def partition(
+    sharded: ShardedGraph,
+    roles: Sequence[str],
+    options: Options,
+    partitioner: Callable[..., Partitioner] = Partitioner,
+    *,
+    kept: Kept = NONE,
+) -> SpmdProgram:
+    """Turn completed shardings into the program that every device runs.
+
+    Each node is computed where its operands and results suggest, on the most devices and then with
+    the fewest wire bytes; what has to move is moved by explicit collectives (GSPMD,
+    arXiv:2105.04663, section 4). Partial sums wait where operators let them (`Rule.passes`).
+
+    Args:
+      roles: of every graph value, for the table of collectives.
+      partitioner: a kind of `Partitioner`.
+      kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
+    """
+    emitted = _emitted(sharded, roles, options, partitioner, kept)
+    return check(after_passes(emitted, sharded.graph, options))
+
+
+def after_passes(program: SpmdProgram, graph: Graph, options: Options) -> SpmdProgram:
+    """Return an emitted program after all passes."""
+    *_, last = _stages(program, graph, options)
+    return last.program
+
+
+def program_stages(
+    sharded: ShardedGraph, roles: Sequence[str], options: Options, kept: Kept
+) -> ProgramStages:
+    """Return the program after each pass of `partition`, with the same arguments."""
+    emitted = _emitted(sharded, roles, options, Partitioner, kept)
+    return ProgramStages(tuple(_stages(emitted, sharded.graph, options)), sharded.graph)
+
+
+def _emitted(
+    sharded: ShardedGraph,
+    roles: Sequence[str],
+    options: Options,
+    partitioner: Callable[..., Partitioner],
+    kept: Kept,
+) -> SpmdProgram:
+    if not isinstance(options.keep_gathers, bool | None):
+        first = partitioner(sharded, roles, options)
+        first.run()
+        found = node_classes.gather_choices(sharded.graph, first.context.repeated())
+        kept = node_classes.within(found, options.keep_gathers)
+    return partitioner(sharded, roles, options, kept=kept).run()
+
+
+def _stages(program: SpmdProgram, graph: Graph, options: Options) -> Iterator[Stage]:
+    yield Stage(EMIT, program)
+    for one in PASSES:
+        off = one.switch if one.switch and not getattr(options.switches, one.switch) else ""
+        before = program
+        if not off:
+            program = rewrite(program, one.rewriter(program, graph, options))
+        yield Stage(one.name, program, before, off)

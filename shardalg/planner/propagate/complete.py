@@ -1,0 +1,181 @@
+"""`propagate`: the stage's one public function, put together from seeds, sweeps and borders.
+
+Products whose operands want one mesh axis on different dimensions of the result.
+
+GSPMD's paper leaves open which operand wins. XLA lets the larger operand win as soon as both are
+sharded, if no chain of readers says otherwise. An elementwise operator further on may then read
+the result beside a value in the other layout, and everything behind the operator moves. Such a
+product is found after the completion, when all layouts are known. The other operand may then win
+in a second completion (`planner/stages.py` compares the two programs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from shardalg.graph.ir import Graph
+from shardalg.graph.ops.rows import rules
+from shardalg.planner.propagate import border
+from shardalg.planner.propagate.gspmd import image
+from shardalg.planner.propagate.gspmd.fixpoint import LONGEST_CHAIN, Fixpoint
+from shardalg.planner.propagate.gspmd.index import Rules, index
+from shardalg.planner.propagate.gspmd.step import Outcome
+from shardalg.planner.propagate.gspmd.tuple_steps import computations
+from shardalg.planner.propagate.history import Record, conflicts, history, merges
+from shardalg.planner.propagate.layouts import Layouts, extends
+from shardalg.planner.propagate.operator_classes import Dims
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.shardy.edges import edge_index
+from shardalg.planner.propagate.shardy.worklist import Worklist
+from shardalg.planner.propagate.strategy import Annotations
+
+
+@dataclass(eq=False)
+class Contested(Fixpoint):
+    """Sweeps that note contested products.
+
+    Attributes:
+      turned: steps of products whose second operand wins.
+      wanted: per step of a contested product, the layouts that its operands want, the first one
+        being the layout that won.
+    """
+
+    turned: frozenset[int] = frozenset()
+    wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
+
+    def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:
+        found = super()._looked_ahead(position, outcome)
+        if found is not outcome or outcome.other is None:
+            return found
+        if position in self.turned:
+            return outcome.other
+        self.wanted[position] = outcome.wanted
+        return found
+
+    def lost(self) -> frozenset[int]:
+        """Return the contested products whose second operand agrees with what is read beside."""
+        return frozenset(
+            position
+            for position, wanted in self.wanted.items()
+            if (beside := self._beside(self.index.tensors[position][-1]))
+            and [any(extends(dims, own) for dims in beside) for own in wanted] == [False, True]
+        )
+
+    def _beside(self, value: int) -> list[Dims]:
+        """Return the layouts that an elementwise operator reads beside a value.
+
+        The operator is the first one with another sharded operand on the chain of single readers.
+        """
+        index, layouts = self.index, self.layouts
+        for _ in range(LONGEST_CHAIN):
+            readers = [r for r in index.readers[value] if not self._is_beside(r[0])]
+            if len({position for position, _ in readers}) != 1:
+                return []
+            position, kind = readers[0][0], index.kind(readers[0][0])
+            if kind.role != image.POINTWISE or len(kind.results) != 1:
+                return []
+            values = index.tensors[position]
+            numbers = [self.numbers[v] for v in values[: kind.num_operands] if v != value]
+            found = [layouts.dims[number] for number in numbers if layouts.tiles[number] > 1]
+            if found:
+                return found
+            value = values[-1]
+        return []
+
+
+DEFAULT = Options()
+
+
+class Way(NamedTuple):
+    """How layouts spread over a graph.
+
+    Attributes:
+      steps: the graph as it is visited. order: of the visits, until nothing changes.
+      is_carried: whether a loop's value has one layout outside and inside.
+    """
+
+    steps: Any
+    order: Any
+    is_carried: bool = False
+
+
+WAYS = {
+    "paper": Way(index, Contested, is_carried=True),
+    "gspmd": Way(computations, Fixpoint),
+    "shardy": Way(edge_index, Worklist),
+}
+
+
+def propagate(
+    graph: Graph,
+    annotations: Annotations,
+    options: Options = DEFAULT,
+    *,
+    table: Rules = rules,
+    turned: frozenset[int] = frozenset(),
+) -> ShardedGraph:
+    """Complete the shardings of a graph: a layout for every value, each with its reason.
+
+    Annotated values stay as they are but for open dimensions. The others take what their
+    neighbours ask for, in the order of XLA's sharding propagation: level by level
+    (`planner/propagate/gspmd/image.py`), each to its fixed point, forward in XLA's order of
+    instructions
+    (`index.post_order`), then backward; between two layouts of one value `merge` decides. GSPMD,
+    arXiv:2105.04663, section 3.5. As Shardy completes, the order is that of `worklist.py`, and
+    `factors.py` decides. Dimensions that an annotation gives a priority take part from that round
+    on; each round is completed as a whole.
+
+    Args:
+      graph: normalised (implicit broadcasts explicit).
+      annotations: of `resolve`.
+      table: signature to its rows (None: nothing is inferred through the node).
+      turned: contested products whose second operand wins, by the paper's policy.
+
+    >>> import jax
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> from shardalg.planner.propagate import Strategy, resolve
+    >>> P, f32 = jax.sharding.PartitionSpec, jax.numpy.float32
+    >>> x, w = jax.ShapeDtypeStruct((8, 16), f32), jax.ShapeDtypeStruct((16, 4), f32)
+    >>> graph = trace(lambda x, w: x @ w, x, w)
+    >>> strategy = Strategy(Mesh({"x": 2, "y": 4}), (P("x"), P(None, "y")))
+    >>> done = propagate(graph, resolve(graph, strategy))
+    >>> print(done.results[0].text(), "-", done.why(graph.results[0]))
+    [x, y] - from x, w through dot_general (contraction, forward, level 1)
+    """
+    layouts = Layouts(annotations.mesh, options.partitioner)
+    way = WAYS[options.way]
+    steps = way.steps(graph, table, border.told(graph, annotations, options.partitioner))
+    numbers, seeds = border.start(graph, annotations, layouts, steps)
+    begin = tuple(numbers)
+    fixpoint = way.order(steps, layouts, numbers, options.switches.priorities)
+    if options.way == "paper":
+        fixpoint.turned = turned
+    fixpoint.run()
+    for now, rows in border.rounds(graph, annotations, steps):
+        for value, sharding in rows:
+            fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
+        fixpoint.run()
+    settled = border.settle(
+        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=way.is_carried
+    )
+    own = frozenset(value for value, _ in border.given(graph, annotations))
+    record = Record(graph, fixpoint, begin, seeds, settled, own)
+    results = border.results(graph, annotations, layouts, numbers)
+    fixpoint.settle()
+    known = layouts.shardings()
+    return ShardedGraph(
+        graph,
+        annotations.mesh,
+        tuple([known[number] for number in numbers[: len(graph.values)]]),
+        tuple([known[number] for number in results]),
+        frozenset(value for value, number in seeds.items() if layouts.fixed[number]),
+        annotations,
+        partial(history, record),
+        partial(conflicts, record),
+        partial(merges, record),
+        contested=fixpoint.lost() if options.way == "paper" else frozenset(),
+    )

@@ -1,0 +1,203 @@
+"""What GSPMD asks of a convolution: of which dimensions of the image its result may take digits.
+
+Source: XLA's `sharding_propagation.cc`, InferConvolutionShardingFromOperands, and
+`dot_as_convolution_util.cc`, ParseConvolutionDimsInfo.
+
+When a step may act: a table (role class, direction) -> level. No operator is named here.
+
+The levels are XLA's aggressiveness of sharding propagation (`xla/service/sharding_propagation.cc`):
+each is run to its fixed point before the next. Pass-through operators first, then those that merge,
+then broadcasts towards their operand, and last broadcasts forward, since a broadcast's own layout
+says nothing about where its result should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits
+from shardalg.graph.ops.rule import Rule
+from shardalg.planner.propagate.layouts import Loops, Map
+
+Dims = tuple[Digits, ...]
+Sizes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """The operand of a convolution that a window slides over, and what its dimensions are.
+
+    Attributes:
+      operand, kernel: its number, and that of the other operand.
+      batch_dim: its batch (None: in groups); feature_dims: those that the kernel has, too.
+      window_dims, kernel_dims: along which a window slides, of either operand.
+      is_grouped: whether features or batch are.
+      is_small: whether the kernel is smaller than the result along every dimension.
+      nests: per spatial dimension of the image its loops with their extents, the longer first, as
+        far as the dimension has room: to Shardy they count through it like digits
+        (`op_sharding_rule_registry.cc`, ConvolutionOp).
+    """
+
+    operand: int
+    kernel: int
+    batch_dim: int | None
+    feature_dims: tuple[int, ...]
+    window_dims: tuple[int, ...]
+    kernel_dims: tuple[int, ...]
+    is_grouped: bool
+    is_small: bool
+    nests: tuple[tuple[int, Loops], ...]
+
+    def nested(self, maps: tuple[Map, ...]) -> tuple[Map, ...]:
+        """The maps of all tensors with these loops."""
+        extents = {name: size for _, loops in self.nests for name, size in loops}
+        known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
+        known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
+        found = [[_limited(entry, known, extents) for entry in dims] for dims in maps]
+        for d, loops in self.nests:
+            found[self.operand][d] = loops
+        return tuple(map(tuple, found))
+
+    def slides(self, image: Dims, kernel: Dims) -> bool:
+        """Whether it is no matrix product to XLA: grouped, or partitioned along a window."""
+        split = any(image[d] for d in self.window_dims) or any(kernel[d] for d in self.kernel_dims)
+        return bool(self.window_dims) and (self.is_grouped or split)
+
+    def followed(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
+        """What the result takes of an image on `dims` where the window slides.
+
+        Nothing of one whose features are split. Of a large kernel, as in the gradient of a filter,
+        only the batch, which XLA puts on the dimension of the result that has the same number.
+        """
+        if not self.is_small:
+            return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))
+        return ((),) * len(dims) if any(dims[d] for d in self.feature_dims) else project(dims)
+
+
+def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
+    """Reads off a convolution's row which operand the window slides over.
+
+    Its batch is the row's first loop. The other dimensions that are no features are spatial.
+    """
+    reads, results = rule.terms[0], rule.result_loops
+    position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
+    image, kernel = reads[position], reads[1 - position]
+    shared = {loop for index in kernel.dims for loop in index.variables}
+    features = [d for d, index in enumerate(image.dims) if shared.issuperset(index.variables)]
+    batch = rule.loops[0][0]
+    batches = [d for d, index in enumerate(image.dims) if batch in index.variables]
+    spatial = [d for d in range(len(image.dims)) if d not in (*features, *batches)]
+    slid = [d for d in spatial if not _is_whole(rule, image.dims[d], shapes[image.operand][d])]
+    taps = {loop for d in slid for loop in image.dims[d].variables} - results
+    sizes = tuple(_sizes(rule, image.dims[d]) for d in spatial)
+    return Image(
+        image.operand,
+        kernel.operand,
+        batches[0] if len(batches) == 1 and image.dims[batches[0]].loop else None,
+        tuple(features),
+        tuple(slid),
+        tuple(d for d, index in enumerate(kernel.dims) if taps & set(index.variables)),
+        bool(shared & results & {v for index in image.dims for v in index.variables}),
+        _is_small(sizes),
+        tuple((d, _nest(rule, image.dims[d], shapes[image.operand][d])) for d in spatial),
+    )
+
+
+def _spread(dims: tuple[Index, ...], results: frozenset[str]) -> int:
+    """Dimensions whose index has a loop of the result and one that is summed."""
+    return sum(len({v in results for v in index.variables}) > 1 for index in dims)
+
+
+def _is_whole(rule: Rule, index: Index, size: int) -> bool:
+    """Whether an index is one loop over the whole dimension, as in a product of matrices."""
+    terms = [(n, c) for n, c in index.terms if rule.extents[n] > 1]
+    plain = not index.constant and index.div == 1 and not index.mod
+    return plain and all(c == 1 and rule.extents[n] == size for n, c in terms) and len(terms) <= 1
+
+
+def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
+    """(taps, results) along a spatial dimension."""
+    own = index.variables
+    taps = [rule.extents[v] for v in own if v not in rule.result_loops]
+    return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)
+
+
+def _nest(rule: Rule, index: Index, size: int) -> Loops:
+    """An index's loops, the longer first, each cut to the room that those before leave."""
+    found = []
+    by_extent = sorted(
+        index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)
+    )
+    for name in by_extent:
+        extent = min(size, rule.extents[name])
+        if extent > 1:
+            found.append((name, extent))
+            size //= extent
+    return tuple(found)
+
+
+def _limited(entry: Loops, known: set[str], extents: dict[str, int]) -> Loops:
+    """A dimension's loops; those that a window joins have their extents, or are gone."""
+    return tuple(
+        (loop, extents.get(loop, 0) if loop in known | set(extents) else extent)
+        for loop, extent in entry
+        if loop not in known or loop in extents
+    )
+
+
+def _is_small(sizes: Sizes) -> bool:
+    """XLA's IsConvolutionKernelSmall: from the third dimension on three taps are few."""
+    for number, (taps, results) in enumerate(sizes):
+        before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
+        if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):
+            return False
+    return True
+
+
+FORWARD, BACKWARD = "forward", "backward"
+POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
+DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
+CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
+MATRIX = (CONTRACTION, CONVOLUTION)
+"""Products: of two operands that each improve the result the larger one goes first."""
+ZEROS = "zeros"
+"""Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
+TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
+"""Into a tuple, be it in several places; from the tuple that a loop or a branch is given to
+its own; and out of one."""
+EXIT = "exit"
+"""From a result's value to its annotation, in Shardy's way of completing."""
+
+LEVELS: dict[str, tuple[int, int]] = {
+    POINTWISE: (0, 0),
+    LAYOUT: (0, 0),
+    LOOP: (0, 0),
+    TUPLE: (0, 0),
+    WHILE: (0, 0),
+    BRANCH: (1, 1),
+    ELEMENT: (0, 0),
+    STACK: (0, 1),
+    DYNAMIC_SLICE: (0, 1),
+    GATHER: (1, 1),
+    REDUCE: (1, 1),
+    CONTRACTION: (1, 1),
+    CONVOLUTION: (1, 1),
+    WINDOW: (1, 1),
+    BROADCAST: (3, 2),
+    ZEROS: (2, 2),
+}
+MERGING_LEVEL = 1
+"""From this level on two partial layouts of one value merge."""
+LAST_LEVEL = 3
+
+
+def level(role: str, direction: str) -> int:
+    """First level at which a step of this role acts in this direction.
+
+    >>> level("broadcast", "forward"), level("broadcast", "backward"), level("layout", "forward")
+    (3, 2, 0)
+    """
+    return LEVELS[role][direction == BACKWARD]

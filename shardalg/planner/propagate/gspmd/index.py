@@ -1,0 +1,352 @@
+"""A graph as completion sweeps it: steps in order of execution, and who touches whom.
+
+Independent of mesh and annotations, so made once per graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from operator import itemgetter
+
+from shardalg.graph.ir import Graph, RegionArgument, Signature, ValueType, once_per_graph
+from shardalg.graph.ops.rule import Rule
+from shardalg.planner.propagate.gspmd.image import ZEROS
+from shardalg.planner.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
+
+Rules = Callable[[Signature], tuple[Rule, ...] | None]
+Visit = tuple[int, tuple[int, ...], int | None]
+"""(number of its kind, its values: operands then results, its node or call)."""
+Span = tuple[int, int, int, int]
+Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
+ENTER = ("const", "init", "xs")
+"""Ties by which values enter a loop's body; the others leave it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Steps (nodes with a rule, region arguments, then one per result) in sweep order.
+
+    Each result of the function has a stand-in, a value numbered after the graph's: it carries the
+    result's annotation, while the value itself stays free.
+
+    Attributes:
+      kinds: the distinct kinds; kind_of_step: per step, the number of its kind; steps_of_kind: the
+        reverse.
+      tensors: per step, its values; pick: the same as a function of a list of layouts.
+      nodes: per step, the node it is (of a tie the call, of a result None).
+      readers: per value, (step, operand position) of every read, in order.
+      touching: per value, the steps that it is a tensor of.
+      near: per value, the places of those steps' operands.
+      order: values by first appearance, computation by computation; place: per step the places
+        that its values have there; heard: per place, the reads by the steps of its computation.
+      shapes, shape_of: the distinct shapes, and per value the number of its shape.
+      result_count: of the function.
+      spans: per computation (first step, end, first place, end), in the order of sweeps.
+      names: per value the graph's value that it stands for in words.
+      related: per value the others that always have its layout.
+      late: values that do not hear their readers before broadcasts do.
+      together: per step from one tuple to another all those of the two tuples.
+      told: per value the steps that wait for a change of it, the next one last.
+      seeded: values that have the annotation of a node that reads them, with this node.
+    """
+
+    kinds: list[OperatorClass]
+    kind_of_step: list[int]
+    steps_of_kind: list[list[int]]
+    tensors: list[tuple[int, ...]]
+    pick: list[itemgetter]
+    nodes: list[int | None]
+    readers: list[list[tuple[int, int]]]
+    touching: list[list[int]]
+    near: list[Collection[int]]
+    order: list[int]
+    place: list[tuple[int, ...]]
+    heard: list[list[tuple[int, int]]]
+    shapes: list[tuple[int, ...]]
+    shape_of: list[int]
+    result_count: int
+    spans: list[Span]
+    names: list[int]
+    related: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
+    together: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    told: dict[int, list[int]] = field(default_factory=dict)
+    seeded: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def of_role(self) -> dict[str, tuple[bytes, bytes]]:
+        """Per role, a byte for every step that has it, and for every place of their operands."""
+        found: dict[str, tuple[bytearray, bytearray]] = {}
+        for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
+            empty = bytearray(len(self.tensors)), bytearray(len(self.order))
+            here, places = found.setdefault(kind.role, empty)
+            for step in steps:
+                here[step] = 1
+                for place in self.place[step][: kind.num_operands]:
+                    places[place] = 1
+        return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
+
+    def kind(self, step: int) -> OperatorClass:
+        """The kind of a step."""
+        return self.kinds[self.kind_of_step[step]]
+
+
+def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+    """The index of a graph.
+
+    Args:
+      results_given: whether some result is annotated. If so, XLA gives every result a reader of its
+        own; if not, the tuple of all results is the only one, and it does not count as a reader
+        (`sharding_propagation.cc`, ComputeNonRootUsers).
+    """
+    return _index(graph, rules, results_given)
+
+
+@once_per_graph
+def _index(graph: Graph, rules: Rules, results_given: bool) -> Index:
+    """Return the index; all arguments are given, so that one index has one key."""
+    kinds = _Kinds(graph, rules, results_given)
+    steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
+    return assembled(graph, list(kinds.found), steps)
+
+
+def assembled(
+    graph: Graph,
+    found: list[OperatorClass],
+    steps: list[Visit],
+    computations: Sequence[int] = (),
+    places: Places = ((), ()),
+) -> Index:
+    """The index of steps in sweep order, each of a numbered kind.
+
+    Args:
+      computations: how many steps each has; () is one of all steps.
+      places: (name, shape) of each value after the graph's and the stand-ins of its results.
+    """
+    named, shaped = places
+    count = len(graph.values) + len(graph.results) + len(named)
+    tensors = [values for _, values, _ in steps]
+    order, place, spans = _placed(tensors, computations or (len(steps),), count)
+    readers, touching = _neighbours(found, steps, count)
+    known = [*(v.type.shape for v in graph.values), *shaped]
+    shapes = {shape: i for i, shape in enumerate(dict.fromkeys(known))}
+    shape_of = [shapes[v.type.shape] for v in graph.values]
+    return Index(
+        found,
+        [kind for kind, _, _ in steps],
+        _by_kind(steps, len(found)),
+        tensors,
+        [itemgetter(*values) for values in tensors],
+        [node for _, _, node in steps],
+        readers,
+        touching,
+        _near(found, steps, (touching, place)),
+        order,
+        place,
+        _heard(found, steps, order, place),
+        list(shapes),
+        [*shape_of, *(shape_of[v] for v in graph.results), *(shapes[shape] for shape in shaped)],
+        len(graph.results),
+        spans,
+        [*range(len(graph.values)), *graph.results, *named],
+    )
+
+
+def _placed(
+    tensors: list[tuple[int, ...]], computations: Sequence[int], count: int
+) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
+    """Values in order of first appearance in each computation, and where those of steps stand."""
+    order: list[int] = []
+    place: list[tuple[int, ...]] = []
+    spans: list[Span] = []
+    for size in computations:
+        first, here = len(place), tensors[len(place) : len(place) + size]
+        known = list(dict.fromkeys(chain.from_iterable(here)))
+        at = {value: number for number, value in enumerate(known, len(order))}
+        place += [tuple([at[value] for value in values]) for values in here]
+        spans.append((first, len(place), len(order), len(order) + len(known)))
+        order += known
+    unread = set(range(count)).difference(order)
+    return [*order, *sorted(unread)], place, spans
+
+
+def _heard(
+    found: list[OperatorClass],
+    steps: list[Visit],
+    order: list[int],
+    place: list[tuple[int, ...]],
+) -> list[list[tuple[int, int]]]:
+    heard: list[list[tuple[int, int]]] = [[] for _ in order]
+    for position, (kind, _, _) in enumerate(steps):
+        for k in range(found[kind].num_operands):
+            heard[place[position][k]].append((position, k))
+    return heard
+
+
+@dataclass(eq=False)
+class _Kinds:
+    """The kinds found so far with their numbers, and these by what the kinds are made from."""
+
+    graph: Graph
+    rules: Rules
+    results_given: bool
+    found: dict[OperatorClass, int] = field(default_factory=dict)
+    numbers: dict[object, int | None] = field(default_factory=dict)
+    across: dict[object, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.single = _single_readers(self.graph, self.results_given)
+        self.region_arguments: dict[int, list[RegionArgument]] = {}
+        for tie in self.graph.region_arguments:
+            if not tie.is_manual:
+                self.region_arguments.setdefault(tie.call, []).append(tie)
+
+    def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
+        """The number of the edge that a node is; None where it relates nothing."""
+        single = self.single
+        key = (
+            signature,
+            single[results[0]] if len(results) == 1 else tuple(single[v] for v in results),
+        )
+        if key not in self.numbers:
+            rows = self.rules(signature) if signature.operands else None
+            flags = tuple(single[v] for v in results)
+            kind = kind_of(signature, rows, flags) if rows else None
+            self.numbers[key] = None if kind is None or kind.is_closed else self._add(kind)
+        return self.numbers[key]
+
+    def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
+        """The number of the edge that relates a value to itself across a region border."""
+        key = (shape, single, drop)
+        if key not in self.across:
+            self.across[key] = self._add(pass_through(shape, single, drop))
+        return self.across[key]
+
+    def of_zeros(self, shape: tuple[int, ...]) -> int:
+        """The number of the edge of a value that starts as zeros."""
+        return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
+
+    def _add(self, kind: OperatorClass) -> int:
+        return self.found.setdefault(kind, len(self.found))
+
+
+def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
+    """Per value, whether it has exactly one user: a node, a tie, or an annotated result."""
+    counts = [len(users) for users in graph.users]
+    for node in graph.nodes:
+        for value in set(node.operands) if node.bodies else ():
+            counts[value] -= 1
+    for tie in graph.region_arguments:
+        counts[tie.source] += 1
+    for value in set(graph.results) if results_given else ():
+        counts[value] += 1
+    return [n == 1 for n in counts]
+
+
+def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Visit]:
+    """Steps in order of execution: what enters a call, its body, what leaves it."""
+    for position in post_order(graph, number):
+        node = graph.nodes[position]
+        if not node.bodies:
+            kind = kinds.of_node(node.signature, node.results)
+            if kind is not None:
+                yield kind, node.operands + node.results, position
+            continue
+        region_arguments = kinds.region_arguments.get(position, [])
+        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind in ENTER)
+        for body in node.bodies:
+            yield from _region(graph, kinds, body)
+        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind not in ENTER)
+
+
+def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
+    """Stacks of equal type that loops of a region make, each with the first of them."""
+    first: dict[tuple[int, ValueType], int] = {}
+    for position, region_arguments in sorted(kinds.region_arguments.items()):
+        for tie in region_arguments:
+            if tie.kind == "ys":
+                kind = graph.values[tie.target].type
+                other = first.setdefault((graph.nodes[position].region, kind), tie.target)
+                if other != tie.target:
+                    yield kinds.of_zeros(kind.shape), (other, tie.target), position
+
+
+def post_order(graph: Graph, number: int) -> list[int]:
+    """A region's nodes in XLA's order: from the results down, operands first, each once.
+
+    XLA visits instructions so (`HloComputation::MakeInstructionPostOrder`), and where two layouts
+    conflict the first wins. Nodes that no result needs come last.
+    """
+    region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
+    waiting, order = bytearray(len(nodes)), []
+    for node in region.nodes:
+        waiting[node] = 1
+    made = [producer[value] for value in reversed(region.results)]
+    todo = [*reversed(region.nodes), *(node for node in made if node is not None)]
+    while todo:
+        node = todo[-1]
+        if not waiting[node]:
+            todo.pop()
+            continue
+        made = [producer[value] for value in nodes[node].operands[::-1]]
+        before = [p for p in made if p is not None and waiting[p]]
+        todo += before
+        if not before:
+            waiting[todo.pop()] = 0
+            order.append(node)
+    return order
+
+
+def _tied(graph: Graph, kinds: _Kinds, tie: RegionArgument) -> Visit:
+    drop = (tie.source_drop, tie.target_drop)
+    shape = graph.values[tie.source].type.shape[drop[0] :]
+    return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
+
+
+def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
+    for number, value in enumerate(graph.results, len(graph.values)):
+        shape = graph.values[value].type.shape
+        if shape:
+            yield kinds.of_tie(shape, False), (value, number), None
+
+
+def _by_kind(steps: list[Visit], count: int) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(count)]
+    for position, (kind, _, _) in enumerate(steps):
+        found[kind].append(position)
+    return found
+
+
+def _neighbours(
+    kinds: list[OperatorClass], steps: list[Visit], count: int
+) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
+    readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    touching: list[list[int]] = [[] for _ in range(count)]
+    operands = [kind.num_operands for kind in kinds]
+    for position, (kind, values, _) in enumerate(steps):
+        for k in range(operands[kind]):
+            readers[values[k]].append((position, k))
+        for value in values:
+            steps_of = touching[value]
+            if not steps_of or steps_of[-1] != position:
+                steps_of.append(position)
+    return readers, touching
+
+
+def _near(
+    kinds: list[OperatorClass],
+    steps: list[Visit],
+    where: tuple[list[list[int]], list[tuple[int, ...]]],
+) -> list[Collection[int]]:
+    touching, place = where
+    count = [kind.num_operands for kind in kinds]
+    operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]
+    return [
+        operands[positions[0]]
+        if len(positions) == 1
+        else {p for step in positions for p in operands[step]}
+        for positions in touching
+    ]

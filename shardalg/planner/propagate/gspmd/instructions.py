@@ -1,0 +1,129 @@
+"""The order in which XLA visits the instructions of a computation, tuples of loops among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardalg.graph.ir import Graph, Node
+from shardalg.planner.propagate.gspmd.elements import Element, Places, elements
+
+Key = tuple[str, int, int]
+"""An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
+one of its elements), and its numbers."""
+
+
+class Instructions:
+    """A graph's computations as XLA numbers them (`HloComputation::MakeInstructionPostOrder`).
+
+    Attributes:
+      elements: per call those of its tuple.
+      entering: per body argument the element that it is, and the body; leaving: per value behind a
+        call the call, and the element.
+    """
+
+    graph: Graph
+    elements: dict[int, list[Element]]
+    entering: dict[int, tuple[Element, int]]
+    leaving: dict[int, tuple[int, Element]]
+
+    def find_elements(self, place: Places) -> None:
+        """The elements of all calls, each with the places that `place` makes."""
+        self.elements = elements(self.graph, place)
+        self.entering = {
+            value: (element, region)
+            for found in self.elements.values()
+            for element in found
+            for region, value in element.inside.items()
+        }
+        self.leaving = {
+            element.result: (call, element)
+            for call, found in self.elements.items()
+            for element in found
+            if element.result is not None
+        }
+
+    def in_order(self, region: int) -> Iterator[Key]:
+        """Instructions from the results down, operands first, each once; then what none needs."""
+        nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
+        done: set[Key] = set()
+        opened: set[Key] = set()
+        todo: list[Key] = [*reversed(nodes), ("root", region, 0)]
+        while todo:
+            key = todo[-1]
+            before = [k for k in self._before(key) if k not in done] if key not in opened else []
+            opened.add(key)
+            if key in done or not before:
+                todo.pop()
+                if key not in done:
+                    done.add(key)
+                    yield key
+            todo += reversed(before)
+
+    def _hands_on(self, region: int) -> bool:
+        """Whether a body is a call that returns a tuple of its own: a scan's is, of several."""
+        found = self.graph.regions[region]
+        return found.kind == "scan" and len(found.results) > 1
+
+    def _is_condition(self, region: int) -> bool:
+        found = self.graph.regions[region]
+        node = self.graph.nodes[found.node] if found.node is not None else None
+        return node is not None and node.primitive == "while" and node.bodies[0] == region
+
+    def _nodes(self, region: int) -> Iterator[int]:
+        """A computation's nodes, those of manual regions in it as well."""
+        for node in self.graph.regions[region].nodes:
+            yield node
+            if node not in self.elements:
+                for body in self.graph.nodes[node].bodies:
+                    yield from self._nodes(body)
+
+    def _made_by(self, node: int) -> Key:
+        return ("call" if node in self.elements else "node", node, 0)
+
+    def _key(self, value: int) -> Key | None:
+        """The instruction that makes a value; None of an argument or a constant."""
+        if value in self.leaving:
+            return "leave", value, 0
+        if value in self.entering:
+            return "enter", value, 0
+        node = self.graph.producer[value] if value < len(self.graph.values) else None
+        return None if node is None else self._made_by(node)
+
+    def _keys(self, values: tuple[int, ...]) -> list[Key]:
+        return [key for value in values if (key := self._key(value)) is not None]
+
+    def _before(self, key: Key) -> list[Key]:
+        what, number, _ = key
+        graph = self.graph
+        if what == "node":
+            node = graph.nodes[number]
+            inside = [r for body in node.bodies for r in graph.regions[body].results]
+            return self._keys((*read(node), *inside))
+        if what == "call":
+            outer = (e.outer for e in self.elements[number] if e.outer is not None)
+            return self._keys(tuple(outer))
+        if what == "leave":
+            return [("call", self.leaving[number][0], 0)]
+        if what == "tuple":
+            return self._keys(graph.regions[number].results)
+        if what == "part":
+            return [("tuple", number, 0)]
+        return self._before_root(number) if what == "root" else []
+
+    def _before_root(self, region: int) -> list[Key]:
+        """What a computation's last tuple reads: carries, stacks, and what only passes through."""
+        results = self.graph.regions[region].results
+        if self._hands_on(region):
+            made = [("part", region, k) for k in range(len(results))]
+        else:
+            made = self._keys(results)
+        entered = [("enter", v, 0) for v in self.graph.regions[region].arguments]
+        return [*made, *(key for key in entered if key[1] in self.entering)]
+
+
+def read(node: Node) -> tuple[int, ...]:
+    """A node's operands in XLA's order, which asks a choice for its true side first."""
+    if node.primitive == "select_n" and len(node.operands) == 3:
+        which, false, true = node.operands
+        return which, true, false
+    return node.operands

@@ -1,0 +1,159 @@
+"""The completed graph: a layout per value, each with the reason it has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.graph.ir import Graph
+from shardalg.planner.propagate.strategy import Annotations
+
+
+class Reason(NamedTuple):
+    """Why a value has its layout. A named tuple: every plan makes one for each of its values.
+
+    Attributes:
+      value: the value; layout: what it became.
+      kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
+        argument or result), "loop" (made equal to what the loop carries), "product" (made as its
+        operands are, and moved for its readers), "as made" (nothing else reached it), "read whole"
+        (its readers gather it), "streamed" (a layer that a loop fetches in each iteration),
+        "chosen by cost", or "replicated" (nothing reached it).
+      node: the node it came through (of a loop's border: the call), None without one.
+      direction: "forward", "backward" or "".
+      sources: the values whose layouts it took.
+      role, level: role class of the node and the priority level it happened at.
+    """
+
+    value: int
+    layout: Sharding
+    kind: str
+    node: int | None = None
+    direction: str = ""
+    sources: tuple[int, ...] = ()
+    role: str = ""
+    level: int = 0
+
+    def text(self, graph: Graph) -> str:
+        """The reason in words."""
+        names = ", ".join(graph.values[v].name for v in self.sources)
+        if self.kind != "completed":
+            return {
+                "replicated": "nothing reaches it",
+                "border": "uneven at the border: replicated",
+                "loop": f"as {names}, which the loop carries",
+                "as made": f"nothing reaches it: as it is made of {names}",
+                "read whole": "every reader gathers it: its parts are gathered instead",
+                "streamed": f"a part of one layer of {names}: the loop fetches one per iteration",
+                "product": f"as {names} have it, summed over the digits that readers want",
+            }.get(self.kind, self.kind)
+        through = "the program's border" if self.node is None else graph.nodes[self.node].primitive
+        side = "from" if self.direction == "forward" else "for"
+        return (
+            f"{side} {names} through {through} ({self.role}, {self.direction}, level {self.level})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A choice that order decided: `value` kept one layout and refused another one asked for."""
+
+    value: int
+    node: int | None
+    direction: str
+    sources: tuple[int, ...]
+    kept: Sharding
+    refused: Sharding
+
+
+Merge = tuple[int, Sharding, Sharding, Sharding]
+Layouts = tuple[Sharding, ...]
+
+
+@dataclass(frozen=True)
+class RegionBorder:
+    """The layouts on which the two sides of a call agree.
+
+    Attributes:
+      operands, results: of the call.
+      bodies: per body, its arguments' and its results'.
+    """
+
+    operands: Layouts
+    bodies: tuple[tuple[Layouts, Layouts], ...]
+    results: Layouts
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedGraph:
+    """A graph with a layout for every value.
+
+    Attributes:
+      shardings: one per value.
+      results: one per result of the function: its annotation, or its value's layout.
+      fixed: values that annotations determine.
+      annotations: what was asked for.
+      loops: per node, and per part of it that is decided alone, the digits on its loops, and
+        borders: per call, where `policy="cost"` chose them.
+      required: beside `loops`, the layouts that were chosen for the operands: (number, layout).
+    """
+
+    graph: Graph
+    mesh: Mesh
+    shardings: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    fixed: frozenset[int]
+    annotations: Annotations
+    _history: Callable[[], tuple[Reason, ...]] = field(repr=False)
+    _conflicts: Callable[[], tuple[Conflict, ...]] = field(repr=False)
+    _merges: Callable[[], tuple[Merge, ...]] = field(repr=False)
+    loops: Mapping[int, tuple[tuple[tuple[str, Digits], ...], ...]] = field(default_factory=dict)
+    required: Mapping[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = field(
+        default_factory=dict
+    )
+    borders: Mapping[int, RegionBorder] = field(default_factory=dict)
+    contested: frozenset[int] = frozenset()
+
+    @cached_property
+    def history(self) -> tuple[Reason, ...]:
+        """Every change of every value, in order."""
+        return self._history()
+
+    @cached_property
+    def changes(self) -> Mapping[int, Sequence[tuple[int, Reason]]]:
+        """Per value that changed, its changes, each with its place in the history."""
+        found: dict[int, list[tuple[int, Reason]]] = {}
+        for moment, reason in enumerate(self.history):
+            found.setdefault(reason.value, []).append((moment, reason))
+        return found
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Per value, why it has its layout: its last change."""
+        last = {reason.value: reason for reason in self.history}
+        none = enumerate(self.shardings)
+        return tuple([last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none])
+
+    @cached_property
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """Layouts that nodes still ask for and that values without annotation do not have."""
+        return self._conflicts()
+
+    @cached_property
+    def merges(self) -> tuple[Merge, ...]:
+        """(value, first, second, both) wherever two layouts were merged into one, in order."""
+        return self._merges()
+
+    def why(self, value: int) -> str:
+        """Why a value has its layout, in words."""
+        return self.reasons[value].text(self.graph)
+
+    def __repr__(self) -> str:
+        tiled = sum(not s.is_replicated for s in self.shardings)
+        counts = f"{tiled} partitioned, {len(self.fixed)} annotated"
+        return f"ShardedGraph({len(self.shardings)} values on {self.mesh!r}, {counts})"

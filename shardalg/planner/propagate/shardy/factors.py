@@ -1,0 +1,298 @@
+"""Shardy's step: one node, all its tensors and both directions at once, loop by loop.
+
+Each loop (Shardy: factor) takes the longest list of digits on which its tensors agree; then each
+tensor is extended along its loops, in an order in which conflicts between them are decided.
+Pure functions of (kind, layouts, directions); `worklist.py` looks their outcomes up.
+Source: `shardy/dialect/sdy/transforms/propagation` (aggressive and basic factor propagation).
+
+When Shardy's step may extend a loop: a table of stages. No operator is named here.
+
+Source: `op_priority_propagation.cc`: 0 pass-through operators whose operands have no other user,
+1 all of them, 2 every operator along the loops that pass through, broadcasts only towards their
+operand, 3 all loops, 4 broadcasts forward too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shardalg.algebra.digits import Digit, Digits, is_major, overlap, parts, starts_with, take
+from shardalg.planner.propagate.gspmd import image
+from shardalg.planner.propagate.layouts import Layouts
+from shardalg.planner.propagate.operator_classes import Dims, OperatorClass
+
+Numbers = tuple[int, ...]
+FORWARD, BACKWARD, BOTH = 1, 2, 3
+
+
+class Part(NamedTuple):
+    """What one tensor says of one loop.
+
+    Attributes:
+      digits: those that partition the loop; over: further ones that it has no room for.
+      is_open: whether it may be extended; is_minor: whether it is the last loop of its dimension.
+    """
+
+    digits: Digits
+    over: Digits
+    is_open: bool
+    is_minor: bool
+
+
+Tensor = dict[str, Part]
+Extended = tuple[tuple[int, Numbers], ...]
+"""Per tensor its layout after the step, and the tensors that it took something from."""
+
+
+def step(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, directions: Mapping[str, int]
+) -> Extended | None:
+    """The layouts of all tensors of a node after the step; None where nothing changes.
+
+    Args:
+      numbers: layouts of its tensors, operands first.
+      directions: per loop, which sides may extend it (`FORWARD`, `BACKWARD`, `BOTH`).
+    """
+    if max([layouts.tiles[number] for number in numbers]) == 1:
+        return None
+    if kind.is_alike and len({layouts.dims[number] for number in numbers}) == 1:
+        return None
+    tensors = [split(kind, k, layouts, number) for k, number in enumerate(numbers)]
+    axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
+    if not any(axes.values()):
+        return None
+    sources = {loop: _source(kind, tensors, loop, digits) for loop, digits in axes.items()}
+    order = sorted(kind.sizes, key=lambda loop: _rank(kind, sources[loop], axes[loop]))
+    held = [layouts.held[number] for number in numbers]
+    after: list[tuple[int, Numbers]] = [(number, ()) for number in numbers]
+    for k in (*kind.results, *kind.operands):
+        limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
+        sources_of = _extend(tensors[k], kind, order, Extension(axes, held[k], limits))
+        if sources_of:
+            new = layouts.extended(numbers[k], joined(kind, k, tensors[k], layouts))
+            taken = tuple(sorted({sources[loop][1] for loop in sources_of} - {k}))
+            after[k] = (new, taken if new != numbers[k] else ())
+    changed = any(new != old for (new, _), old in zip(after, numbers, strict=True))
+    return tuple(after) if changed else None
+
+
+def asks(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts
+) -> Iterator[tuple[int, str, Dims, Numbers]]:
+    """(target, direction, layout, source) of what each tensor would ask of each other one."""
+    for target in (*kind.results, *kind.operands):
+        direction = image.FORWARD if target in kind.results else image.BACKWARD
+        for source, number in enumerate(numbers):
+            if source != target and layouts.tiles[number] > 1:
+                dims = kind.project(source, target, layouts.dims[number])
+                if any(dims):
+                    yield target, direction, dims, (source,)
+
+
+def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
+    return kind.role == image.POINTWISE and tensor < kind.num_operands
+
+
+def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
+    """A layout loop by loop; digits are split where a loop takes only their major part."""
+    found: Tensor = {}
+    is_fixed, free = layouts.fixed[number], layouts.open[number]
+    rows = zip(layouts.dims[number], kind.maps[tensor], strict=True)
+    for dim, (digits, entry) in enumerate(rows):
+        is_open, rest, full = not is_fixed or dim in free, digits, False
+        for loop, _ in entry[:-1]:
+            if full:
+                found[loop] = Part((), (), False, False)
+                continue
+            taken, rest, room = take(rest, kind.sizes[loop])
+            full = bool(rest) and room > 1
+            found[loop] = Part(taken, rest if full else (), is_open, False)
+        # A dimension without loops still holds its digits.
+        last = entry[-1][0] if entry else f"dim {dim}"
+        open_here = is_open and bool(entry)
+        found[last] = Part((), (), False, True) if full else Part(rest, (), open_here, True)
+    return found
+
+
+def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
+    """The digits on which all tensors agree, extended by the sides that `direction` allows."""
+    if not direction:
+        return ()
+    sides = (kind.operands, kind.results)
+    found: Digits = ()
+    may_extend = True
+    for side in sides[::-1] if direction == BACKWARD else sides:
+        for k in side:
+            if loop in tensors[k]:
+                found, may_extend = _compatible(found, tensors[k][loop].digits, may_extend)
+        may_extend = may_extend and direction == BOTH
+    return found
+
+
+def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, bool]:
+    """What two lists have in common, and the rest of the longer one where they do not conflict."""
+    for k, (a, b) in enumerate(zip(old, new, strict=False)):
+        if a == b:
+            continue
+        if is_major(b, a) and k == len(new) - 1:
+            return old, may_extend
+        if is_major(a, b) and k == len(old) - 1:
+            return (new if may_extend else old), may_extend
+        shorter = b if is_major(b, a) else a if is_major(a, b) else None
+        return (*old[:k], *([shorter] if shorter else [])), False
+    return (new if may_extend and len(new) > len(old) else old), may_extend
+
+
+def _source(
+    kind: OperatorClass, tensors: Sequence[Tensor], loop: str, digits: Digits
+) -> tuple[int, int]:
+    """(negated size, number) of the largest tensor that has all these digits on the loop."""
+    best = (1, -1)
+    for k, tensor in enumerate(tensors) if digits else ():
+        if loop in tensor and starts_with(tensor[loop].digits, digits):
+            best = min(best, (-kind.elements[k], k))
+    return best
+
+
+def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
+    """Larger sources first; of a pointwise operator then the most partitioned loops."""
+    split = parts(digits) if kind.role == image.POINTWISE else 0
+    return (source[0], -split, source[1])
+
+
+class Extension(NamedTuple):
+    """What a tensor may be extended by.
+
+    Attributes:
+      axes: the digits of each loop. held: those that the tensor may not have.
+      limits: results that a pointwise operand must not surpass.
+    """
+
+    axes: Mapping[str, Digits]
+    held: Digits
+    limits: Sequence[Tensor]
+
+
+def _extend(
+    tensor: Tensor,
+    kind: OperatorClass,
+    order: Sequence[str],
+    by: Extension,
+) -> list[str]:
+    """Extends a tensor along its loops, in place; the loops that took something."""
+    (axes, held, limits), changed = by, []
+    for loop in order:
+        part = tensor.get(loop)
+        if part is None or not axes[loop]:
+            continue
+        room = _within(part, axes[loop], kind.sizes[loop], held)
+        if room == part.digits or not starts_with(room, part.digits):
+            continue
+        used = [d for other, p in tensor.items() if other != loop for d in (*p.digits, *p.over)]
+        new = _without(room, used)
+        for limit in limits:
+            own = limit[loop].digits if loop in limit else new
+            new = own if own != new and starts_with(new, own) else new
+        if new != part.digits and starts_with(new, part.digits):
+            tensor[loop] = part._replace(digits=new)
+            changed.append(loop)
+    return changed
+
+
+def _within(part: Part, digits: Digits, size: int, held: Digits) -> Digits:
+    """The digits, cut where this tensor's loop has no room for more."""
+    kept: list[Digit] = []
+    for digit in _without(digits, held):
+        if any(_contains(own, digit) for own in part.digits):
+            kept.append(digit)
+            continue
+        if part.is_open and not part.over and part.is_minor:
+            kept.append(digit)
+            continue
+        fits = math.gcd(size // parts(tuple(kept)), digit.size)
+        if part.is_open and not part.over and size % parts(tuple(kept)) == 0 and fits > 1:
+            kept.append(Digit(digit.stride * (digit.size // fits), fits))
+            if fits == digit.size:
+                continue
+        elif part.digits and is_major(part.digits[-1], digit):
+            kept.append(part.digits[-1])
+        break
+    return tuple(kept)
+
+
+def _contains(whole: Digit, part: Digit) -> bool:
+    below, above = part.stride >= whole.stride, whole.stride * whole.size
+    return below and part.stride * part.size <= above and overlap(whole, part)
+
+
+def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
+    """The digits up to the first that overlaps a used one, with that one's major part above it."""
+    kept: list[Digit] = []
+    for digit in digits:
+        left: Digit | None = digit
+        for other in used:
+            top = other.stride * other.size
+            if left is not None and overlap(left, other):
+                whole = left.stride * left.size
+                left = Digit(top, whole // top) if whole > top and whole % top == 0 else None
+        if left is not None:
+            kept.append(left)
+        if left != digit:
+            break
+    return tuple(kept)
+
+
+def joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
+    """A tensor's dimensions from its loops; one that is not filled ends its dimension."""
+    return tuple(
+        layouts.fused(tuple(_in_turn(kind, entry, found))) if entry else found[f"dim {dim}"].digits
+        for dim, entry in enumerate(kind.maps[tensor])
+    )
+
+
+def _in_turn(
+    kind: OperatorClass, entry: Sequence[tuple[str, int]], found: Tensor
+) -> Iterator[Digit]:
+    for loop, _ in entry:
+        part = found[loop]
+        yield from part.digits
+        yield from part.over
+        if part.over or parts(part.digits) < kind.sizes[loop]:
+            return
+
+
+Directions = dict[str, int]
+PASSING = {
+    image.POINTWISE: BOTH,
+    image.LAYOUT: BOTH,
+    image.LOOP: BOTH,
+    image.DYNAMIC_SLICE: FORWARD,
+}
+"""Roles of stages 0 and 1, and their directions."""
+LAST_STAGE = 4
+
+
+def directions(kind: OperatorClass, stage: int) -> Directions:
+    """Per loop of a kind which sides may extend it at this stage; loops that none may are left out.
+
+    >>> from shardalg.planner.propagate.operator_classes import edge
+    >>> kind = edge((8,), 1, 1, role="loop", alone=False)
+    >>> directions(kind, 0), directions(kind, 1)
+    ({}, {'d0': 3})
+    """
+    if kind.role == image.EXIT:
+        return dict.fromkeys(kind.sizes, BOTH)
+    if kind.blocks.issuperset(kind.sizes):  # nothing but the sorted dimension
+        return {}
+    found = {loop: _direction(kind, loop, stage) for loop in kind.sizes}
+    return {loop: way for loop, way in found.items() if way}
+
+
+def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
+    towards_operand = BACKWARD if kind.role == image.BROADCAST else BOTH
+    way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
+    if (stage >= 2 and loop in kind.through) or stage >= 3:
+        way |= towards_operand
+    return BOTH if stage >= LAST_STAGE else way

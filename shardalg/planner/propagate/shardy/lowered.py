@@ -1,0 +1,215 @@
+"""How one operator of JAX is one or several of those that XLA hands to Shardy.
+
+Products that are made in another layout than their result has for its readers.
+
+Source: `insert_explicit_reshards.cc`, processDot, which runs behind the propagation: where the
+operands agree, and the result has on one dimension the very digits over which they are summed, it
+is made as the operands have this dimension, and is moved then. So all of it is summed by one
+all-reduce, and the larger operand stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.graph.ir import Node
+from shardalg.planner.propagate.gspmd import image
+from shardalg.planner.propagate.gspmd.index import Index
+from shardalg.planner.propagate.layouts import Layouts, Map
+from shardalg.planner.propagate.operator_classes import OperatorClass, pass_through
+from shardalg.planner.propagate.shardy.factors import Numbers, Tensor, joined, split
+
+Shape = tuple[int, ...]
+NOTHING = frozenset(("stop_gradient", "copy", "pvary", "name"))
+"""What XLA has no instruction for."""
+NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "slice"))
+"""What keeps numbers numbers, beside what acts on each element (`isConstantPreserving`)."""
+LATER = frozenset(
+    ("slice", "split", "pad", "rev", "concatenate", "gather", "scatter", "scatter-add", "sort",
+     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
+     "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "dot_general", "erf")
+)  # fmt: skip
+"""Operators that wait as products do, whatever their loops are; an `erf` is a custom call."""
+
+
+def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
+    """Whether what an operator makes of numbers alone are numbers alone to Shardy."""
+    if node.bodies:
+        return False
+    if not node.operands:
+        return node.primitive == "iota"
+    is_pointwise = kind is not None and kind.role == image.POINTWISE
+    scalar = not node.results or all(not t.shape for t in node.signature.results)
+    return node.primitive in NUMBERS_THROUGH or is_pointwise or scalar
+
+
+def as_shardy_has_it(node: Node, kind: OperatorClass) -> OperatorClass:
+    """A kind as Shardy ranks it, its operands in XLA's order."""
+    if kind.image is not None:
+        kind = replace(kind, maps=kind.image.nested(kind.maps))
+    if node.primitive in ("dynamic_slice", "dynamic_update_slice"):
+        return replace(kind, role=image.DYNAMIC_SLICE)
+    if node.primitive in LATER and kind.role in (image.POINTWISE, image.LAYOUT):
+        kept = kind.through - _moved(node, kind)
+        return replace(kind, role=image.WINDOW, through=kept)
+    if node.primitive == "select_n" and len(node.operands) == 3:
+        (a, b, c, *maps), (d, e, f, *shapes) = kind.maps, kind.shapes
+        return replace(kind, maps=(a, c, b, *maps), shapes=(d, f, e, *shapes))
+    return kind
+
+
+def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
+    """Loops along which elements change their places, so that neighbours are asked for them."""
+    if node.primitive in ("slice", "split", "pad"):
+        sizes = zip(kind.shapes[0], kind.shapes[-1], kind.maps[-1], strict=True)
+        return frozenset(loop for old, new, at in sizes if old != new for loop, _ in at)
+    if node.primitive == "concatenate":
+        return frozenset(loop for loop, _ in kind.maps[-1][node.signature.param("dimension")])
+    if node.primitive == "rev":
+        dims = node.signature.param("dimensions")
+        return frozenset(loop for dim in dims for loop, _ in kind.maps[-1][dim])
+    return frozenset()
+
+
+def factors_of(node: Node) -> list[tuple[int, int]]:
+    """The products that a power is, each of two values: 0 the operand, then what is made in turn.
+
+    Source: `jax/_src/lax/lax.py`, `_integer_pow` and its lowering.
+    """
+    power = 2 if node.primitive == "square" else node.signature.param("y", 0)
+    if node.primitive not in ("square", "integer_pow") or power in (-1, 0, 1):
+        return []
+    if power == 3:
+        return [(0, 0), (1, 0)]
+    found: list[tuple[int, int]] = []
+    base, total, rest = 0, -1, abs(power)
+    while rest:
+        if rest & 1 and total >= 0:
+            found.append((total, base))
+        if rest & 1:
+            total = len(found) if total >= 0 else base
+        rest >>= 1
+        if rest:
+            found.append((base, base))
+            base = len(found)
+    return found
+
+
+def sliced(shape: Shape) -> OperatorClass:
+    """The kind of one trip's slice of a stack, with a first dimension of one."""
+    return replace(_whole_first(shape), role=image.DYNAMIC_SLICE)
+
+
+def reshaped(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
+    """The kind of a reshape between a tensor and the same with a first dimension of one."""
+    return passing(replace(pass_through(shape, False, drop), role=image.LAYOUT))
+
+
+def stacked(shape: Shape) -> OperatorClass:
+    """The kind of what a trip writes into a stack: the stack, its slice, the stack after it."""
+    whole: Map = tuple(((f"d{i}", 0),) for i in range(len(shape)))
+    part: Map = ((), *whole[1:])
+    kind = pass_through(shape, False)
+    return passing(
+        replace(
+            kind,
+            role=image.DYNAMIC_SLICE,
+            maps=(whole, part, whole),
+            shapes=(shape, (1, *shape[1:]), shape),
+            bytes=(0, 0, 0),
+            num_operands=2,
+            first=(0, 1),
+        )
+    )
+
+
+def widened(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]:
+    """The steps before a broadcast that widens dimensions of one: a copy, and one without them."""
+    at = node.signature.param("broadcast_dimensions")
+    kept = [i for i, size in enumerate(small) if not (size == 1 and wide[at[i]] != 1)]
+    if len(kept) == len(small):
+        return []
+    copy = passing(replace(pass_through(small, False), role=image.BROADCAST))
+    rest = tuple(small[i] for i in kept)
+    whole: Map = tuple(((f"d{i}", 0),) if i in kept else () for i in range(len(small)))
+    flat: Map = tuple(((f"d{i}", 0),) for i in kept)
+    squeeze = replace(copy, role=image.LAYOUT, maps=(whole, flat), shapes=(small, rest))
+    return [copy, squeeze]
+
+
+def widening(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
+    """The broadcast behind them."""
+    small = node.signature.operands[0].shape
+    at = node.signature.param("broadcast_dimensions")
+    dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
+    whole: Map = tuple(((f"d{i}", 0),) for i in range(len(wide)))
+    kind = pass_through(wide, False)
+    found: Map = tuple(whole[d] for d in dims)
+    kind = replace(kind, role=image.BROADCAST, maps=(found, whole), shapes=(rest, wide))
+    return passing(kind)
+
+
+def passing(kind: OperatorClass) -> OperatorClass:
+    """A kind whose loops all pass from operands to results."""
+    return replace(kind, through=frozenset(kind.sizes))
+
+
+def _whole_first(shape: Shape) -> OperatorClass:
+    inner: Map = ((), *(((f"d{i}", 0),) for i in range(1, len(shape))))
+    kind = pass_through(shape, False)
+    return passing(replace(kind, maps=(inner, inner), shapes=(shape, (1, *shape[1:]))))
+
+
+def made_as_operands(
+    index: Index, layouts: Layouts, numbers: list[int]
+) -> Iterator[tuple[int, int, int]]:
+    """(step, value, layout) of each product that is made in another layout."""
+    for step, values in enumerate(index.tensors):
+        kind = index.kind(step)
+        if kind.role == image.CONTRACTION and len(values) == 3:
+            here = index.pick[step](numbers)
+            made = None if layouts.fixed[here[2]] else _made(kind, here, layouts)
+            if made is not None and made != here[2]:
+                yield step, values[2], made
+
+
+def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None:
+    """The layout of a product's result as its operands have it; None where it is as it is."""
+    left, right, result = (split(kind, k, layouts, number) for k, number in enumerate(numbers))
+    if not _agree(left, right):
+        return None
+    moved = [loop for loop in result if _own(left, right, loop) != result[loop].digits]
+    if len(moved) != 1:
+        return None
+    (loop,) = moved
+    digits, held = _own(left, right, loop), result[loop].digits
+    if not (digits and held and held == _summed(left, right, result)):
+        return None
+    elements = max(kind.elements[k] for k, side in enumerate((left, right)) if loop in side)
+    if kind.elements[2] > elements:
+        return None
+    result[loop] = result[loop]._replace(digits=digits)
+    return layouts.number(layouts.shapes[numbers[2]], joined(kind, 2, result, layouts))
+
+
+def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
+    """The digits of a loop in the operand that has it."""
+    part = left.get(loop) or right.get(loop)
+    return part.digits if part is not None else ()
+
+
+def _summed(left: Tensor, right: Tensor, result: Tensor) -> Digits:
+    """The digits over which a product is summed."""
+    loops = [loop for loop in left if loop in right and loop not in result]
+    return tuple(digit for loop in loops for digit in left[loop].digits)
+
+
+def _agree(left: Tensor, right: Tensor) -> bool:
+    """Whether common loops are on the same digits, and the others on different ones."""
+    common = [loop for loop in left if loop in right]
+    if any(left[loop].digits != right[loop].digits for loop in common):
+        return False
+    alone = [[d for n, p in t.items() if n not in common for d in p.digits] for t in (left, right)]
+    return not any(overlap(a, b) for a in alone[0] for b in alone[1])

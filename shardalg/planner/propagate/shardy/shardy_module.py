@@ -1,0 +1,354 @@
+"""The operators of the module that XLA hands to Shardy, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from shardalg.graph.ir import Graph, Node, Signature
+from shardalg.planner.propagate.gspmd import image
+from shardalg.planner.propagate.gspmd.elements import Element
+from shardalg.planner.propagate.gspmd.index import Rules
+from shardalg.planner.propagate.gspmd.instructions import Instructions, read
+from shardalg.planner.propagate.gspmd.step import BOXES, boxed, written
+from shardalg.planner.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
+from shardalg.planner.propagate.shardy import lowered
+
+Given = tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
+"""(annotated values, per annotated site its node, a number that equal annotations share, and
+whether it is closed)."""
+Carried = tuple[int | None, list[int], int]
+"""What a loop carries: (start, what its bodies return, result)."""
+
+
+class Operator(NamedTuple):
+    """One operator, or what only counts as a reader (without a kind).
+
+    Attributes:
+      operands, results: values as they are read and made; of an edge its sources and its target.
+      node: the node or the call.
+      is_edge: whether it reads nothing but a loop's result.
+    """
+
+    kind: OperatorClass | None
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    node: int | None
+    is_edge: bool = False
+
+
+@dataclass(eq=False)
+class Builder(Instructions):
+    """What is found while the operators are made.
+
+    Attributes:
+      same: value to the one that it is, under another name.
+      captured: a loop's argument to (the loop, what it is outside).
+      target: a body's argument to the loop's result, with which it has one layout.
+      inner: per such result the arguments of bodies, in the order in which they are notified.
+      copies: per (loop, value outside) its open copy; opened: per loop its copies in order.
+      numbers: values made of numbers alone; full: those that are full of one number.
+      asked: per value that annotated sites read these sites.
+      shared: broadcasts that every reader makes anew, and whether one did.
+      written: per body's result that is put into a stack, the stack and what it becomes.
+      kinds: the class of each signature in each role, found once.
+    """
+
+    graph: Graph
+    rules: Rules
+    annotated: frozenset[int]
+    given: tuple[tuple[int, int, bool], ...]
+    names: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    same: dict[int, int] = field(default_factory=dict)
+    captured: dict[int, tuple[int, int]] = field(default_factory=dict)
+    target: dict[int, int] = field(default_factory=dict)
+    inner: dict[int, list[int]] = field(default_factory=dict)
+    copies: dict[tuple[int, int], int] = field(default_factory=dict)
+    opened: dict[int, list[Operator]] = field(default_factory=dict)
+    full: set[int] = field(default_factory=set)
+    asked: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
+    shared: dict[int, tuple[Node, bool]] = field(default_factory=dict)
+    written: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    kinds: dict[tuple[Signature, str | None], OperatorClass | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.first = len(self.graph.values) + len(self.graph.results)
+        self.find_elements(lambda *_: 0)
+        self.numbers = {value for value, _ in self.graph.constants}
+        self.sites = {row[0]: row for row in self.given}
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """Of a value, a result's stand-in or a place."""
+        if value >= self.first:
+            return self.shapes[value - self.first]
+        count = len(self.graph.values)
+        number = self.graph.results[value - count] if value >= count else value
+        return self.graph.values[number].type.shape
+
+    def place(self, value: int, shape: tuple[int, ...]) -> int:
+        """A new place, which stands for a value in words."""
+        self.names.append(value if value < self.first else self.names[value - self.first])
+        self.shapes.append(shape)
+        return self.first + len(self.names) - 1
+
+    def region(self, number: int) -> Iterator[Operator]:
+        """The operators of a computation, in order, and of all in it; last what its end reads."""
+        for what, *numbers in self.in_order(number):
+            yield from getattr(self, f"_{what}")(*numbers)
+
+    def exits(self) -> Iterator[Operator]:
+        """One per result of the function: the value, and the stand-in of its annotation."""
+        for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
+            shape = self.shape(value)
+            if shape:
+                kind = edge(shape, 1, 1, role=image.EXIT, alone=True)
+                yield Operator(kind, (self.read(value),), (stand_in,), None)
+
+    def read(self, value: int) -> int:
+        """What a reader of a value reads."""
+        while True:
+            if value in self.same:
+                value = self.same[value]
+            elif value in self.captured:
+                value = self._outside(*self.captured[value])
+            else:
+                return value
+
+    def _outside(self, call: int, value: int) -> int:
+        """A value that a loop reads from outside, annotated ones through an open copy."""
+        outer = self.read(value)
+        is_copy = any(outer == copy for copy in self.copies.values())
+        if not (is_copy or outer in self.annotated) or not self.shape(outer):
+            return outer
+        if (call, outer) not in self.copies:
+            shape = self.shape(outer)
+            copy = self.copies[call, outer] = self.place(outer, shape)
+            kind = replace(pass_through(shape, False), role=image.POINTWISE)
+            made = Operator(lowered.passing(kind), (outer,), (copy,), call)
+            self.opened.setdefault(call, []).append(made)
+        return self.copies[call, outer]
+
+    def _node(self, number: int, _: int) -> Iterator[Operator]:
+        node = self.graph.nodes[number]
+        if node.primitive in lowered.NOTHING:
+            self.same[node.results[0]] = node.operands[0]
+            return
+        operands = tuple(self.read(value) for value in read(node))
+        if node.primitive == "optimization_barrier":
+            yield from self._barrier(node, operands)
+        elif self._keeps_numbers(node) and self.numbers.issuperset(operands):
+            self.numbers.update(node.results)
+        elif node.primitive == "broadcast_in_dim" and not self.shape(operands[0]):
+            self.full.update(node.results)
+        elif node.primitive == "broadcast_in_dim" and self._is_shared(node):
+            self.shared[node.results[0]] = (node, False)
+        elif not node.bodies:
+            yield from self._operator(node, operands)
+
+    def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
+        kind = self._kind(node)
+        if node.index in self.sites:
+            self.asked.setdefault(operands[0], []).append(self.sites[node.index])
+        if products := lowered.factors_of(node):
+            yield from self._power(node, operands[0], products)
+            return
+        if node.primitive == "broadcast_in_dim" and kind is not None:
+            yield from self._widened(node, operands, node.results[0], kind)
+            return
+        for position, value in enumerate(operands):
+            if value in self.shared:
+                operands, copies = self._own_copy(operands, position)
+                yield from copies
+        yield Operator(kind, operands, node.results, node.index)
+
+    def _widened(
+        self, node: Node, operands: tuple[int, ...], result: int, kind: OperatorClass
+    ) -> Iterator[Operator]:
+        """A broadcast, which XLA has in three steps where it widens dimensions of one."""
+        shape = self.shape(node.results[0])
+        steps = lowered.widened(self.shape(operands[0]), shape, node)
+        for step in steps:
+            place = self.place(result, step.shapes[1])
+            yield Operator(step, operands, (place,), node.index)
+            operands = (place,)
+        kind = lowered.widening(steps[-1].shapes[1], shape, node) if steps else kind
+        yield Operator(kind, operands, (result,), node.index)
+
+    def _own_copy(
+        self, operands: tuple[int, ...], position: int
+    ) -> tuple[tuple[int, ...], list[Operator]]:
+        """What a reader of a broadcast that JAX makes anew for each reads, and how it is made."""
+        value = operands[position]
+        node, first = self.shared[value]
+        own = self.place(value, self.shape(value)) if first else value
+        self.shared[value] = (node, True)
+        kind = self._kind(node)
+        assert kind is not None  # of a broadcast
+        copies = [*self._widened(node, (self.read(node.operands[0]),), own, kind)]
+        return (*operands[:position], own, *operands[position + 1 :]), copies
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether several operators read a tensor as wide as they are: each has its own broadcast.
+
+        JAX widens dimensions of one where operators read them; the graph has one node for all.
+        """
+        graph, value = self.graph, node.results[0]
+        at = node.signature.param("broadcast_dimensions")
+        is_wide = at == tuple(range(len(self.shape(value)))) and len(graph.users[value]) > 1
+        plain = all(not graph.nodes[n].bodies and n not in self.sites for n in graph.users[value])
+        handed = any(value in region.results for region in graph.regions)
+        return is_wide and plain and not handed
+
+    def _power(
+        self, node: Node, operand: int, products: list[tuple[int, int]]
+    ) -> Iterator[Operator]:
+        """A power as its products; a negative one divides by what they give."""
+        (result,) = node.results
+        shape, made = self.shape(result), [operand]
+        is_divided = node.signature.param("y", 2) < 0
+        for number, (left, right) in enumerate(products, 1):
+            is_last = number == len(products) and not is_divided
+            made.append(result if is_last else self.place(result, shape))
+            kind = edge(shape, 2, 1, role=image.POINTWISE, alone=False)
+            yield Operator(kind, (made[left], made[right]), (made[-1],), node.index)
+        if is_divided:
+            kind = edge(shape, 1, 1, role=image.POINTWISE, alone=False)
+            yield Operator(kind, (made[-1],), (result,), node.index)
+
+    def _keeps_numbers(self, node: Node) -> bool:
+        return node.index not in self.sites and lowered.keeps_numbers(node, self._kind(node))
+
+    def _kind(self, node: Node) -> OperatorClass | None:
+        """The class of a node as Shardy has it; None where nothing passes through it."""
+        role = BOXES.get((node.primitive, written(self.graph, node)))
+        key = node.signature, role
+        if key not in self.kinds:
+            self.kinds[key] = self._kind_in_role(node, role)
+        return self.kinds[key]
+
+    def _kind_in_role(self, node: Node, role: str | None) -> OperatorClass | None:
+        rows = self.rules(node.signature) if node.signature.operands else None
+        if not rows:
+            return None
+        kind = kind_of(node.signature, rows, ())
+        if role is None:
+            return lowered.as_shardy_has_it(node, kind)
+        is_window = role == image.WINDOW
+        return replace(boxed(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
+
+    def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
+        yield Operator(None, operands, (), node.index)
+        for operand, result in zip(operands, node.results, strict=True):
+            yield from self._edge((operand,), result, node.index)
+
+    def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[Operator]:
+        shape = self.shape(result)
+        self.inner.setdefault(result, [])
+        if shape:
+            kind = edge(shape, len(sources), 1, role=image.LOOP, alone=True)
+            yield Operator(kind, sources, (result,), call, True)
+
+    def _call(self, number: int, _: int) -> Iterator[Operator]:
+        node = self.graph.nodes[number]
+        is_loop = self.graph.regions[node.bodies[0]].kind != "cond"
+        carried = [*(self._carried(number) if is_loop else self._branched(node))]
+        bodies = sorted(node.bodies, key=lambda body: not self._is_condition(body))
+        inside = [made for body in bodies for made in self.region(body)]
+        yield from self.opened.pop(number, ())
+        yield from inside
+        starts = [self.read(start) for start, _, _ in carried if start is not None]
+        yield Operator(None, tuple(starts), (), number)
+        for start, returned, result in carried:
+            first = () if start is None else (self.read(start),)
+            yield from self._edge((*first, *map(self.read, returned)), result, number)
+
+    def _carried(self, call: int) -> Iterator[Carried]:
+        """What a loop carries; what it only reads is captured."""
+        graph = self.graph
+        body = graph.nodes[call].bodies[-1]
+        for tie in graph.region_arguments:
+            if tie.call == call and tie.kind == "const" and not self.shape(tie.source):
+                self.same[tie.target] = tie.source
+        for element in self.elements[call]:
+            inside = [v for _, v in sorted(element.inside.items(), key=lambda row: row[0] == body)]
+            if element.kind == "ys":
+                yield self._stacked(element, body)
+            elif element.kind == "carry" and not self._is_kept(element, body):
+                assert element.result is not None  # every carry comes out
+                self.target.update(dict.fromkeys(inside, element.result))
+                self.inner[element.result] = inside
+                returned = graph.regions[body].results[element.numbers[body]]
+                yield element.outer, [returned], element.result
+            elif element.kind != "xs":
+                assert element.outer is not None  # only stacks start from nothing
+                self.captured.update(dict.fromkeys(inside, (call, element.outer)))
+                if element.result is not None:
+                    self.same[element.result] = element.outer
+
+    def _is_kept(self, element: Element, body: int) -> bool:
+        """Whether a carry is returned as it came."""
+        returned = self.graph.regions[body].results[element.numbers[body]]
+        return returned == element.inside[body]
+
+    def _stacked(self, element: Element, body: int) -> Carried:
+        assert element.result is not None  # a stack that is written comes out
+        shape = self.shape(element.result)
+        stack, written = self.place(element.result, shape), self.place(element.result, shape)
+        self.target[stack], self.inner[element.result] = element.result, [stack]
+        self.written[body, element.numbers[body]] = (stack, written)
+        return None, [written], element.result
+
+    def _branched(self, node: Node) -> Iterator[Carried]:
+        """What branches return; what they read is outside."""
+        regions = [self.graph.regions[body] for body in node.bodies]
+        for region in regions:
+            self.same.update(zip(region.arguments, node.operands[1:], strict=True))
+        for position, result in enumerate(node.results):
+            yield None, [region.results[position] for region in regions], result
+
+    def _enter(self, value: int, _: int) -> Iterator[Operator]:
+        """A slice of a stack that a loop reads."""
+        element, region = self.entering[value]
+        call = self.graph.regions[region].node
+        if element.kind != "xs" or call is None or element.outer is None:
+            return
+        stack, shape = self._outside(call, element.outer), self.shape(element.outer)
+        if len(shape) == 1:
+            yield Operator(None, (stack,), (), call)
+            return
+        part = self.place(value, (1, *shape[1:]))
+        yield Operator(lowered.sliced(shape), (stack,), (part,), call)
+        yield Operator(lowered.reshaped(shape[1:], (1, 0)), (part,), (value,), call)
+
+    def _leave(self, *_: int) -> Iterator[Operator]:
+        yield from ()
+
+    _tuple = _leave
+
+    def _part(self, region: int, number: int) -> Iterator[Operator]:
+        """What a trip writes into a stack."""
+        if (region, number) in self.written:
+            stack, written = self.written[region, number]
+            made = self.read(self.graph.regions[region].results[number])
+            shape, call = self.shape(stack), self.graph.regions[region].node
+            part = self.place(made, (1, *shape[1:]))
+            if len(shape) > 1:
+                yield Operator(lowered.reshaped(shape[1:], (0, 1)), (made,), (part,), call)
+            yield Operator(lowered.stacked(shape), (stack, part), (written,), call)
+
+    def _root(self, region: int, _: int) -> Iterator[Operator]:
+        """What a computation returns."""
+        results = self.graph.regions[region].results
+        if not self._hands_on(region):
+            for number in range(len(results)):
+                yield from self._part(region, number)
+        found = [self._returned(region, number) for number in range(len(results))]
+        yield Operator(None, tuple(v for v in found if v is not None), (), None)
+
+    def _returned(self, region: int, number: int) -> int | None:
+        value = self.graph.regions[region].results[number]
+        if (region, number) in self.written:
+            return self.written[region, number][1]
+        return None if self.captured.get(value) else self.read(value)

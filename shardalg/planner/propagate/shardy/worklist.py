@@ -1,0 +1,143 @@
+"""Shardy's order: stage by stage, what changed is followed first, to the end.
+
+All steps lie on a stack, the first on top. A step whose tensors changed puts on top, unless they
+lie there still, the producers and readers of these tensors, so that a change is followed through
+the program before the next step of the first pass is visited. Source: MLIR's greedy rewriter,
+top down, and `notifyShardingModified` of Shardy's `basic_propagation.cc`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardalg.planner.propagate.gspmd import image
+from shardalg.planner.propagate.gspmd.fixpoint import Change
+from shardalg.planner.propagate.gspmd.index import Index
+from shardalg.planner.propagate.gspmd.step import Numbers
+from shardalg.planner.propagate.layouts import Layouts
+from shardalg.planner.propagate.shardy.factors import (
+    LAST_STAGE,
+    Directions,
+    Extended,
+    asks,
+    directions,
+    step,
+)
+from shardalg.planner.propagate.shardy.lowered import made_as_operands
+
+Memo = dict[Numbers, Extended | None]
+PRODUCT = "product"
+"""Why a product has another layout than its readers want (`lowered.py`)."""
+UNKNOWN: Extended = ()
+"""What a memo gives for a key that it does not hold; None is an outcome."""
+
+
+@dataclass(eq=False)
+class Worklist:
+    """State of one completion in Shardy's way: a layout number per value."""
+
+    asks = staticmethod(asks)
+
+    index: Index
+    layouts: Layouts
+    numbers: list[int]
+    priorities: bool = True
+    trail: list[Change] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        index = self.index
+        self.level = 0
+        steps = range(len(index.tensors))
+        self.exits = [step for step in steps if index.kind(step).role == image.EXIT]
+        self.todo: list[int] = []
+        self.waits = bytearray(len(index.tensors))
+        self.known: list[tuple[Directions, Memo] | None] = [None] * len(index.kinds)
+
+    def run(self) -> None:
+        """All stages, each until nothing changes."""
+        for stage in range(LAST_STAGE + 1) if self.priorities else (LAST_STAGE,):
+            self.level = stage
+            self._pass_exits()
+            outside = set(self.exits)
+            self.todo = [p for p in range(len(self.waits) - 1, -1, -1) if p not in outside]
+            for position in self.todo:
+                self.waits[position] = 1
+            while self.todo:
+                position = self.todo.pop()
+                self.waits[position] = 0
+                self._visit(position)
+            self._pass_exits()
+        self._name_alike()
+
+    def _name_alike(self) -> None:
+        """Values that are another one, or an element of a loop with it, get its layout."""
+        layouts = self.layouts
+        for value, others in self.index.related.items():
+            dims = layouts.dims[self.numbers[value]]
+            for other in others:
+                if layouts.dims[self.numbers[other]] != dims:
+                    number = layouts.number(layouts.shapes[self.numbers[other]], dims)
+                    self.numbers[other] = number
+                    self.trail.append(Change(other, number, None, "", (value,), self.level))
+
+    def settle(self) -> None:
+        """Behind the results of the function: products that are made in another layout."""
+        for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
+            self.numbers[value] = number
+            operands = self.index.tensors[step_of][:2]
+            self.trail.append(Change(value, number, None, PRODUCT, operands, self.level))
+
+    def take_part(self, value: int, number: int) -> None:
+        """An annotated value's layout at the beginning of a later round."""
+        self.numbers[value] = number
+        self.trail.append(Change(value, number, None, "", (), LAST_STAGE))
+
+    def _pass_exits(self) -> None:
+        """What a result's annotation asks of its value; it is followed when its turn comes."""
+        for position in self.exits:
+            self._visit(position)
+
+    def _visit(self, position: int) -> None:
+        key = self.index.pick[position](self.numbers)
+        ways, memo = self._remembered(self.index.kind_of_step[position])
+        outcome = memo.get(key, UNKNOWN)
+        if outcome is UNKNOWN:
+            kind = self.index.kind(position)
+            outcome = memo[key] = step(kind, key, self.layouts, ways) if ways else None
+        if outcome is None:
+            return
+        values = self.index.tensors[position]
+        # Of a value that is read twice the last place decides, as in Shardy.
+        last = {values[k]: k for k, (new, _) in enumerate(outcome) if new != key[k]}
+        for k in last.values():
+            self._write(position, k, *outcome[k])
+
+    def _remembered(self, number: int) -> tuple[Directions, Memo]:
+        """A kind's directions at this stage, and what its steps gave under them."""
+        kind, known = self.index.kinds[number], self.known[number]
+        ways = directions(kind, self.level)
+        if known is None or known[0] != ways:
+            known = self.known[number] = (ways, {})
+        return known
+
+    def _write(self, position: int, tensor: int, new: int, sources: Numbers) -> None:
+        value = self.index.tensors[position][tensor]
+        # More tiles at every change, or as many on more axes (of size 1), and no more than there
+        # are devices and axes: the stack comes to an end.
+        assert self._measure(new) > self._measure(self.numbers[value])
+        self.numbers[value] = new
+        is_result = tensor >= self.index.kind(position).num_operands
+        direction = image.FORWARD if is_result else image.BACKWARD
+        self.trail.append(Change(value, new, position, direction, sources, self.level))
+        for step_of in self.index.told.get(value, ()):
+            self._push(step_of, position)
+
+    def _measure(self, number: int) -> tuple[int, int]:
+        """Tiles of a layout, and how many digits it has."""
+        return self.layouts.tiles[number], sum([len(d) for d in self.layouts.dims[number]])
+
+    def _push(self, position: int, current: int) -> None:
+        is_exit = self.index.kind(position).role == image.EXIT
+        if position != current and not self.waits[position] and not is_exit:
+            self.waits[position] = 1
+            self.todo.append(position)

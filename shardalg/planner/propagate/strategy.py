@@ -1,0 +1,344 @@
+"""What a user says about shardings: a strategy, and its resolution against a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import chain
+from typing import Any
+
+from shardalg.algebra.derived_layouts import opened
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.ir import Graph, Site
+from shardalg.planner.propagate.other_mesh import (
+    SIDES,
+    Orders,
+    apart,
+    check_sizes,
+    is_another,
+    misplaced,
+    placed,
+)
+from shardalg.tables import Table, card
+
+
+@dataclass(frozen=True, eq=False)
+class Strategy:
+    """A mesh and what is annotated on it; everything else is completed.
+
+    Attributes:
+      in_shardings: prefix of the tuple of arguments, of `PartitionSpec`, `Sharding`,
+        `NamedSharding` or None (complete it).
+      out_shardings: prefix of the result, likewise.
+      sites: name of an `annotate` site to its spec, also as a tuple of axis names; it replaces a
+        spec that the site carries itself.
+
+    Raises:
+      StrategyError: the mesh is a mesh of JAX, or none at all.
+    """
+
+    mesh: Mesh
+    in_shardings: object = None
+    out_shardings: object = None
+    sites: Mapping[str, object] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        sides = (("arguments", self.in_shardings), ("results", self.out_shardings))
+        rows = (*sides, *self.sites.items())
+        told = tuple((name, repr(spec)) for name, spec in rows if spec is not None)
+        return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), told))
+
+    def __post_init__(self) -> None:
+        if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
+            self.mesh, "axis_types"
+        ):
+            return  # of JAX: `plan` reads it
+        if not isinstance(self.mesh, Mesh | None):
+            raise StrategyError(
+                f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, no shardalg.Mesh. Pass "
+                "shardalg.Mesh({'X': 2, 'Y': 4}), or shardalg.Mesh.from_jax(mesh)."
+            )
+
+
+class PerLeaf(tuple[object, ...]):
+    """One entry per flat argument, or result, in place of a prefix of their trees."""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`).
+
+    Attributes:
+      values: (value, layout) of what is annotated beside them, to see what that would change.
+      orders: which of them are in another order of the devices; the layouts say the plan's.
+    """
+
+    mesh: Mesh
+    arguments: tuple[Sharding | None, ...]
+    results: tuple[Sharding | None, ...]
+    sites: tuple[Sharding | None, ...]
+    values: tuple[tuple[int, Sharding], ...] = ()
+    orders: Orders = ()
+
+    @staticmethod
+    def of(mesh: Mesh, *sides: Sequence[Sharding | None], orders: Orders = ()) -> Annotations:
+        """Of arguments, results and sites; those in another order of the devices are noted."""
+        split = [apart(*row, mesh) for row in zip(SIDES, sides, strict=True)]
+        more = chain.from_iterable(found for _, found in split)
+        arguments, results, sites = (plain for plain, _ in split)
+        return Annotations(mesh, arguments, results, sites, orders=(*orders, *more))
+
+
+def strategy_from(given: object) -> Strategy:
+    """What is given as a strategy, if it is one.
+
+    Raises:
+      StrategyError: it is something else.
+    """
+    if not isinstance(given, Strategy):
+        raise StrategyError(
+            f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}. "
+            "Another mesh alone is plan.replan(mesh=...)."
+        )
+    return given
+
+
+def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) -> Annotations:
+    """The strategy's annotations, one per flat argument, result and site of the graph.
+
+    Args:
+      first_mesh: the mesh on which the function was planned first; None: the strategy's.
+
+    Raises:
+      StrategyError: trees that do not match, unknown sites, and every spec that does not fit its
+        value (unknown axes, axes used twice, more entries than dimensions), all in one message.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> P, x = jax.sharding.PartitionSpec, jax.ShapeDtypeStruct((8, 16), "float32")
+    >>> graph = trace(lambda x: x + 1, x)
+    >>> resolve(graph, Strategy(Mesh({"X": 2}), (P("X"),))).arguments
+    (Sharding([X, None], shape=(8, 16), Mesh(X=2)),)
+    >>> resolve(graph, Strategy(Mesh({"X": 2}), (P("Y"),)))
+    Traceback (most recent call last):
+      ...
+    shardalg.errors.StrategyError: the annotations do not fit the function on Mesh(X=2):
+      argument x f32[8,16]: ... names 'Y' ..., which the mesh does not have. Its axes are ['X'].
+    """
+    trees = graph.trees or (None, None)
+    given = _flat(strategy.in_shardings, trees[0], graph.argument_paths, "in_shardings")
+    wanted = _flat(strategy.out_shardings, trees[1], graph.result_paths, "out_shardings")
+    reader = _Reader(graph, strategy.mesh)
+    arguments = [
+        reader.of_border(spec, value, f"argument {path}")
+        for spec, value, path in zip(given, graph.arguments, graph.argument_paths, strict=True)
+    ]
+    results = [
+        reader.of_border(spec, value, path)
+        for spec, value, path in zip(wanted, graph.results, graph.result_paths, strict=True)
+    ]
+    reader.faults += _unknown_sites(graph.sites, strategy.sites)
+    reader.faults += _other_regions(graph, strategy.mesh)
+    first_mesh = first_mesh or strategy.mesh
+    sites = [_read_site(reader, site, strategy.sites, first_mesh) for site in graph.sites]
+    if reader.faults:
+        where = f"the annotations do not fit the function on {strategy.mesh!r}:"
+        raise StrategyError("\n  ".join([where, *dict.fromkeys(reader.faults)]))
+    return Annotations.of(strategy.mesh, arguments, results, sites)
+
+
+def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = None) -> None:
+    """Raise unless annotations are such as `resolve` gives for the graph.
+
+    Args:
+      first_mesh: as of `resolve`.
+
+    Raises:
+      StrategyError: another number of layouts than of values, layouts of other shapes, manual
+        regions of another mesh, or a site without a name whose layout is not the one it carries.
+    """
+    mesh, faults = annotations.mesh, []
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    given = (annotations.arguments, annotations.results, annotations.sites)
+    for layouts, values in zip(given, (graph.arguments, graph.results, sites), strict=True):
+        shapes = [graph.values[value].type.shape for value in values]
+        same = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
+        if len(layouts) != len(shapes) or not all(same):
+            faults.append(f"{len(layouts)} layouts do not fit values of the shapes {shapes[:8]}")
+    faults += _other_regions(graph, mesh)
+    faults += misplaced(given, annotations.orders, mesh)
+    reader, turned = _Reader(graph, mesh), dict(_of_sites(annotations.orders))
+    for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
+        if layout is not None and number in turned:
+            layout = replace(layout, mesh=turned[number])
+        if site.name is None and layout != _read_site(reader, site, {}, first_mesh or mesh):
+            faults.append(f"{layout!r} is not what the site {site.spec} says")
+    if faults:
+        raise StrategyError(f"the annotations do not fit on {mesh!r}: {'; '.join(faults[:5])}.")
+
+
+def _of_sites(orders: Orders) -> Iterator[tuple[int, Mesh]]:
+    return ((number, order) for side, number, order in orders if side == "sites")
+
+
+def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
+    """A spec, in any form that a strategy takes, as a layout of one value.
+
+    Raises:
+      StrategyError: it does not fit the value.
+    """
+    reader, kind = _Reader(graph, mesh), graph.values[value]
+    made = reader.read(spec, value, kind.name)
+    if made is None:
+        faults = reader.faults or [f"{kind.name} {kind.type!r}: None is no layout; P() replicates"]
+        raise StrategyError(f"the spec does not fit on {mesh!r}: {faults[0]}")
+    return made
+
+
+def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[object]:
+    """One spec per leaf; `paths` are the leaves', `what` the name of the parameter."""
+    if prefix is None:
+        return [None] * len(paths)
+    if isinstance(prefix, PerLeaf):
+        return list(prefix)
+    if tree is not None:
+        from shardalg.graph.tracing.trace import flatten_prefix
+
+        return flatten_prefix(prefix, tree.unflatten(range(tree.num_leaves)), what)
+    leaves = list(prefix) if isinstance(prefix, list | tuple) else [prefix] * len(paths)
+    if len(leaves) != len(paths):
+        raise StrategyError(
+            f"{what} has {len(leaves)} entries for {len(paths)} values {list(paths)}. "
+            "A graph without its function takes one spec per flat value."
+        )
+    return leaves
+
+
+@dataclass(eq=False)
+class _Reader:
+    """Reads specs against values; faults are collected, so that all are named at once."""
+
+    graph: Graph
+    mesh: Mesh
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._known: dict[object, Sharding] = {}
+
+    def of_border(self, spec: object, value: int, name: str) -> Sharding | None:
+        """The same of an argument or a result, which is no partial sum."""
+        found = self.read(spec, value, name)
+        if found is not None and found.unreduced:
+            self.faults.append(
+                f"{name} {self.graph.values[value].type!r}: {found.text()} are partial sums, which "
+                "a plan neither takes nor gives. Leave out what is unreduced."
+            )
+        return found
+
+    def read(
+        self, spec: object, value: int, name: str, *, added: tuple[int, ...] = ()
+    ) -> Sharding | None:
+        """A spec as a sharding of the value; None where there is none, or where it does not fit.
+
+        Args:
+          added: dimensions that `vmap` gave the value, which the spec does not count: open.
+        """
+        if spec is None:
+            return None
+        kind = self.graph.values[value].type
+        written = tuple([n for dim, n in enumerate(kind.shape) if dim not in added])
+        try:
+            return opened(self._made(spec, written), kind.shape, added)
+        except (ShardalgError, TypeError) as error:
+            under = f", written for shape {written} under vmap" if added else ""
+            self.faults.append(f"{name} {kind!r}{under}: {error}")
+            return None
+
+    def _made(self, spec: object, shape: tuple[int, ...]) -> Sharding:
+        key = (type(spec), spec, shape)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a list, which no memo takes
+            return _from_entries(spec, self.mesh, shape)
+        if known is None:
+            read = _READERS.get(type(spec).__name__, _from_entries)
+            known = self._known[key] = read(spec, self.mesh, shape)
+        return known
+
+
+def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    return Sharding.from_spec(spec, mesh, shape)
+
+
+def _from_axes(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    return Sharding.from_axes(spec, mesh, shape)
+
+
+def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    there = Sharding.from_named(spec, shape)
+    check_sizes(there.mesh, mesh)
+    return placed(there, mesh, shape)
+
+
+def _from_text(text: str, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    return placed(Sharding.parse(text, shape, mesh), mesh, shape)
+
+
+_READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
+    "NamedSharding": _from_named,
+    "Sharding": placed,
+    "tuple": _from_axes,
+    "str": _from_text,
+}
+
+
+def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[str]:
+    names = list(dict.fromkeys(site.name for site in sites if site.name))
+    faults = []
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else " sa.annotate(value, name) makes one."
+            faults.append(f"no site is called {name!r}; the function's sites are {names}.{hint}")
+    return faults
+
+
+def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
+    """Manual regions that were traced for blocks of other sizes than this mesh cuts."""
+    for node in graph.nodes:
+        for name, size in node.signature.param("axes") if node.primitive == "shard_map" else ():
+            if mesh.shape.get(name) != size or mesh.symbolic:
+                here = "a symbol" if mesh.symbolic else mesh.shape.get(name, "missing")
+                at = node.source or "an unknown line"
+                yield f"the shard_map at {at} is traced for {name}={size}, here {name} is {here}"
+
+
+def _read_site(
+    reader: _Reader, site: Site, given: Mapping[str, object], first_mesh: Mesh
+) -> Sharding | None:
+    """The strategy's spec for a site's name, else the one that the site carries."""
+    node = reader.graph.nodes[site.node]
+    spec = given.get(site.name) if site.name is not None else None
+    added = () if spec is None else reader.graph.added_dims(site)
+    if spec is None and site.spec is not None:
+        spec = _own_spec(reader, site, first_mesh)
+    at = f" at {node.source}" if node.source else ""
+    name = f"site {site.name or '(no name)'}{at}"
+    return reader.read(spec, node.results[0], name, added=added)
+
+
+def _own_spec(reader: _Reader, site: Site, first_mesh: Mesh) -> object:
+    """What a site carries: axes by name, or a layout on the mesh that it brings."""
+    spec = site.spec or ()
+    free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
+    entries = tuple(axes or None for axes in free)
+    if site.mesh is None:
+        return entries
+    other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
+    if not is_another(other, reader.mesh, axes=axes, first_mesh=first_mesh):
+        return entries
+    shape = reader.graph.values[reader.graph.nodes[site.node].results[0]].type.shape
+    return Sharding.from_axes(entries, other, shape)

@@ -1,0 +1,315 @@
+"""Exchanges as local programs: every device gets an interval of a dimension held in blocks.
+
+The places of a block that a transfer sends, a fetch with a reading per piece of a round, the pieces
+side by side, one slice at a start in closed form (`algebra.halos.exchange`).
+
+What a device does along one dimension of its blocks, as a value; `planner.partition.emit` writes
+it.
+
+Blocks of a dimension on another grid: a margin of a neighbour's block, as wide as what shifts.
+
+Of `n` parts, part `p` holds `[p*a, p*a + a)` and wants `[p*b, p*b + b)`. Where blocks grow it lacks
+what lies behind its own, at most until the dimension of `D` elements ends; where they shrink, what
+lies before:
+
+    a < b:  max over k <= n of min(D, k*b) - k*a = max(k*(b-a), D - (k+1)*a), k = D // b
+    a > b:  (n-1) * (a-b)
+
+A margin wider than the neighbour's block is not fetched: such a dimension is gathered whole.
+
+Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPartialReplicateShape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from shardalg.algebra.affine import Index
+from shardalg.algebra.digits import Digits, parts
+from shardalg.algebra.halos.classes import FEW, Classes, Runs, classes_of, neighbours
+from shardalg.algebra.halos.exchange import Exchange
+from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
+from shardalg.graph.ops.rule import PICK
+from shardalg.spmd.instruction import Attributes
+from shardalg.spmd.instructions import (
+    Concatenate,
+    Dilate,
+    HaloExchange,
+    Pairs,
+    Reading,
+    Resize,
+    Slice,
+    SliceAt,
+)
+from shardalg.spmd.local import Start
+
+
+@dataclass(frozen=True, slots=True)
+class DimStep:
+    """One instruction of a `DimProgram`; its results are as long as `sizes` say.
+
+    Attributes:
+      operands: values by number, the inputs first, then the results of each step.
+      places: of a fetch, which is made once for all that ask for it, `[lower, upper)` of every
+        operand; else ().
+    """
+
+    attributes: Attributes
+    operands: tuple[int, ...]
+    sizes: tuple[int, ...]
+    places: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DimProgram:
+    """Instructions that change one dimension of some values, and the numbers of the results."""
+
+    dim: int
+    steps: tuple[DimStep, ...]
+    results: tuple[int, ...]
+
+
+class DimBuilder:
+    """A `DimProgram` under construction.
+
+    Attributes:
+      sizes: places of every value, those of the inputs first.
+    """
+
+    def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
+        self.dim, self.sizes = dim, list(sizes)
+        self.steps: list[DimStep] = []
+
+    def add(self, attributes: Attributes, size: int, *operands: int) -> int:
+        """An instruction whose result has `size` places; its number."""
+        return self.results(DimStep(attributes, operands, (size,)))[0]
+
+    def results(self, step: DimStep) -> tuple[int, ...]:
+        """The numbers of the results of one more step."""
+        first = len(self.sizes)
+        self.steps.append(step)
+        self.sizes += step.sizes
+        return tuple(range(first, len(self.sizes)))
+
+    def places(self, value: int, lower: int, upper: int) -> int:
+        """Places `[lower, upper)` of a value: itself, if these are all."""
+        if (lower, upper) == (0, self.sizes[value]):
+            return value
+        return self.add(Slice(self.dim, lower, upper - lower), upper - lower, value)
+
+    def program(self, *results: int) -> DimProgram:
+        """The program that gives these values."""
+        return DimProgram(self.dim, tuple(self.steps), results)
+
+
+def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
+    """A start of the program's language from one in the partition ids of an exchange.
+
+    Its names are no loop's: equal starts are equal whichever operator asks.
+    """
+    ids = [(n, d) for n, d in exchange.ids if n in index.variables]
+    names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}
+    terms = tuple(sorted((names[n], c) for n, c in index.terms))
+    return Start(replace(index, terms=terms), tuple((names[n], d) for n, d in ids), more)
+
+
+@lru_cache(maxsize=1 << 12)
+def cheaper(exchange: Exchange) -> Exchange:
+    """Return the exchange, with the numbering of rounds that sends fewer elements.
+
+    On more than `FEW` devices, rounds always count from the start of the interval.
+    """
+    if exchange.devices > FEW or len(exchange.rests) < 2:
+        return exchange
+    sent = exchange.elements
+    if exchange.hop_elements >= sent:
+        return exchange
+    other = exchange.by_neighbours()
+    return other if other.elements < sent else exchange
+
+
+@lru_cache(maxsize=1 << 12)
+def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> tuple[Transfer, ...]:
+    """What devices send along one dimension for several exchanges.
+
+    Args:
+      tensors: per exchange a number that tells which ones are of the same blocks.
+    """
+    pairs = zip(exchanges, tensors, strict=True)
+    classes = classes_of(exchanges)
+    return transfers([Reader(_rounds(e, classes), e.block, t) for e, t in pairs])
+
+
+def _rounds(exchange: Exchange, classes: Classes | None) -> tuple[Round, ...]:
+    if not exchange.want.length:
+        return ()
+    return exchange.rounds if classes is None else classes.rounds(exchange)
+
+
+def deliver(
+    along: DimBuilder, blocks: tuple[int, ...], exchanges: tuple[Exchange, ...]
+) -> tuple[int, ...]:
+    """The interval of every exchange, each from blocks that are its value; they share permutes."""
+    found: dict[Piece, int] = {}
+    for transfer in transfers_of(exchanges, tuple(map(blocks.index, blocks))):
+        found |= _sent(along, transfer, exchanges, blocks)
+    ordered = sorted(found.items(), key=lambda item: (item[0].number, item[0].lower))
+    return tuple(
+        _cut(along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth])
+        if exchange.want.length
+        else along.places(block, 0, 0)
+        for nth, (exchange, block) in enumerate(zip(exchanges, blocks, strict=True))
+    )
+
+
+def _sent(
+    along: DimBuilder, transfer: Transfer, exchanges: tuple[Exchange, ...], blocks: tuple[int, ...]
+) -> dict[Piece, int]:
+    """The pieces that a transfer brings."""
+    slots, classes = transfer.slots, classes_of(exchanges)
+    sources = tuple(blocks[slot.tensor] for slot in slots)
+    placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
+    if not transfer.permutes and all(
+        _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
+    ):
+        return {p: along.places(sources[k], slot.lower, slot.upper) for k, slot, p in placed}
+    readings = tuple(
+        _reading(exchanges[piece.reader], k, piece, transfer, classes) for k, _, piece in placed
+    )
+    sizes = (slots[0].upper - slots[0].lower,) * len(readings)
+    fetch = HaloExchange(along.dim, exchanges[0].held, readings)
+    places = tuple((slot.lower, slot.upper) for slot in slots)
+    made = along.results(DimStep(fetch, sources, sizes, places))
+    return {
+        piece: along.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
+        for (_, slot, piece), block in zip(placed, made, strict=True)
+    }
+
+
+def _reading(
+    exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
+) -> Reading:
+    """How the block of a piece's round is read off the slot of a transfer."""
+    first, start = transfer.slots[number].lower, exchange.want.start
+    # pairs of positions, as runs of classes on a large mesh
+    permutes: tuple[Any, ...] = transfer.bringing(number, piece)
+    if classes is not None:
+        permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
+    return Reading(
+        number,
+        start_of(exchange, exchange.first, piece.number),
+        tuple(map(positions, permutes)),
+        start_of(exchange, start),
+        exchange.want.length,
+        (piece.lower - first, piece.upper - first),
+    )
+
+
+def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
+    """(source, target) positions as an instruction has them."""
+    return pairs if isinstance(pairs, Runs) else tuple([(pair[0], pair[1]) for pair in pairs])
+
+
+def _cut(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
+    """Return the interval: the pieces of its rounds side by side, cut at the device's start."""
+    # Rounds that no device needs are not sent. Places of no meaning stand in for their blocks.
+    starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
+    ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
+    gaps = [at - end for at, end in zip((*starts, exchange.buffer), ends, strict=True)]
+    values = []
+    for nth, (_, value) in enumerate(pieces):
+        before, after = gaps[nth], gaps[-1] if nth == len(pieces) - 1 else 0
+        width = before + along.sizes[value] + after
+        if before or after:
+            value = along.add(Dilate(along.dim, 1, before, after, PICK), width, value)
+        values.append(value)
+    value, length = values[0], exchange.want.length
+    if len(values) > 1:
+        width = sum([along.sizes[piece] for piece in values])
+        value = along.add(Concatenate(along.dim), width, *values)
+    if len(exchange.rests) > 1:
+        at = start_of(exchange, exchange.offset, -min(exchange.rests))
+        return along.add(SliceAt(along.dim, at, length), length, value)
+    return along.places(value, 0, length)
+
+
+def _is_own(exchange: Exchange, piece: Piece, classes: Classes | None) -> bool:
+    """Whether every device reads its own block in the round of a piece."""
+    if classes is None:
+        return exchange.stays(piece.number)
+    return classes.stays(exchange, piece.number)
+
+
+def margin(size: int, parts: int, before: int, after: int) -> int | None:
+    """Places of its block that a device sends for a retile; None where one neighbour is too few.
+
+    >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
+    (3, 3, None)
+    """
+    if after < before:
+        width = (parts - 1) * (before - after)
+    else:
+        k = min(size // after, parts)
+        width = max(k * (after - before), size - (k + 1) * before, 0)
+    return width if width <= before else None
+
+
+@dataclass(frozen=True, slots=True)
+class Retile:
+    """A dimension of `size` elements goes from blocks of `before` to blocks of `after` places.
+
+    It stays on its digits.
+    """
+
+    dim: int
+    digits: Digits
+    size: int
+    before: int
+    after: int
+    sent_as: ClassVar[str] = "collective_permute"
+
+    @property
+    def margin(self) -> int:
+        """Places of its block that a device sends to its neighbour."""
+        found = margin(self.size, parts(self.digits), self.before, self.after)
+        assert found is not None, f"{self} reaches beyond the neighbour's block"
+        return found
+
+    def number(self, scale: int, more: int = 0) -> Start:
+        """`p*scale + more`, of the partition id of the dimension."""
+        return Start(Index.of("p") * scale, (("p", self.digits),), more)
+
+    def fetch(self, devices: int) -> HaloExchange:
+        """The neighbour's margin: of the next device where blocks grow, else of the one before."""
+        step = 1 if self.after > self.before else -1
+        pairs: Any = neighbours(self.digits, step, devices)  # of positions, or runs of them
+        wanted = self.number(self.after)
+        places = (0, self.margin)
+        reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
+        return HaloExchange(self.dim, self.digits, (reading,))
+
+
+def retiled(retile: Retile, devices: int) -> DimProgram:
+    """A retile as a program: the margin, beside the own block, and one slice of both."""
+    dim, before, after = retile.dim, retile.before, retile.after
+    width, shift = retile.margin, after - before
+    along = DimBuilder(dim, (before,))
+    if not width:
+        return along.program(along.add(Resize(dim, after), after, 0))
+    fetch = retile.fetch(devices)
+    if shift < 0:
+        margin = along.add(fetch, width, along.places(0, before - width, before))
+        both = margin, along.places(0, 0, after)
+        joined = along.add(Concatenate(dim), width + after, *both)
+        at = SliceAt(dim, retile.number(shift, width), after)
+        return along.program(along.add(at, after, joined))
+    margin = along.add(fetch, width, along.places(0, 0, width))
+    joined = along.add(Concatenate(dim), before + width, 0, margin)
+    # behind the margin nothing is that exists and is wanted
+    end = before + parts(retile.digits) * shift
+    if end > before + width:
+        joined = along.add(Resize(dim, end), end, joined)
+    return along.program(along.add(SliceAt(dim, retile.number(shift), after), after, joined))

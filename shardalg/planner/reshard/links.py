@@ -1,0 +1,107 @@
+"""The seconds of moves on a mesh whose axes have links of different speeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.collectives import axis_names, kind_seconds
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.network.placement import CHIP, Unknown, Wiring
+from shardalg.costs.topology import Topology
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of a mesh's axes, for values of one item size.
+
+    Attributes:
+      slowness: how many times slower than the fastest axis each axis is: (axis name, factor).
+      hardware: whose links these are; its figures price the moves.
+      itemsize: bytes of an element. It matters because latency does not grow with the bytes.
+    """
+
+    mesh: Mesh
+    slowness: tuple[tuple[str, float], ...]
+    hardware: Hardware | Topology = field(hash=False, repr=False)
+    itemsize: int = 4
+
+    def factor(self, digits: Digits) -> float:
+        """Of the slowest axis that a collective along these digits uses."""
+        found = self._known.get(digits)
+        if found is None:
+            factors = [self._factors[name] for name in axis_names(self.mesh, digits)]
+            found = self._known[digits] = max(factors, default=1.0)
+        return found
+
+    @cached_property
+    def _factors(self) -> dict[str, float]:
+        return dict(self.slowness)
+
+    @cached_property
+    def _known(self) -> dict[Digits, float]:
+        return {}
+
+    def seconds(self, move: Any, held: Any) -> float:
+        """Return the seconds of one move, as `costs.collectives.seconds` prices it.
+
+        Args:
+          held: elements on a device before the move.
+        """
+        found: float = kind_seconds(
+            move.sent_as, held * self.itemsize, self._wiring.spans(move.digits)
+        )
+        return found
+
+    def least_seconds(self, sent: Any) -> float:
+        """Return a lower bound of the seconds in which a device sends so many elements.
+
+        No collective sends faster than all links of a device together.
+        """
+        return float(sent) * self.itemsize / self._most_bytes_per_s
+
+    def of(self, itemsize: int) -> Links:
+        """Return the same links for elements of another size."""
+        return self if itemsize == self.itemsize else replace(self, itemsize=itemsize)
+
+    @cached_property
+    def _wiring(self) -> Unknown | Wiring:
+        return self.hardware.wiring(self.mesh)
+
+    @cached_property
+    def _most_bytes_per_s(self) -> float:
+        spans = self._wiring.spans(tuple(self.mesh.digit(name) for name in self.mesh.axis_names))
+        if any(span.level.medium == CHIP for span in spans):
+            return math.inf  # cores of one chip exchange data without a link
+        return sum(span.bytes_per_s for span in spans)
+
+    def alike(self, moves: Iterable[Any]) -> bool:
+        """Whether the slowest axes of these moves are as slow as each other."""
+        return len({self.factor(move.digits) for move in moves}) == 1
+
+
+def links_on(mesh: Mesh, hardware: Hardware | Topology | None, itemsize: int = 4) -> Links | None:
+    """The links of a mesh's axes where they differ, else None.
+
+    >>> mesh, chip = Mesh({"dcn": 2, "ici": 4}), Hardware("toy", link_bytes_per_s=1e9)
+    >>> links_on(mesh, chip) is None
+    True
+    >>> links_on(mesh, chip.with_links({"dcn": 1e8})).slowness
+    (('dcn', 10.0), ('ici', 1.0))
+
+    Between the cores of a chip nothing is sent over links:
+
+    >>> links_on(mesh, Topology("v3", (2, 2))).slowness
+    (('dcn', 0.0), ('ici', 1.0))
+    """
+    speeds = {} if hardware is None else hardware.speeds(mesh)
+    if hardware is None or len(set(speeds.values())) < 2:
+        return None
+    fastest = max(speed for speed in speeds.values() if speed != math.inf)
+    slowness = tuple((name, fastest / speed) for name, speed in speeds.items())
+    return Links(mesh, slowness, hardware, itemsize)

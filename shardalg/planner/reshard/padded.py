@@ -1,0 +1,160 @@
+"""Paths of sizes that do not divide, made of paths of sizes that do.
+
+A dimension that goes from `n` parts to `m` is padded to a multiple of `lcm(n, m)`, and its path is
+that of the padded tensor. Before the first move that changes its parts its blocks are brought to
+the padded ones, after the last to `ceil(D/m)`: by nothing where they are as long, by nothing where
+it is whole, else by a retile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import lcm, prod
+from typing import Any
+
+from shardalg.algebra.digits import Digits, parts
+from shardalg.costs.collectives import step_wire_bytes
+from shardalg.planner.reshard.closed_forms import replaced
+from shardalg.planner.reshard.even import Dims, Move, SearchStep, Shape, State, tile
+from shardalg.planner.reshard.even import search as even_search
+from shardalg.planner.reshard.exchanges import Retile, margin
+from shardalg.sizes.amounts import quotient
+from shardalg.sizes.formula import has_formula
+from shardalg.sizes.recorded import are_numbers
+from shardalg.spmd.instruction import Collective
+from shardalg.spmd.instructions import AllGather, AllReduce, AllToAlls, DynamicSlice
+
+
+class _Way:
+    """Moves of even sizes on padded ones, one after the other.
+
+    Attributes:
+      shape: of the tensor. now: the size that the blocks of each dimension make up.
+    """
+
+    def __init__(self, shape: Shape, start: State) -> None:
+        self.shape, self.state = shape, start
+        self.now = [self.natural(dim, digits) for dim, digits in enumerate(start[0])]
+        self.steps: list[SearchStep] = []
+
+    def natural(self, dim: int, digits: Digits) -> int:
+        """Elements of a dimension in blocks of `ceil(size / n)`, padding included."""
+        n = parts(digits)
+        return tile(self.shape[dim], n) * n
+
+    def retile(self, dim: int, size: int) -> bool:
+        """Bring a dimension to another padded size, if that can be done."""
+        digits, before = self.state[0][dim], self.now[dim]
+        n = parts(digits)
+        if n == 1 or before == size:
+            return True
+        move = Retile(dim, digits, self.shape[dim], before // n, size // n)
+        width = None
+        if are_numbers((before, size)):
+            width = margin(self.shape[dim], n, move.before, move.after)
+        if width is not None:
+            others = prod(self.block(d) for d in range(len(self.shape)) if d != dim)
+            self.now[dim] = size
+            self.add(move, self.state, width * others)
+        return width is not None
+
+    def block(self, dim: int) -> int:
+        """Elements of a dimension on each device, padding included."""
+        return self.now[dim] // parts(self.state[0][dim])
+
+    def move(self, move: Move, after: State, grid: Shape) -> None:
+        """A move between blocks that are padded where it cuts or joins them."""
+        kind, local = move.sent_as if isinstance(move, Collective) else None, 1
+        for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
+            cut = len(made) > len(held) and not held
+            local *= grid[dim] if cut else self.block(dim)
+            if held != made and parts(held) != parts(made):
+                self.now[dim] = grid[dim] if made else self.shape[dim]
+        size = 2 if kind == "collective_permute" else parts(move.digits)
+        sent = step_wire_bytes(kind, group_size=size, local_bytes=local) if kind else 0
+        self.add(move, after, sent)
+
+    def add(self, move: Move, after: State, sent: Any) -> None:
+        """Take a step, and note its sizes and what it sends."""
+        self.state = after
+        shape = [
+            size if now == self.natural(dim, digits) else now
+            for dim, (size, now, digits) in enumerate(
+                zip(self.shape, self.now, after[0], strict=True)
+            )
+        ]
+        self.steps.append(SearchStep(move, after, sent, tuple(shape)))
+
+
+def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
+    """The path of the padded tensor; None where a margin is wider than a block."""
+    counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
+    grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
+    found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
+    way = _Way(shape, start)
+    states = [start, *[after for _, after in found]]
+    changed = [_changed(before, after) for (before, _), (after, _) in pairwise(states)]
+    for number, (move, after) in enumerate(found):
+        if not all(way.retile(dim, grid[dim]) for dim in changed[number]):
+            return None
+        way.move(move, after, grid)
+        later = {dim for dims in changed[number + 1 :] for dim in dims}
+        for dim in changed[number] - later:
+            if not way.retile(dim, way.natural(dim, after[0][dim])):
+                return None
+    return way.steps
+
+
+def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Move, State]]:
+    """Yield the moves of a path and the states after them, with one move per exchange.
+
+    Exchanges that a path makes at once become separate moves, because each of them pads and cuts
+    the blocks of its own dimensions.
+    """
+    dims = start[0]
+    for step in steps:
+        if isinstance(step.move, AllToAlls):
+            for one in step.move.exchanges:
+                held, arriving = dims[one.concat_dim], one.arriving or one.digits
+                dims = replaced(dims, one.concat_dim, held[: len(held) - len(one.digits)])
+                dims = replaced(dims, one.split_dim, dims[one.split_dim] + arriving)
+                yield one, (dims, step.state[1])
+        else:
+            yield step.move, step.state
+        dims = step.state[0]
+
+
+def _changed(before: Dims, after: Dims) -> set[int]:
+    """Dimensions whose number of parts changes."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return {dim for dim, (a, b) in pairs if a != b and parts(a) != parts(b)}
+
+
+def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
+    """All of it is gathered, and cut: what pads most first, since padding then goes soonest."""
+    way, (dims, pending) = _Way(shape, start), start
+    todo = tuple(d for d in pending if d not in goal[1])
+    if todo:
+        pending = tuple(d for d in pending if d in goal[1])
+        way.move(AllReduce(todo), (dims, pending), shape)
+    for dim in sorted(range(len(shape)), key=lambda dim: _growth(shape[dim], parts(dims[dim]))):
+        if dims[dim]:
+            move, dims = AllGather(dim, dims[dim]), replaced(dims, dim, ())
+            way.move(move, (dims, pending), shape)
+    for dim, digits in enumerate(goal[0]):
+        if digits:
+            grid = replaced(shape, dim, way.natural(dim, digits))
+            dims = replaced(dims, dim, digits)
+            block = tile(shape[dim], parts(digits))
+            way.move(DynamicSlice(dim, digits, block), (dims, pending), grid)
+    return way.steps
+
+
+def _growth(size: int, n: int) -> Any:
+    """Elements that a gather adds, of those that are sent for it; formulas all alike."""
+    block = tile(size, n)
+    if has_formula((block,)) or not block or n == 1:
+        return 0
+    added, sent = size - block, block * (n - 1)
+    return quotient(added, sent)

@@ -1,0 +1,86 @@
+"""A path as instructions: each with what is padded before it and stripped after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardalg.algebra.digits import parts
+from shardalg.algebra.sharding import Sharding
+from shardalg.planner.reshard.exchanges import Retile
+from shardalg.planner.reshard.links import Links
+from shardalg.planner.reshard.paths import reshard_path
+from shardalg.spmd.instruction import Attributes, Collective
+from shardalg.spmd.instructions import AllGather, AllToAll, Resize
+
+Shape = tuple[int, ...]
+
+
+class PathMove(NamedTuple):
+    """One instruction on the way between two layouts, or a retile, and what it leaves.
+
+    Attributes:
+      path: of a collective, the layouts before and after it.
+    """
+
+    attributes: Attributes | Retile
+    shape: tuple[int, ...]
+    layout: Sharding
+    path: tuple[Sharding, Sharding] | None
+
+
+@lru_cache(maxsize=1 << 16)
+def moves(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> tuple[PathMove, ...]:
+    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
+    found: list[PathMove] = []
+    shape = source.shard_shape
+    for step in reshard_path(source, target, links, padded).steps:
+        moving = isinstance(step.attributes, (Collective, Retile))
+        path = (source, step.layout) if moving else None
+        for attributes, after, layout in padded_move(shape, source, step.attributes, step.layout):
+            found.append(PathMove(attributes, after, layout, path))
+            shape = after
+        source = step.layout
+    return tuple(found)
+
+
+def padded_move(
+    shape: Shape, source: Sharding, attributes: Attributes | Retile, layout: Sharding
+) -> Iterator[tuple[Attributes | Retile, Shape, Sharding]]:
+    """The move with a `Resize` before (so that blocks divide) and after it (so that padding goes).
+
+    With each, the local shape that it leaves and the layout in which the elements then lie.
+
+    A dimension that is cut into `m` blocks of the target is padded to `m * block` first; one that
+    becomes whole is stripped to its size.
+    """
+    if isinstance(attributes, Attributes) and attributes.cut is not None:
+        dim, digits = attributes.cut
+        padded = layout.shard_shape[dim] * parts(digits)
+        if padded != shape[dim]:
+            shape = _resized(shape, dim, padded)
+            yield Resize(dim, padded), shape, source
+    joined = _joined_dim(attributes)
+    if joined is None:
+        yield attributes, layout.shard_shape, layout
+        return
+    dim, count = joined
+    whole = _resized(layout.shard_shape, dim, source.shard_shape[dim] * count)
+    yield attributes, whole, layout
+    if whole != layout.shard_shape:
+        yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
+
+
+def _joined_dim(attributes: object) -> tuple[int, int] | None:
+    if isinstance(attributes, AllGather):
+        return attributes.dim, parts(attributes.digits)
+    if isinstance(attributes, AllToAll):
+        return attributes.concat_dim, parts(attributes.digits)
+    return None
+
+
+def _resized(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])

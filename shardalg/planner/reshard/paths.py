@@ -1,0 +1,452 @@
+"""The cheapest chain of collectives from one layout of a tensor to another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.derived_layouts import interned
+from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids, parts
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import MeshError
+from shardalg.planner.reshard import uneven
+from shardalg.planner.reshard.closed_forms import translated
+from shardalg.planner.reshard.even import (
+    Dims,
+    Ends,
+    Move,
+    Shape,
+    State,
+    bound,
+    cheaper,
+    is_direct,
+    search,
+)
+from shardalg.planner.reshard.even import SearchStep as Hop
+from shardalg.planner.reshard.exchanges import Retile
+from shardalg.planner.reshard.links import Links
+from shardalg.planner.reshard.padded import gathered
+from shardalg.sizes.decided import decided
+from shardalg.sizes.recorded import are_numbers
+from shardalg.spmd.instructions import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AllToAlls,
+    CollectivePermute,
+    DynamicSlice,
+    ReduceScatter,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class ReshardStep:
+    """One move and the layout it leads to.
+
+    Attributes:
+      attributes: of the instruction, or a `Retile`, which becomes several.
+      layout: sharding after the step; of a longer tensor where blocks are padded.
+      wire_elements: elements that a device sends (bytes divided by the item size).
+    """
+
+    attributes: Move
+    layout: Sharding
+    wire_elements: Any
+
+
+@dataclass(frozen=True)
+class Path:
+    """A chain of steps; `wire_elements` is their sum."""
+
+    steps: tuple[ReshardStep, ...]
+    wire_elements: Any
+
+    def seconds(self, source: Sharding, links: Links) -> float:
+        """Return the seconds of the collectives from `source` on.
+
+        A `Retile` sends its margin in one permute.
+        """
+        total, held = 0.0, math.prod(source.shard_shape)
+        for step in self.steps:
+            if step.wire_elements:
+                sent = step.wire_elements if isinstance(step.attributes, Retile) else held
+                total += links.seconds(step.attributes, sent)
+            held = math.prod(step.layout.shard_shape)
+        return total
+
+
+@decided(1 << 16, lambda source, target, *_: source.numbers)
+def reshard_path(
+    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+) -> Path:
+    """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
+
+    Where links differ (`links_on`), it is the path of the fewest seconds.
+
+    The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
+    all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
+    the way is larger than both at the ends. Where a size does not divide,
+    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end; else
+    such dimensions are gathered whole.
+
+    Args:
+      padded: whether blocks may be padded on the way, see `Switches.pad_blocks`.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> x, y = mesh.digits("x"), mesh.digits("y")
+    >>> path = reshard_path(Sharding(mesh, (8, 8), (x, y)), Sharding(mesh, (8, 8), (x + y, ())))
+    >>> [type(step.attributes).__name__ for step in path.steps], path.wire_elements
+    (['AllToAll'], 6)
+    """
+    if source.dims == target.dims and source.unreduced == target.unreduced:
+        return Path((), 0)
+    if not (_on_mesh(source) and _on_mesh(target)):
+        return _across(source, target, links, padded=padded)
+    found = _fused(path_moves(source, target, links, padded), links)
+    spell = _Spelling(source, target)
+    steps, total, before = [], 0, _states(source, target)[0][0]
+    for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
+        move = spell.move(move, before, dims)
+        shape = source.shape if shape is None else shape
+        layout = target if number == len(found) else spell.layout(shape, dims, pending)
+        steps.append(ReshardStep(move, layout, price))
+        total, before = total + price, dims
+    return Path(tuple(steps), total)
+
+
+@decided(1 << 16, lambda source, target, *_: source.numbers)
+def path_moves(
+    source: Sharding, target: Sharding, links: Links | None, padded: bool
+) -> tuple[Hop, ...]:
+    """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
+    start, goal = _states(source, target)
+    axes = _axes(source.mesh)
+    if 0 in source.shape:
+        return tuple(gathered(source.shape, start, goal))  # of no bytes: all paths cost the same
+    if source.is_even and target.is_even:
+        found = search(source.shape, start, goal, axes)
+        if links is not None:
+            found = cheaper(found, Ends(source.shape, start, goal), axes, links)
+    else:
+        found = uneven.search(source.shape, start, goal, axes, padded=padded)
+    return tuple(found)
+
+
+def _across(source: Sharding, target: Sharding, links: Links | None, *, padded: bool) -> Path:
+    """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
+    if source.parts == target.parts and not source.unreduced:
+        return _permuted(source, target)
+    first = source if _on_mesh(source) else _translated(source, target)
+    last = target if _on_mesh(target) else _translated(target, first)
+    paths = [_permuted(source, first)] if first is not source else []
+    paths.append(reshard_path(first, last, links, padded))
+    paths += [_permuted(last, target)] if last is not target else []
+    steps = tuple(step for path in paths for step in path.steps)
+    return Path(steps, sum([path.wire_elements for path in paths]))
+
+
+def _translated(sharding: Sharding, like: Sharding) -> Sharding:
+    """As many parts, on axes of the mesh, and where that can be in the places of `like`."""
+    mesh = sharding.mesh
+    held = like.dims if _on_mesh(like) else ((),) * len(like.dims)
+    dims = translated(held, sharding.parts, _axes(mesh))
+    return Sharding(mesh, sharding.shape, dims, unreduced=sharding.unreduced)
+
+
+def _permuted(source: Sharding, target: Sharding) -> Path:
+    axes, elements = _axes(source.mesh), math.prod(source.shard_shape)
+    pairs = _permutation(source.dims, target.dims, source.mesh.size)
+    return Path((ReshardStep(CollectivePermute(axes, pairs), target, elements),), elements)
+
+
+def _axes(mesh: Mesh) -> Digits:
+    return tuple([mesh.digit(name) for name in mesh.axis_names])
+
+
+def _on_mesh(sharding: Sharding) -> bool:
+    """Whether the digits are made of axes of the mesh, not of another one's."""
+    return all(_is_made(sharding.mesh, digit) for digits in sharding.dims for digit in digits)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_made(mesh: Mesh, digit: Digit) -> bool:
+    try:
+        return bool(mesh.axis_refs(digit))
+    except MeshError:
+        return False
+
+
+class _Spelling:
+    """Digits of a path as the user knows them: axes, and else sub-axes, each in one piece."""
+
+    def __init__(self, source: Sharding, target: Sharding) -> None:
+        self.source, mesh = source, source.mesh
+        axes = _axes(mesh)
+        sized = [
+            digit
+            for digits in (*source.dims, *target.dims, axes)
+            for digit in digits
+            if not are_numbers((digit.size, digit.stride))
+        ]
+        self.known = dict(zip(*_numbers((tuple(sized),)), sized, strict=True))
+        self.known.update(zip(sized, sized, strict=True))
+        self.borders = {d.stride for digits in _numbers((axes,)) for d in digits}
+
+    def digits(self, digits: Digits) -> Digits:
+        """Neighbours joined again where the search cut one axis between them."""
+        out: list[Digit] = []
+        for digit in digits:
+            if out and out[-1].stride == digit.stride * digit.size:
+                if index(out[-1].stride) not in self.borders:
+                    digit = Digit(digit.stride, out.pop().size * digit.size)
+            out.append(digit)
+        return tuple([self.known.get(digit, digit) for digit in out])
+
+    def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
+        """The layout with its digits spelled so."""
+        return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
+
+    def move(self, move: Move, before: Dims, after: Dims) -> Move:
+        """The step with its digits spelled so."""
+        if isinstance(move, AllToAlls):
+            # the dimensions are apart, so that each exchange is spelled alone
+            return AllToAlls(tuple([self.exchange(one) for one in move.exchanges]))
+        if isinstance(move, AllToAll):
+            return self.exchange(move)
+        digits = self.digits(move.digits)
+        if isinstance(move, CollectivePermute):
+            pairs = _permutation(before, after, self.source.mesh.size)
+            return CollectivePermute(digits, pairs)
+        return move if digits == move.digits else replace(move, digits=digits)
+
+    def exchange(self, move: AllToAll) -> AllToAll:
+        """An all-to-all with its digits spelled so."""
+        if move.arriving:
+            # in the same pieces on both sides, whatever their order
+            sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
+            return AllToAll(move.split_dim, move.concat_dim, *sides)
+        return replace(move, digits=self.digits(move.digits))
+
+
+def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> Any:
+    """Elements that a device sends on `reshard_path`, without a search where that is known.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> x, y = mesh.digits("x"), mesh.digits("y")
+    >>> reshard_price(Sharding(mesh, (8, 8), (x, y)), Sharding(mesh, (8, 8), (x, ())))
+    24
+    """
+    if source.dims == target.dims and source.unreduced == target.unreduced:
+        return 0
+    if is_direct(source.shape, *_states(source, target)):
+        return reshard_bound(source, target)
+    if not (_on_mesh(source) and _on_mesh(target)):
+        return reshard_path(source, target, None, padded).wire_elements
+    return sum([hop.sent for hop in path_moves(source, target, None, padded)])
+
+
+@lru_cache(maxsize=1 << 16)
+def reshard_bound(source: Sharding, target: Sharding) -> Any:
+    """Elements that a device sends at least from one layout to the other."""
+    if source.dims == target.dims and source.unreduced == target.unreduced:
+        return 0
+    return bound(source.shape, *_states(source, target))
+
+
+def lacking(source: Sharding, target: Sharding) -> int:
+    """Elements that some device lacks of its block, in whatever orders the devices stand."""
+    import numpy as np
+
+    place, here = source.mesh.places(target.mesh), np.arange(source.mesh.size)
+    wanted = held = np.ones(source.mesh.size, int)
+    rows = zip(source.dims, target.dims, source.shape, strict=True)
+    for first, second, size in rows:
+        (a, b), (c, d) = (
+            _interval(digits, positions, size)
+            for digits, positions in ((first, here), (second, place))
+        )
+        wanted, held = wanted * (d - c), held * np.maximum(np.minimum(b, d) - np.maximum(a, c), 0)
+    return int((wanted - held).max())
+
+
+def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The elements of a dimension that devices at positions hold: first and end."""
+    block = -(-size // parts(digits))
+    number = partition_ids(digits, positions)
+    return (number * block).clip(max=size), ((number + 1) * block).clip(max=size)
+
+
+def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, ...]:
+    """Layouts of a value from which another one can be had: no move makes parts of a sum.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> mesh = Mesh({"x": 2, "y": 4})
+    >>> whole = Sharding(mesh, (8,), ((),))
+    >>> pending = Sharding(mesh, (8,), ((),), unreduced=mesh.digits("y"))
+    >>> usable((pending, whole), pending), usable((pending, whole), whole) == (pending, whole)
+    ((Sharding([None]{U:y}, shape=(8,), Mesh(x=2, y=4)),), True)
+    """
+    if not target.unreduced or len(sources) == 1:
+        return sources
+    ends = ((source, *_states(source, target)) for source in sources)
+    return tuple([source for source, start, goal in ends if set(goal[1]) <= set(start[1])])
+
+
+def nearest(
+    sources: tuple[Sharding, ...],
+    target: Sharding,
+    links: Links | None = None,
+    *,
+    padded: bool = True,
+) -> Sharding:
+    """The layout from which `target` is had for the fewest bytes."""
+    sources = usable(sources, target)
+    if len(sources) == 1:
+        return sources[0]
+    if links is not None:
+        ways = {source: reshard_path(source, target, links, padded) for source in sources}
+        return min(sources, key=lambda source: ways[source].seconds(source, links))
+    return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
+
+
+def _states(source: Sharding, target: Sharding) -> tuple[State, State]:
+    """Both layouts in the digits of their common refinement, pending ones major first."""
+    held = [d for s in (source, target) for digits in (*s.dims, s.unreduced) for d in digits]
+    pieces = _refinement(frozenset(held))
+    return _refined(source, pieces), _refined(target, pieces)
+
+
+def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
+    pending = sharding.unreduced
+    if pieces is None:
+        return sharding.dims, tuple(sorted(pending, reverse=True)) if len(pending) > 1 else pending
+    dims = tuple(tuple(p for d in digits for p in pieces[d]) for digits in sharding.dims)
+    return dims, tuple(sorted((p for d in pending for p in pieces[d]), reverse=True))
+
+
+@lru_cache(maxsize=1 << 12)
+def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
+    """Pieces of each digit, cut where another one begins or ends; None where all stay whole."""
+    cuts = {cut for stride, size in digits for cut in (stride, stride * size)}
+    pieces = {digit: _pieces(digit, sorted(cuts, reverse=True)) for digit in digits}
+    return pieces if any(len(found) > 1 for found in pieces.values()) else None
+
+
+def _pieces(digit: Digit, cuts: list[int]) -> Digits:
+    low, top = digit.stride, digit.stride * digit.size
+    inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
+    bounds = list(pairwise([top, *inside, low]))
+    if all(a % b == 0 for a, b in bounds):
+        return tuple(Digit(b, a // b) for a, b in bounds)
+    return (digit,)
+
+
+def _numbers(dims: Dims) -> Dims:
+    """Digits in plain numbers: places of devices are no formulas."""
+    return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
+
+
+def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
+    """The permute between layouts in as many parts, each in its own order of devices of `mesh`.
+
+    Source: GSPMD (arXiv:2105.04663), section 4.5: where device orders alone differ, resharding is
+    one collective permute.
+
+    >>> here, there = Mesh({"x": 4}), Mesh({"x": 4}, device_ids=[0, 1, 3, 2])
+    >>> turned(*(Sharding.from_axes(("x",), m, (8,)) for m in (here, there)), here).pairs
+    ((0, 0), (1, 1), (3, 2), (2, 3))
+    """
+    import numpy as np
+
+    by_block = []
+    for sharding in (source, target):
+        position = sharding.mesh.places(mesh)
+        held = _by_block(sum(_numbers(sharding.dims), ()), mesh.size)
+        by_block.append(position[np.array(held)].tolist())
+    return CollectivePermute(_axes(mesh), _served(*by_block))
+
+
+@lru_cache(maxsize=1 << 12)
+def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
+    """Return the (source, target) positions: the r-th holder of a block serves its r-th taker.
+
+    Digits that neither layout has are the major digits of r, so that no block is sent along them.
+
+    >>> _permutation(((Digit(4, 2),),), ((Digit(1, 2),),), 8)[:4]  # from X to Z of (X, Y, Z)
+    ((0, 0), (4, 1), (2, 2), (6, 3))
+    """
+    ends = [sum(_numbers(dims), ()) for dims in (source, target)]
+    cuts = {cut for d in (*ends[0], *ends[1]) for cut in (d.stride, d.stride * d.size)}
+    order = sorted(cuts, reverse=True)
+    free = [complement(canonical(digits), positions) or () for digits in ends]
+    pieces = [[piece for digit in digits for piece in _pieces(digit, order)] for digits in free]
+    shared = tuple([piece for piece in pieces[0] if piece in pieces[1]])
+    return _served(*(_by_block(digits, positions, shared) for digits in ends))
+
+
+def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    serves = dict(zip(takers, holders, strict=True))
+    return tuple((serves[target], target) for target in range(len(serves)))
+
+
+@lru_cache(maxsize=1 << 12)
+def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, ...]:
+    """Return all positions, sorted by the number of their block, then by their free digits.
+
+    Args:
+      first: the free digits that come first.
+    """
+    import numpy as np
+
+    digits = canonical(digits)
+    free = complement(digits, positions)
+    if free is None:  # digits of several meshes
+        ids = partition_ids(digits, np.arange(positions))
+        return tuple(np.argsort(ids, kind="stable").tolist())
+    cuts = sorted({cut for d in first for cut in (d.stride, d.stride * d.size)}, reverse=True)
+    rest = [piece for digit in free for piece in _pieces(digit, cuts) if piece not in first]
+    every = sorted((*digits, *first, *rest), reverse=True)
+    grid = np.arange(positions).reshape([size for _, size in every])
+    return tuple(
+        grid.transpose([every.index(d) for d in (*digits, *first, *rest)]).ravel().tolist()
+    )
+
+
+def _fused(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
+    """Neighbouring moves of one kind on one dimension, and on like links, are one collective.
+
+    They are spelled afterwards, so that parts of one axis are that axis.
+    """
+    out: list[Hop] = []
+    for hop in moves:
+        both = (out[-1].move, hop.move) if out else None
+        joined = _join(*both) if both and (links is None or links.alike(both)) else None
+        if joined is not None:
+            out[-1] = hop._replace(move=joined, sent=out[-1].sent + hop.sent)
+        else:
+            out.append(hop)
+    return out
+
+
+def _join(first: Move, second: Move) -> Move | None:
+    match first, second:
+        case ReduceScatter(), ReduceScatter() if first.dim == second.dim:
+            return ReduceScatter(first.dim, first.digits + second.digits, first.combine)
+        case DynamicSlice(), DynamicSlice() if first.dim == second.dim:
+            return DynamicSlice(first.dim, first.digits + second.digits, second.block)
+        case AllGather(), AllGather() if first.dim == second.dim:
+            return AllGather(first.dim, second.digits + first.digits)
+        case AllReduce(), AllReduce():
+            return AllReduce(first.digits + second.digits, first.combine)
+    return None

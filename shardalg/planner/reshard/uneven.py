@@ -1,0 +1,133 @@
+"""Moves between layouts of which a size does not divide, in the digits of the mesh.
+
+`grids.py` finds them on numbered digits, and so once for all layouts that differ in names alone:
+blocks are padded (`padded.py`), exchanged as even ones, and brought to their borders
+(`exchanges.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shardalg.algebra.digits import Digits, overlap
+from shardalg.planner.reshard.best_first import Cost
+from shardalg.planner.reshard.closed_forms import primes, unused
+from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, plain
+from shardalg.planner.reshard.exchanges import Retile
+from shardalg.planner.reshard.grids import Dims as Blocks
+from shardalg.planner.reshard.grids import Hop, Labels, Layout, Puzzle, solve
+from shardalg.planner.reshard.grids import State as Found
+from shardalg.planner.reshard.padded import gathered, padded_path
+from shardalg.sizes.recorded import are_numbers
+from shardalg.spmd.instructions import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    CollectivePermute,
+    DynamicSlice,
+    ReduceScatter,
+)
+
+PIECES = 3
+"""Digits of prime size among which is searched; with more of them there are too many states."""
+# The padded path alone sends more on 236 of the 1,287 uneven pairs of `benchmarks/reshard_paths.py`
+# on small meshes (2.8 % of all bytes), and on 139 of 780 of `tests/partition/test_uneven.py`.
+
+
+def search(
+    shape: Shape, start: State, goal: State, axes: Digits, *, padded: bool
+) -> list[SearchStep]:
+    """Return the path of the fewest elements sent, then of the fewest moves that send.
+
+    It is the path of the padded tensor, or gathering and slicing. Among few digits a search over
+    every grid may find a cheaper one. Named and numeric sizes give the same path.
+
+    Args:
+      axes: of the mesh.
+      padded: whether there are other blocks than those of `ceil(D/n)`, whose bytes are formulas.
+    """
+    first, last = _in_primes(start), _in_primes(goal)
+    names = _named((last, first), plain((axes,))[0])
+    whole = gathered(shape, start, goal)
+    ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
+    if not padded:
+        ways = [way for way in ways if way and all(step.shape == shape for step in way)]
+    best = min(ways, key=_price)
+    if len(names) > PIECES:
+        return best
+    puzzle = _puzzle(shape, (first, last), names, padded=padded)
+    # recorded sizes note what is asked of them, so they are asked every time
+    hops = (solve if are_numbers(shape) else solve.__wrapped__)(puzzle, _price(best))
+    if hops is None:
+        return best
+    return [_step(shape, before, hop, names) for before, hop in hops]
+
+
+def _in_primes(state: State) -> State:
+    dims, pending = state
+    return tuple(map(primes, plain(dims))), primes(plain((pending,))[0])
+
+
+def _price(way: Iterable[SearchStep]) -> Cost:
+    """Elements that are sent, and moves that send."""
+    sent = [step.sent for step in way]
+    return sum(sent), sum([elements > 0 for elements in sent])
+
+
+def _named(ends: Iterable[State], axes: Digits) -> Digits:
+    """All digits that take part, those of the goal first; their places are their numbers."""
+    held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
+    known = tuple(dict.fromkeys(held))
+    return (*known, *unused(known, axes))
+
+
+def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool) -> Puzzle:
+    number = {digit: k for k, digit in enumerate(names)}
+
+    def numbered(state: State) -> Layout:
+        labels = tuple(tuple(number[d] for d in digits) for digits in (*state[0], state[1]))
+        return labels[:-1], labels[-1]
+
+    start, goal = map(numbered, ends)
+    sizes = tuple(digit.size for digit in names)
+    overlaps = tuple(tuple(k for k, b in enumerate(names) if overlap(a, b)) for a in names)
+    return Puzzle(shape, sizes, overlaps, start, goal, padded)
+
+
+def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> SearchStep:
+    """A hop as a move of the mesh's digits."""
+
+    def named(labels: Labels) -> Digits:
+        return tuple([names[k] for k in labels])
+
+    after, pending = hop.after
+    dims = tuple([named(held.digits) for held in after])
+    padded = tuple(
+        size if held.block == -(-size // held.count) else held.block * held.count
+        for size, held in zip(shape, after, strict=True)
+    )
+    move = _move(shape, before[0], hop, named)
+    return SearchStep(move, (dims, named(pending)), hop.sent, padded)
+
+
+def _move(shape: Shape, before: Blocks, hop: Hop, named: Callable[[Labels], Digits]) -> Move:
+    after, leaving = hop.after[0], named(hop.leaving)
+    dim = hop.dims[0] if hop.dims else -1
+    match hop.kind:
+        case "all_gather":
+            return AllGather(dim, leaving)
+        case "all_reduce":
+            return AllReduce(leaving)
+        case "reduce_scatter":
+            return ReduceScatter(dim, leaving)
+        case "slice":
+            return DynamicSlice(dim, leaving, after[dim].block)
+        case "all_to_all":
+            order = () if hop.arriving == hop.leaving else named(hop.arriving)
+            return AllToAll(dim, hop.dims[1], leaving, order)
+        case "retile":
+            digits = named(after[dim].digits)
+            return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
+    pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
+    changed = {label for a, b in pairs if a != b for label in (*a, *b)}
+    return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())

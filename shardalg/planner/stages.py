@@ -1,0 +1,448 @@
+"""The stages of planning, each the input of the next: function, annotations, layouts, program.
+
+What was asked for on one mesh, asked for on another one, by the names of its axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.derived_layouts import plain
+from shardalg.algebra.digits import Digits
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import Traffic
+from shardalg.costs.topology import machine
+from shardalg.errors import MeshError, StrategyError
+from shardalg.graph.ir import Graph
+from shardalg.graph.ops.canonicalize.transforms import Order, stage_order
+from shardalg.pause import collection_paused
+from shardalg.planner.padded_samples import by_layer, padding_of_samples
+from shardalg.planner.partition.partition import NONE, Kept
+from shardalg.planner.partition.unreached import joined_whole, settled
+from shardalg.planner.pipeline import partition
+from shardalg.planner.propagate import propagate
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.sharded import ShardedGraph
+from shardalg.planner.propagate.stage_axes import apart_from_stages
+from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
+from shardalg.planner.traced import Traced
+from shardalg.planner.trips import while_loops
+from shardalg.sizes.symbolic.retrace import Difference, other_blocks
+from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.memory import Liveness
+    from shardalg.costs.symbolic import Symbolised
+    from shardalg.costs.topology import Topology
+    from shardalg.sizes.symbolic.symbols import Symbols
+
+
+def restated(
+    graphs: tuple[Graph, Graph], given: Annotations, there: Mesh, first_mesh: Mesh | None
+) -> Annotations:
+    """The annotations on another mesh: each keeps its axes, whatever their sizes are there.
+
+    Args:
+      graphs: here and there, which is another one where an axis is manual. first_mesh: as of
+        `resolve`.
+
+    Raises:
+      StrategyError: an axis that the mesh does not have, or a layout in another order of devices.
+    """
+    if given.orders:
+        raise StrategyError(
+            f"{len(given.orders)} layouts of the plan lie in another order of the devices of "
+            f"{given.mesh!r}, which {there!r} does not have. Give a Strategy for that mesh."
+        )
+    meshes = (given.mesh, there)
+    was, here = (
+        resolve(graph, Strategy(mesh), first_mesh).sites
+        for graph, mesh in zip(graphs, meshes, strict=True)
+    )
+    pairs = zip(was, given.sites, strict=True)
+    said = [None if old == new else (new,) for old, new in pairs]
+    places = _partners(graphs, [i for i, new in enumerate(said) if new], there)
+    told = [None if i is None else said[i] for i in places]
+    try:
+        sites = tuple(None if new is None else new[0] for new in told)
+        made = annotations_at(replace(given, sites=sites), graphs[1], there)
+    except MeshError as error:
+        raise StrategyError(
+            f"what is annotated on {given.mesh!r} cannot be said on {there!r}: {error} Give a "
+            "Strategy with layouts for that mesh."
+        ) from None
+    rows = zip(told, here, made.sites, strict=True)
+    return replace(made, sites=tuple(own if new is None else moved for new, own, moved in rows))
+
+
+def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
+    """Return the annotations, by axis names, on a graph and a mesh of other sizes."""
+    sites = [graph.nodes[site.node].results[0] for site in graph.sites]
+    sides = (
+        (annotations.arguments, graph.arguments),
+        (annotations.results, graph.results),
+        (annotations.sites, sites),
+    )
+    arguments, results, marked = (
+        tuple(
+            None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
+            for sharding, value in zip(given, values, strict=True)
+        )
+        for given, values in sides
+    )
+    return Annotations(mesh, arguments, results, marked)
+
+
+def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    def digits(group: Digits) -> Digits:
+        refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
+        return tuple(mesh.ref_digit(ref) for ref in refs)
+
+    return Sharding(
+        mesh,
+        shape,
+        tuple(digits(group) for group in sharding.dims),
+        sharding.unspecified_dims,
+        digits(sharding.unreduced),
+        digits(sharding.replicated),
+        digits(sharding.manual),
+    )
+
+
+def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) -> list[int | None]:
+    """Per site of the second graph the one of `asked` that it is, by name and turn.
+
+    Raises:
+      StrategyError: sites of such a name are more there, or fewer.
+    """
+    if graphs[0] is graphs[1]:
+        return [i if i in asked else None for i in range(len(graphs[1].sites))]
+    found: list[int | None] = [None] * len(graphs[1].sites)
+    for name in dict.fromkeys(graphs[0].sites[i].name for i in asked):
+        first, second = ([i for i, s in enumerate(g.sites) if s.name == name] for g in graphs)
+        if len(first) != len(second):
+            raise StrategyError(
+                f"site {name or '(no name)'} stands {len(second)} times in the function on "
+                f"{there!r}, {len(first)} times here: the blocks of a manual axis are others "
+                "there. Give a Strategy for that mesh."
+            )
+        for old, new in zip(first, second, strict=True):
+            found[new] = old if old in asked else None
+    return found
+
+
+CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
+"""Columns of the decisions in which two plans of one function differ
+(`plan/explain/decisions.py`)."""
+NO_CHANGES = Table(CHANGE_COLUMNS, ())
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """What planning makes of a function.
+
+    Attributes:
+      annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
+      hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
+      streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
+      kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
+    """
+
+    traced: Traced
+    annotations: Annotations
+    sharded: ShardedGraph
+    program: SpmdProgram
+    hardware: str
+    streams: bool = False
+    kept: Kept = NONE
+
+    @property
+    def graph(self) -> Graph:
+        """The traced function."""
+        return self.traced.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that all of it is for."""
+        return self.annotations.mesh
+
+    @property
+    def is_named(self) -> bool:
+        """Whether sizes have names."""
+        return is_named(self.traced, self.annotations)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
+        return priced(self.traced, self.program, self.hardware)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Return the bytes that a device of the options' chip holds at the peak."""
+        from shardalg.costs.memory import liveness
+        from shardalg.costs.topology import machine
+
+        chip, traced = machine(self.hardware).chip, self.traced
+        border: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
+        return liveness(self.program, self.graph, rebuild=chip.rebuilds, **border).peak_bytes
+
+    @cached_property
+    def as_written(self) -> Liveness:
+        """What a device holds at the peak if nothing is rebuilt in the backward pass."""
+        from shardalg.costs.memory import liveness
+
+        roles, donated = self.traced.roles, self.traced.donated
+        return liveness(self.program, self.graph, roles=roles, donated=donated)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The program's collectives, and who makes and reads what they move."""
+        return Traffic(self.program, self.graph)
+
+    @property
+    def symbols(self) -> Symbols:
+        """The formulas of the function's sizes; numbers where no dimension has a name."""
+        from shardalg.sizes.symbolic.symbols import numbers_only
+
+        return self.traced.symbols or numbers_only(self.graph)
+
+
+def is_named(traced: Traced, annotations: Annotations) -> bool:
+    """Whether sizes of arguments or axes have names."""
+    return traced.symbols is not None or annotations.mesh.symbolic
+
+
+def planned(
+    traced: Traced,
+    annotations: Annotations,
+    options: Options,
+    *,
+    known: Completions | None = None,
+) -> Stages:
+    """Complete, partition and check.
+
+    Fourier transforms run in stages, and samples are padded while they are merged, where the
+    program then sends less. A graph with annotations of single values is not rewritten.
+
+    Args:
+      known: completions that several plans of these annotations share.
+    """
+    options = options.where(named=is_named(traced, annotations))
+    known = Completions(annotations) if known is None else known
+    if annotations.values:
+        return _kept(_streamed(_planned(traced, known, options), options), options)
+    traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
+    traced = traced.with_trips(dict(options.trips))
+    best = made = _planned(traced, known, options)
+    # an exchange may leave another transform's operand sharded, so that it is staged next
+    while options.switches.stage_transforms and (orders := _orders(made.sharded)):
+        made = _planned(made.traced.staged(orders), known, options)
+        best = min(best, made, key=_sent)
+    if options.switches.pad_blocks and options.way == "paper":
+        padding = padding_of_samples(best.sharded)
+        if padding is not None:
+            made = _planned(best.traced.staged(padding), known, options)
+            best = min(best, made, key=_sent)
+    return _kept(_streamed(best, options), options)
+
+
+def _kept(made: Stages, options: Options) -> Stages:
+    """Return the plan that keeps gathered copies without a higher peak, or the plan itself."""
+    traced, chip = made.traced, machine(made.hardware).chip
+    is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
+    if not (is_open and options.switches.keep_below_peak and options.switches.share_gathers):
+        return made
+    from shardalg.planner.partition.kept_copies import below_peak
+
+    copies = below_peak(made.program, made.graph, donated=traced.donated, rebuild=chip.rebuilds)
+    if not copies:
+        return made
+    program = partition(made.sharded, traced.roles, options, kept=copies)
+    other = replace(made, program=program, kept=copies)
+    is_no_larger = other.peak_memory_bytes <= made.peak_memory_bytes
+    return other if is_no_larger and _sent(other) < _sent(made) else made
+
+
+@dataclass(frozen=True, eq=False)
+class Completions:
+    """A cache of completed graphs under one set of annotations."""
+
+    annotations: Annotations
+    _made: dict[Any, tuple[Graph, ShardedGraph]] = field(default_factory=dict, repr=False)
+
+    def of(
+        self, graph: Graph, options: Options, turned: frozenset[int] = frozenset()
+    ) -> ShardedGraph:
+        """Return `completed` of a graph under the settings that completion reads."""
+        switches = options.switches
+        settled_by = options.hardware, switches.pad_blocks, switches.finite_sums
+        # the entry holds the graph, so that no other graph gets the same id
+        key = id(graph), options.policy, switches.priorities, settled_by, turned
+        if key not in self._made:
+            self._made[key] = graph, completed(graph, self.annotations, options, turned=turned)
+        return self._made[key][1]
+
+
+def _streamed(made: Stages, options: Options) -> Stages:
+    """Return the plan whose loops fetch one layer of a stack per iteration, or the plan itself."""
+    follows_xla = options.way != "paper"
+    if options.stream_layers is False or (options.stream_layers is None and follows_xla):
+        return made
+    sharded = by_layer(made.sharded)
+    if sharded is None:
+        return made
+    program = partition(sharded, made.traced.roles, options)
+    other = replace(made, sharded=sharded, program=program, streams=True)
+    return other if options.stream_layers or _is_better(other, made) else made
+
+
+def _is_better(other: Stages, made: Stages) -> bool:
+    """Whether the other plan is the only one that fits, or is faster and sends no more."""
+    fits = [
+        machine(one.hardware).chip.hbm_bytes >= one.cost.peak_memory_bytes for one in (other, made)
+    ]
+    if not fits[1]:
+        return other.cost.peak_memory_bytes < made.cost.peak_memory_bytes
+    faster = other.cost.step_time_s < made.cost.step_time_s
+    return fits[0] and faster and _sent(other) <= _sent(made)
+
+
+def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
+    """Return the plan; of contested products the other operand wins where that is better."""
+    made = _joined(_completed_plan(traced, known, options), options)
+    lost = made.sharded.contested
+    if not (lost and options.switches.turn_products and options.policy != "cost"):
+        return made
+    with collection_paused():
+        sharded = known.of(traced.graph, options, lost)
+        program = partition(sharded, traced.roles, options)
+    other = replace(made, sharded=sharded, program=program)
+    return other if _is_better(other, made) else made
+
+
+def _joined(made: Stages, options: Options) -> Stages:
+    """Return the plan that gathers the parts of concatenations, or the plan itself.
+
+    The plan itself is returned under other policies than the paper's, and for named sizes.
+    """
+    if options.policy != "paper" or made.is_named:
+        return made
+    sharded = joined_whole(made.sharded)
+    if sharded is None:
+        return made
+    program = partition(sharded, made.traced.roles, options)
+    other = replace(made, sharded=sharded, program=program)
+    return other if _is_better(other, made) and _sent(other) < _sent(made) else made
+
+
+def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
+    with collection_paused():
+        made = [known.of(traced.graph, way) for way in options.completions]
+        if options.policy == "cost":
+            from shardalg.planner.partition.by_cost import by_cost
+
+            sharded, program = by_cost(made, traced.roles, options)
+        else:
+            (sharded,) = made
+            program = partition(sharded, traced.roles, options)
+    return Stages(traced, known.annotations, sharded, program, options.hardware)
+
+
+def _orders(sharded: ShardedGraph) -> tuple[tuple[int, Order], ...]:
+    """Return the Fourier transforms whose operands are sharded along them, with their stages."""
+    found = []
+    for node in sharded.graph.nodes_of(["fft"]):
+        dims = plain(sharded.shardings[node.operands[0]]).dims
+        order = stage_order(node.signature, {d for d, digits in enumerate(dims) if digits})
+        if order:
+            found.append((node.index, order))
+    return tuple(found)
+
+
+def _sent(stages: Stages) -> float:
+    """Return the bytes that a device sends in a step."""
+    return float(stages.traffic.wire_bytes)
+
+
+def completed(
+    graph: Graph,
+    annotations: Annotations,
+    options: Options,
+    *,
+    turned: frozenset[int] = frozenset(),
+) -> ShardedGraph:
+    """The completed graph; axes of a loop's stages are nothing else inside of it.
+
+    By the paper's policy what nothing reaches lies as it is made.
+
+    Args:
+      turned: contested products whose second operand wins.
+    """
+    sharded = propagate(graph, annotations, options, turned=turned)
+    apart = apart_from_stages(sharded, meetings=options.way == "paper")
+    if apart:
+        more = replace(annotations, values=(*annotations.values, *apart))
+        again = propagate(graph, more, options, turned=turned)
+        sharded = replace(again, annotations=annotations)
+    return settled(sharded, options) if options.way == "paper" else sharded
+
+
+def planned_at(
+    hints: Stages, point: Mapping[str, int], options: Options
+) -> tuple[Stages, Difference | None]:
+    """The same function traced and planned again at other sizes.
+
+    Also the first constant that is another one there: a size that Python computed, or the blocks of
+    a region along an axis.
+
+    Raises:
+      SymbolError: the function is another program there, or cannot be traced there.
+      StrategyError: an axis is manual, and the function is not at hand (a loaded plan).
+    """
+    from shardalg.sizes.symbolic.symbols import mesh_at
+
+    mesh = mesh_at(hints.mesh, point)
+    there = hints.traced.on(mesh, before=hints.mesh)
+    traced, constant = _traced_at(there, point)
+    if there is hints.traced:
+        annotations = annotations_at(hints.annotations, traced.graph, mesh)
+        return planned(traced, annotations, options), constant
+    graphs = hints.graph, traced.graph
+    annotations = restated(graphs, hints.annotations, mesh, traced.first_mesh)
+    constant = other_blocks(*graphs, mesh.shape) or constant
+    return planned(traced, annotations, options), constant
+
+
+def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
+    """The function in the numbers of a point, there on other meshes too."""
+    from shardalg.sizes.symbolic.symbols import numbers_only
+
+    symbols, again = traced.symbols or numbers_only(traced.graph), traced.again
+    graph, constant = symbols.graph_at(point)
+    there = again and (lambda axes: _traced_at(again(axes), point)[0])
+    return replace(traced, graph=graph, symbols=None, again=there), constant
+
+
+def priced(
+    traced: Traced,
+    program: Symbolised | SpmdProgram,
+    hardware: str | Hardware | Topology,
+    *,
+    overlap: str = "none",
+) -> Cost:
+    """A program of a function on a chip, or on a machine of many."""
+    from shardalg.costs.step_time import estimate
+    from shardalg.costs.topology import machine
+
+    given, graph = machine(hardware), traced.graph
+    settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
+    made = estimate(program, graph, given, overlap=overlap, **settings)
+    unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
+    return replace(made, counted_once=unknown) if unknown else made

@@ -1,0 +1,347 @@
+"""What planning needs of a function: its graph, and what stands at its border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import LoweringError, PlanFileError, StrategyError
+from shardalg.files import read, values
+from shardalg.graph.ir import Graph
+from shardalg.graph.ops.canonicalize.normalise import (
+    Padding,
+    in_stages,
+    normalise,
+    unread,
+    with_padding,
+)
+from shardalg.graph.ops.canonicalize.transforms import Order
+from shardalg.graph.ops.roles import roles
+from shardalg.graph.ops.rows import BUILDERS
+from shardalg.graph.serial import from_json, graph_hash, to_json
+from shardalg.graph.tracing.trace import Explicit, trace
+from shardalg.planner.calls.call import Call, Given, result_paths
+from shardalg.planner.calls.meshes import flat_layouts
+from shardalg.planner.calls.user_call import opened
+from shardalg.planner.propagate.other_mesh import check_sizes, is_another, placed
+from shardalg.planner.propagate.strategy import Annotations, Strategy
+from shardalg.planner.trips import Trips, with_trips, without_trips
+
+if TYPE_CHECKING:
+    from shardalg.sizes.symbolic.symbols import Symbols
+
+_Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
+Axes = Mapping[str, int] | None
+"""Axis sizes of a mesh; None without one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What planning needs of a function, on any mesh: traced once, planned many times.
+
+    Attributes:
+      graph: normalised.
+      argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
+      own_shardings: per flattened argument, the NamedSharding it already carries, or None.
+      donated: indices of flattened arguments whose memory the step may reuse.
+      call: the function as it is called, and the way from the user's arguments to it; None in a
+        loaded plan.
+      symbols: the formulas of its sizes; None where all are numbers.
+      first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
+      narrow: the graph as it was traced, where sums of `graph` were made wide.
+      orders: the rewrites of `graph`: per rewrite, pairs (node, stages) of Fourier transforms, or
+        the padding of samples.
+      whole: the graph before these rewrites; None where there was none.
+      again: traces the function on axes of other sizes; None where none of their sizes is in the
+        graph, and in a loaded plan.
+    """
+
+    graph: Graph
+    argument_roles: tuple[str | None, ...]
+    own_shardings: tuple[Any, ...] = ()
+    donated: tuple[int, ...] = ()
+    call: Call | None = None
+    symbols: Symbols | None = None
+    first_mesh: Mesh | None = None
+    narrow: Graph | None = None
+    orders: tuple[tuple[tuple[int, Order], ...] | Padding, ...] = ()
+    whole: Graph | None = None
+    again: Callable[[Axes], Traced] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.graph.arguments)
+        beyond = [leaf for leaf in self.donated if not 0 <= leaf < count]
+        if beyond:
+            raise StrategyError(f"{beyond} cannot be donated: there are {count} flat arguments.")
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """Role of every value."""
+        return roles(self.graph, self.argument_roles)
+
+    def with_sums(self, *, wide: bool) -> Traced:
+        """The same with sums of narrow floats in float32 (`Switches.wide_sums`), or as traced.
+
+        Raises:
+          StrategyError: they are to be wide, and sizes have names.
+        """
+        if not wide:
+            return self if self.narrow is None else replace(self, graph=self.narrow, narrow=None)
+        if self.narrow is not None:
+            return self
+        if self.symbols is not None:
+            raise StrategyError(
+                "wide_sums=True is for plans in numbers, and sizes of this one have names. Leave "
+                "it out, or plan with the numbers of plan.at."
+            )
+        return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
+
+    def unstaged(self) -> Traced:
+        """Return the same function without transforms in stages and without padded samples."""
+        if self.whole is None:
+            return self
+        return replace(self, graph=self.whole, whole=None, orders=())
+
+    def staged(self, orders: tuple[tuple[int, Order], ...] | Padding) -> Traced:
+        """Return the same function with some Fourier transforms in stages, or samples padded."""
+        if isinstance(orders, Padding):
+            graph = with_padding(self.graph, orders)
+        else:
+            graph = in_stages(self.graph, dict(orders))
+        whole = self.graph if self.whole is None else self.whole
+        return replace(self, graph=graph, whole=whole, orders=(*self.orders, orders))
+
+    @property
+    def original(self) -> Graph:
+        """The graph as it was traced, from which `graph` follows."""
+        return without_trips(self.narrow or self.whole or self.graph)
+
+    def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
+        """The function on another mesh, traced again where the size of a manual axis is another.
+
+        Raises:
+          StrategyError: it has to be traced again and is not at hand (a loaded plan).
+        """
+        both = sorted(self.graph.traced_axes & before.shape.keys() & mesh.shape.keys())
+        other = [name for name in both if before.shape[name] != mesh.shape[name]]
+        if not other:
+            return self
+        if self.again is None:
+            said = ", ".join(f"{n}={mesh.shape[n]}, not {before.shape[n]}" for n in other)
+            raise StrategyError(
+                f"a loaded plan has no function to trace at {said}: a region is manual there, so "
+                "that its blocks are others. Plan the function again, or change other axes."
+            )
+        made = self.again(mesh.shape)
+        return replace(self._of(made.graph), symbols=made.symbols)
+
+    def _of(self, graph: Graph) -> Traced:
+        """Return the same function with another graph, as it was traced."""
+        return replace(self, graph=graph, narrow=None, whole=None, orders=())
+
+    def with_trips(self, trips: Trips) -> Traced:
+        """Return the same with the iterations of its `while` loops in its graph.
+
+        Raises:
+          StrategyError: `trips` names a loop that the function does not have.
+        """
+        made = with_trips(self.graph, trips)
+        return self if made is self.graph else replace(self, graph=made)
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the graph: tells whether a function is the one that was planned."""
+        return graph_hash(self.original)
+
+    def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
+        """A loaded plan's function, given again.
+
+        Args:
+          args: as they were planned; None where each is a single array.
+          axes: of the mesh.
+
+        Raises:
+          LoweringError: its graph, the formulas of its sizes or what it donates are others, or it
+            does not take these arguments.
+        """
+        from shardalg.graph.arguments import planned_arguments
+
+        given = planned_arguments(
+            self.graph, args, None if self.symbols is None else self.symbols.dims
+        )
+        try:
+            call = opened(fn, tuple(given), {})
+            made = trace_call(call, axes, given=(tuple(given), {}), roles=None)
+        except TypeError as error:
+            raise LoweringError(
+                f"{fn!r:.80} does not take the planned arguments: {error} Pass the function that "
+                "was planned, and args=... where its arguments are pytrees."
+            ) from None
+        if made.hash != self.hash:
+            # JAX promotes numbers of Python otherwise than arrays, and a file does not tell them.
+            numbers = "" if args else " If a number of Python was an argument, pass args=... too."
+            raise LoweringError(
+                f"the function's graph is {made.hash[:12]}, the plan was made for "
+                f"{self.hash[:12]}: it is another function, or another jax. Plan it again.{numbers}"
+            )
+        if made.symbols and self.symbols and made.symbols.to_json() != self.symbols.to_json():
+            raise LoweringError(
+                "the function's sizes follow from the arguments' by other formulas than the plan "
+                "has. Plan it again."
+            )
+        own = call.donated
+        if own and own != self.donated:
+            raise LoweringError(
+                f"the function donates its flat arguments {list(own)}, the plan was made to donate "
+                f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
+            )
+        bound = replace(self._of(made.graph), call=made.call)
+        bound = bound.with_sums(wide=self.narrow is not None)
+        for orders in self.orders:
+            bound = bound.staged(orders)
+        if bound.graph.regions == self.graph.regions:
+            return bound
+        return replace(bound, graph=replace(bound.graph, regions=self.graph.regions))
+
+    def with_layouts(self, strategy: Strategy) -> Strategy:
+        """A strategy with one entry per leaf for its prefixes, else for the function's own.
+
+        Raises:
+          StrategyError: a prefix that is none of the function's arguments, or of its results.
+        """
+        call = self.call
+        if call is None:
+            return strategy
+        entered, left = flat_layouts(call, self.graph.trees, strategy)
+        return replace(strategy, in_shardings=entered, out_shardings=left)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the function, as plain data."""
+        return {
+            "graph": to_json(self.original),
+            "symbols": None if self.symbols is None else self.symbols.to_json(),
+            "argument_roles": list(self.argument_roles),
+            "donated": list(self.donated),
+            "home": self.first_mesh and values(self.first_mesh, Mesh),
+        }
+
+
+def trace_call(
+    call: Call, axes: Axes, *, given: Given, roles: Any, explicit: Explicit | None = None
+) -> Traced:
+    """Trace a call as `plan` takes it, with the formulas of its sizes where they have names.
+
+    Args:
+      axes: of the mesh, for constraints by bare specs.
+      given: the user's arguments, through which the call goes.
+      roles: a prefix of the roles.
+      explicit: how JAX types values along explicit axes.
+    """
+    from shardalg.graph.arguments import declared_dims, own_shardings, types_of
+
+    leaf_roles = call.roles(roles)
+    declared, symbols = declared_dims(call.args), None
+    own, kept = own_shardings(call.args), replace(call, args=types_of(call.args))
+    hints = _Hints(axes, call.paths, explicit)
+    if declared is None:
+        graph = call.inside(lambda *arrays: _graph(call, arrays, hints), *given)
+    else:
+        from shardalg.sizes.symbolic.symbols import name_sizes
+
+        tracer = _tracer(kept, _types(given), hints)
+        graph = tracer({})
+        symbols = name_sizes(graph, declared, tracer)
+    made = Traced(graph, leaf_roles, own, call.donated, kept, symbols)
+    if not graph.traced_axes:
+        return made
+    again = partial(trace_call, kept, given=_types(given), roles=roles, explicit=explicit)
+    return replace(made, again=again)
+
+
+def _types(given: Given) -> Given:
+    """The user's arguments without their arrays."""
+    from shardalg.graph.arguments import types_of
+
+    return types_of(given[0]), *types_of([given[1]])
+
+
+class _Hints(NamedTuple):
+    """What a trace needs beside function and arguments, as `trace` takes it."""
+
+    mesh_shape: Axes
+    paths: tuple[str, ...]
+    explicit: Explicit | None
+
+
+def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, int]], Graph]:
+    """Traces the function where names have the sizes of a point, the others their hints."""
+    from shardalg.algebra.dims import evaluate
+    from shardalg.graph.arguments import with_shapes
+
+    def tracer(point: Mapping[str, int]) -> Graph:
+        def traced(*arrays: Any) -> Graph:
+            return _graph(call, with_shapes(arrays, lambda size: evaluate(size, point)), hints)
+
+        return call.inside(traced, *given)
+
+    return tracer
+
+
+def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
+    made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
+    paths = result_paths(call, made.trees[1], made.result_paths)
+    return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))
+
+
+def read_traced(content: Mapping[str, Any]) -> Traced:
+    """What `Traced.to_json` wrote, without the function.
+
+    Raises:
+      PlanFileError: values that their types do not allow, a graph that no trace makes, or a
+        function that JAX does not have.
+    """
+    from shardalg.graph.ops.rows import check_operators
+
+    graph, named = from_json(content["graph"]), content["symbols"]
+    check_operators(graph)
+    argument_roles = read(_Roles, content["argument_roles"], "argument_roles")
+    donated = read(tuple[int, ...], content["donated"], "donated")
+    if len(argument_roles) != len(graph.arguments) or len(set(donated)) != len(donated):
+        raise PlanFileError(f"{argument_roles}, {donated}: a role per argument, each donated once.")
+    first_mesh = read(Mesh | None, content["home"], "home")
+    made = Traced(graph, argument_roles, donated=donated, first_mesh=first_mesh)
+    if named is None:
+        return made
+    from shardalg.sizes.symbolic import symbols
+
+    return replace(made, symbols=symbols.from_json(graph, named))
+
+
+def with_own(annotations: Annotations, traced: Traced) -> Annotations:
+    """An argument's own NamedSharding counts where the strategy says nothing."""
+    types = [traced.graph.values[v].type for v in traced.graph.arguments]
+    own = traced.own_shardings or (None,) * len(types)
+    arguments = tuple(
+        given
+        if given is not None or carried is None
+        else _own_layout(carried, type_.shape, annotations.mesh, first_mesh=traced.first_mesh)
+        for given, carried, type_ in zip(annotations.arguments, own, types, strict=True)
+    )
+    sides = (arguments, annotations.results, annotations.sites)
+    return Annotations.of(annotations.mesh, *sides, orders=annotations.orders)
+
+
+def _own_layout(
+    carried: Any, shape: tuple[int, ...], mesh: Mesh, *, first_mesh: Mesh | None
+) -> Sharding:
+    """By the names of its axes, or on the mesh that it is on where that is another one."""
+    there = Sharding.from_named(carried, shape)
+    axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
+    if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):
+        check_sizes(there.mesh, mesh)
+        return placed(there, mesh, shape)
+    return Sharding.from_named(carried, shape, mesh)

@@ -1,0 +1,138 @@
+"""Plans under other annotations, of one trace.
+
+A trial is `stages.planned`, which is what `plan.replan` runs. Every figure is that of the plan that
+it gives; with named sizes, at the hints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from shardalg.algebra.digits import Digits
+from shardalg.costs.topology import OF_OPTIONS, chip_text
+from shardalg.planner.padded_samples import by_layer
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.strategy import Annotations
+from shardalg.planner.stages import Stages, planned
+from shardalg.tables import bytes_text
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a plan sends and holds, per device and step.
+
+    Attributes:
+      collectives: instructions; wire_bytes: of all their executions.
+      step_time_s, peak_memory_bytes, fits: on the chip of the plan's options.
+      sent: bytes per place (the operator and the value that is moved to or from it).
+      runs: executions per kind and digits.
+    """
+
+    collectives: int
+    wire_bytes: int | float
+    peak_memory_bytes: int | float
+    sent: Mapping[tuple[int | None, int], int | float]
+    runs: Mapping[tuple[str, Digits], int]
+    step_time_s: float = 0.0
+    fits: bool = True
+
+    @property
+    def price(self) -> tuple[bool, float, int | float]:
+        """What plans are ranked by: whether the memory overflows, seconds, bytes held.
+
+        Seconds to four figures, so that rounding ranks nothing.
+        """
+        return not self.fits, float(f"{self.step_time_s:.4g}"), self.peak_memory_bytes
+
+    def __str__(self) -> str:
+        sent, held = bytes_text(self.wire_bytes), bytes_text(self.peak_memory_bytes)
+        return f"{self.collectives} collectives, {sent} sent, peak {held}"
+
+    @staticmethod
+    def of(stages: Stages, *, is_priced: bool = True) -> Outcome:
+        """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
+        sent: Counter[tuple[int | None, int]] = Counter()
+        runs: Counter[tuple[str, Digits]] = Counter()
+        for moved in stages.traffic.collectives:
+            sent[moved.place] += moved.step.count * moved.wire_bytes
+            runs[moved.alike] += moved.step.count
+        count, total = len(stages.traffic.collectives), stages.traffic.wire_bytes
+        if not is_priced:
+            return Outcome(count, total, math.nan, sent, runs, math.nan)
+        cost = stages.cost
+        held = cost.peak_memory_bytes
+        return Outcome(count, total, held, sent, runs, cost.step_time_s, cost.fits)
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """A plan, and plans of the same trace under other annotations.
+
+    Of those only the outcomes are kept, each made once.
+    """
+
+    stages: Stages
+    options: Options
+    _outcomes: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+    _unpriced: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+
+    @property
+    def machine(self) -> str:
+        """Text that names the chip of all outcomes, the number of devices, and their source."""
+        return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
+
+    def under(self, annotations: Annotations) -> Stages:
+        """The plan under these annotations."""
+        if annotations == self.stages.annotations:
+            return self.stages
+        return planned(self.stages.traced, annotations, self.options)
+
+    def outcome(self, annotations: Annotations) -> Outcome:
+        """What the plan under these annotations sends and holds."""
+        if annotations not in self._outcomes:
+            self._outcomes[annotations] = Outcome.of(self.under(annotations))
+        return self._outcomes[annotations]
+
+    def traffic(self, annotations: Annotations, is_priced: Callable[[Outcome], bool]) -> Outcome:
+        """Return the outcome under these annotations, without a price where none is needed.
+
+        A price takes about as long as a plan.
+
+        Args:
+          is_priced: takes an outcome without a price; returns whether a price is needed.
+        """
+        known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
+        if known is None:
+            stages = self.under(annotations)
+            known = self._unpriced[annotations] = Outcome.of(stages, is_priced=False)
+            if is_priced(known):
+                self._outcomes[annotations] = Outcome.of(stages)
+        return self.outcome(annotations) if is_priced(known) else known
+
+    @cached_property
+    def deferred(self) -> Outcome:
+        """What the plan sends and holds where sums wait until their loop is over."""
+        options = Options.of({**self.options.settings, "defer_in_loops": True})
+        return Outcome.of(planned(self.stages.traced, self.stages.annotations, options))
+
+    @cached_property
+    def other_layers(self) -> Outcome | None:
+        """Return the bytes sent and held if loops read stacks of layers the other way.
+
+        They fetch one layer per iteration, or gather the stack before the loop, as
+        `Options.stream_layers` says. None if the layers of no stack are divided among devices.
+        """
+        stages = self.stages
+        if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
+            return None
+        options = replace(self.options, stream_layers=not stages.streams)
+        return Outcome.of(planned(stages.traced, stages.annotations, options))
+
+    @property
+    def now(self) -> Outcome:
+        """What the plan itself sends and holds."""
+        return self.outcome(self.stages.annotations)

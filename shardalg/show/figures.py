@@ -1,0 +1,374 @@
+"""Figures: partitioned programs, wire bytes per strategy, measured times.
+
+What `Plan.draw` shows: a program as boxes, or the bytes of a large one as bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from shardalg.errors import TableError
+from shardalg.graph.ir import Graph
+from shardalg.graph.modules import modules
+from shardalg.pictures import FAINT, INK
+from shardalg.show.diagram import Box, Token, boxes
+from shardalg.show.tables import collectives as table_of
+from shardalg.show.tables import collectives_by_module, strategies
+from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table, bytes_text
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AXIS_COLORS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#00838f")
+KIND_COLORS = {
+    "all_gather": "#ffd98a",
+    "reduce_scatter": "#a9dcb0",
+    "all_reduce": "#f5a9a0",
+    "all_to_all": "#c9b8ec",
+    "collective_permute": "#a6d3ee",
+    "einsum": "#e3e6ea",
+    "local": "#ffffff",
+}
+# Inches: a column, a lane, and the box in it.
+COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
+TITLE_LINE, TITLE_SIZE = 0.2, 11
+"""Inches of a line, points of a letter."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One program of a drawing.
+
+    Attributes:
+      nodes: the graph nodes to draw; None draws the top level of the program.
+      dim_names: global dimension size to its letter.
+    """
+
+    title: str
+    program: SpmdProgram
+    graph: Graph
+    nodes: Collection[int] | None = None
+    dim_names: Mapping[int, str] | None = None
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """What is drawn."""
+        return boxes(self.program, self.graph, nodes=self.nodes, dim_names=self.dim_names)
+
+
+def draw_programs(panels: Sequence[Panel]) -> Figure:
+    """Programs one below the other, to compare strategies (GSPMD, figure 7); each left to right.
+
+    A dimension is written as in the paper's figures: a capital letter whole, a small one with its
+    mesh axes below where partitioned, `Σ` for sums still pending along axes. Below a collective
+    stand the bytes that each device sends.
+    """
+    from shardalg.drawing import Drawing
+
+    drawn = [panel.boxes for panel in panels]
+    spans = [_span(found) for found in drawn]
+    width = max(max(columns for columns, _, _ in spans) * COLUMN + 0.3, 6.0)
+    panels = [replace(panel, title=_wrapped(panel.title, width)) for panel in panels]
+    heights = [
+        (high - low + 1) * LANE + 0.25 + TITLE_LINE * (panel.title.count("\n") + 1)
+        for panel, (_, low, high) in zip(panels, spans, strict=True)
+    ]
+    figure = Drawing(figsize=(width, sum(heights) + 0.5))
+    total = figure.get_figheight()
+    top = total - 0.35
+    for panel, found, span, height in zip(panels, drawn, spans, heights, strict=True):
+        top -= height
+        axes = figure.add_axes((0, top / total, 1, height / total))
+        axes.set_ylim((span[1] - 0.62) * LANE, (span[1] - 0.62) * LANE + height)
+        _paint(axes, panel, found, span[2])
+    _legend(figure, panels, drawn)
+    return figure
+
+
+def _wrapped(title: str, width: float) -> str:
+    """A title in lines that fit into so many inches; a letter is 0.65 times as wide as its size."""
+    return "\n".join(wrap(title, int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))))
+
+
+def _span(found: Sequence[Box]) -> tuple[int, int, int]:
+    """Columns, lowest lane, highest lane."""
+    lanes = [box.lane for box in found] or [0]
+    return max((box.column for box in found), default=0) + 1, min(lanes), max(lanes)
+
+
+def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes stand in a figure"
+    axes.set_xlim(0, figure.get_figwidth())
+    axes.axis("off")
+    axes.text(
+        0.15, (high + 0.38) * LANE + 0.14, panel.title, fontsize=TITLE_SIZE, weight="bold",
+        color=INK, va="bottom",
+    )  # fmt: skip
+    colors = _axis_colors(panel)
+    for box in found:
+        for i in box.inputs:
+            _arrow(axes, found[i], box)
+    for box in found:
+        _box(axes, box, colors)
+
+
+def _place(box: Box) -> tuple[float, float]:
+    return 0.62 + box.column * COLUMN, box.lane * LANE
+
+
+def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    x, y = _place(box)
+    if box.kind != "value":
+        corner = (x - WIDTH / 2, y - HEIGHT / 2)
+        face = KIND_COLORS[box.kind]
+        style = "round,pad=0,rounding_size=0.08"
+        axes.add_patch(
+            FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3)
+        )
+    above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
+    fits = 105 / max(11, *(len(token.text) for token in box.label))
+    _tokens(axes, (x, y + above), box.label, colors, size=min(size, fits))
+    _tokens(axes, (x, y - below), box.value, colors, size=10)
+    if box.wire_bytes:
+        axes.text(x, y - 0.53, bytes_text(box.wire_bytes), fontsize=6.5, color=FAINT, ha="center")
+
+
+def _tokens(
+    axes: Axes,
+    at: tuple[float, float],
+    tokens: Sequence[Token],
+    colors: Mapping[str, str],
+    size: float,
+) -> None:
+    """A line of tokens centred on a point, axis names as coloured subscripts."""
+    from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
+
+    from shardalg.drawing import Subscript
+
+    pieces: list[Artist] = []
+    for token in tokens:
+        color = colors.get(token.axes[0], INK) if token.axes else INK
+        below = "".join(token.axes)
+        properties = {"fontsize": size, "color": color}
+        if token.axes:
+            properties["weight"] = "bold"
+        text: Artist = TextArea(token.text, textprops=properties)
+        if below:
+            lower = Subscript(below, textprops=properties | {"fontsize": 0.7 * size})
+            text = HPacker(children=[text, lower], align="baseline", pad=0, sep=0)
+        pieces.append(text)
+    if pieces:
+        line = HPacker(children=pieces, align="baseline", pad=0, sep=3)
+        axes.add_artist(AnnotationBbox(line, at, frameon=False, pad=0, zorder=4))
+
+
+def _arrow(axes: Axes, start: Box, end: Box) -> None:
+    """An arrow between boxes; one that jumps over columns of its own lane is bent."""
+    (x0, y0), (x1, y1) = _place(start), _place(end)
+    jumps = start.lane == end.lane and end.column - start.column > 1
+    bend = f"arc3,rad={-0.18 if jumps else 0}"
+    style = {"arrowstyle": "-|>,head_width=0.14,head_length=0.28", "color": FAINT, "lw": 0.9}
+    style |= {"connectionstyle": bend, "shrinkA": 0, "shrinkB": 0}
+    inset = WIDTH / 2 + 0.03
+    aside = 0.09 * ((start.lane > end.lane) - (start.lane < end.lane))
+    axes.annotate("", (x1 - inset, y1 + aside), (x0 + inset, y0), arrowprops=style, zorder=1)
+
+
+def _axis_colors(panel: Panel) -> dict[str, str]:
+    names = panel.program.mesh.axis_names
+    return {name: AXIS_COLORS[i % len(AXIS_COLORS)] for i, name in enumerate(names)}
+
+
+def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Box]]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    kinds = {box.kind for found in drawn for box in found}
+    shown = [k for k in KIND_COLORS if k in kinds and k != "local"]
+    handles: list[Artist] = [
+        Patch(fc=KIND_COLORS[k], ec=INK, lw=0.6, label=k.replace("_", " ")) for k in shown
+    ]
+    axes = {name: color for panel in panels for name, color in _axis_colors(panel).items()}
+    handles += [Line2D([], [], color=c, lw=3, label=f"mesh axis {n}") for n, c in axes.items()]
+    figure.legend(
+        handles=handles, loc="upper left", ncols=len(handles), fontsize=8, frameon=False,
+        handlelength=1.2, columnspacing=1.4, bbox_to_anchor=(0.005, 1.0),
+    )  # fmt: skip
+
+
+def wire_bytes_bars(strategies: Table) -> Figure:
+    """Bytes that each device sends in one step: a bar per strategy and phase, stacked by kind.
+
+    Args:
+      strategies: the table of `report.tables.strategies`.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    for row in strategies:
+        bar = sums.setdefault(f"{row['strategy']} · {row['phase']}", {})
+        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes_per_step"]
+    return kind_bars(sums)
+
+
+def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figure:
+    """Bytes that each device sends in one step: a bar per entry, stacked by kind.
+
+    Args:
+      sums: label of the bar, to kind of collective, to bytes.
+    """
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(
+        figsize=(8.4, 0.42 * len(sums) + 1.3 + 0.3 * bool(title)), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    left = dict.fromkeys(sums, 0.0)
+    places = [-i for i in range(len(sums))]
+    for kind in (k for k in KIND_COLORS if any(k in bar for bar in sums.values())):
+        axes.barh(
+            places, [bar.get(kind, 0) for bar in sums.values()], left=list(left.values()),
+            height=0.66, color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
+        )  # fmt: skip
+        left = {name: left[name] + bar.get(kind, 0) for name, bar in sums.items()}
+    for place, end in zip(places, left.values(), strict=True):
+        axes.text(end, place, f" {bytes_text(end)}", va="center", fontsize=8, color=INK)
+    axes.set_yticks(places, list(sums))
+    axes.set_xlim(0, max(left.values(), default=1) * 1.14 or 1)
+    axes.set_xlabel("bytes sent per device and step")
+    axes.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend_above(axes)
+    figure.suptitle(title, fontsize=10, weight="bold", color=INK)
+    return figure
+
+
+def _legend_above(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0)}
+        axes.legend(handles, labels, fontsize=8, frameon=False, ncols=len(handles), **place)
+
+
+def measured_times(measured: Mapping[str, Table]) -> Figure:
+    """Median step times of ours beside XLA's, with the quartiles as spread.
+
+    Args:
+      measured: label to the table of a `Measurement` (columns executable, median_s, quartile_1_s,
+        quartile_3_s).
+    """
+    from shardalg.drawing import Drawing
+
+    figure = Drawing(figsize=(8.4, 0.62 * len(measured) + 1.3), layout="constrained")
+    axes = figure.add_subplot()
+    colors = {"shardalg": "#1565c0", "xla": "#b0b7bf"}
+    seen: set[str] = set()
+    for i, table in enumerate(measured.values()):
+        for k, row in enumerate(table):
+            name, median = row["executable"], row["median_s"] * 1e3
+            spread = [[median - row["quartile_1_s"] * 1e3], [row["quartile_3_s"] * 1e3 - median]]
+            axes.barh(
+                -i - 0.34 * k + 0.17, median, height=0.32, xerr=spread, ec=INK, lw=0.6,
+                color=colors.get(name, "#ffd98a"), error_kw={"lw": 1.2, "capsize": 3},
+                label=None if name in seen else name,
+            )  # fmt: skip
+            seen.add(name)
+    axes.set_yticks([-i for i in range(len(measured))], list(measured))
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds per step: median, and quartiles of the runs")
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend_above(axes)
+    return figure
+
+
+MOST_BOXES, MOST_BARS = 48, 20
+SHOWN = ("program", "bytes")
+
+
+@dataclass(frozen=True)
+class DrawnPlan:
+    """What is drawn of a plan.
+
+    Attributes:
+      note: what stands beside the title of a single one: the mesh, bytes and seconds.
+    """
+
+    program: SpmdProgram
+    graph: Graph
+    note: str
+
+    @property
+    def collectives(self) -> Table:
+        """What it sends, in numbers."""
+        return table_of(self.program, self.graph)
+
+    def nodes(self, module: str | None) -> frozenset[int] | None:
+        """The operators of a module (or the end of its path) and of those inside it; None: all.
+
+        Raises:
+          TableError: no operator belongs to the module.
+        """
+        if module is None:
+            return None
+        names = modules(self.graph)
+        inside = (i for i, name in enumerate(names) if f"/{module}/" in f"/{name}/")
+        found = frozenset(inside)
+        if not found:
+            known = sorted({name for name in names if name})
+            near = get_close_matches(module, known, 3) or known[:5]
+            there = f"it has {', '.join(near)}" if near else "its operators stand in no module"
+            raise TableError(f"the program has no module {module!r}; {there}.")
+        return found
+
+
+def draw_plans(
+    plans: Mapping[str, DrawnPlan],
+    *,
+    show: str | None = None,
+    module: str | None = None,
+    letters: Mapping[str, int] | None = None,
+) -> Figure:
+    """Plans one below the other, or their bytes; the arguments are those of `Plan.draw`.
+
+    Raises:
+      TableError: `show` or `module` names nothing that there is.
+    """
+    if show not in (None, *SHOWN):
+        raise TableError(f"show={show!r}: a plan is drawn as 'program' or as 'bytes'.")
+    names = {size: letter for letter, size in (letters or {}).items()}
+    panels = [
+        Panel(title, each.program, each.graph, each.nodes(module), names)
+        for title, each in plans.items()
+    ]
+    if show is None:
+        small = max(len(panel.boxes) for panel in panels) <= MOST_BOXES
+        show = "program" if small or module else "bytes"
+    if show == "program":
+        return draw_programs(panels)
+    return _bytes(plans)
+
+
+def _bytes(plans: Mapping[str, DrawnPlan]) -> Figure:
+    """Of one plan a bar per module, the longest first; of several one per plan and phase."""
+    if len(plans) > 1:
+        return wire_bytes_bars(strategies({name: each.collectives for name, each in plans.items()}))
+    ((title, plan),) = plans.items()
+    sums: dict[str, dict[str, float]] = {}
+    for row in collectives_by_module(plan.collectives):
+        bar = sums.setdefault(row["module"] or "in no module", {})
+        bar[row["kind"]] = bar.get(row["kind"], 0) + row["wire_bytes_per_step"]
+    ordered = sorted(sums, key=lambda name: -sum(sums[name].values()))
+    shown = {name: sums[name] for name in ordered[:MOST_BARS]}
+    for name in ordered[MOST_BARS:]:
+        rest = shown.setdefault(f"{len(ordered) - MOST_BARS} other modules", {})
+        for kind, sent in sums[name].items():
+            rest[kind] = rest.get(kind, 0) + sent
+    return kind_bars(shown, title)

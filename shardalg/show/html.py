@@ -1,0 +1,287 @@
+"""A page of text, tables and figures: one HTML file without links, and the same as Markdown.
+
+The tables of a report for a LaTeX document.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardalg.files import write_whole
+from shardalg.tables import Table, latex_text
+
+STYLE = """
+:root { --ink: #22262b; --faint: #6b7280; --line: #e2e5e9; --paper: #fff; --head: #f4f6f8;
+  --link: #1565c0; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.5rem 6rem; max-width: 76rem; color: var(--ink);
+  background: var(--paper); font: 16px/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.9rem; margin: 0 0 .3rem; } .lead { color: var(--faint); margin: 0 0 1.5rem; }
+h2 { font-size: 1.3rem; margin: 2.6rem 0 .7rem; padding-top: .8rem;
+  border-top: 1px solid var(--line); }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; font-size: .92rem; }
+nav a { color: var(--link); text-decoration: none; } nav a:hover { text-decoration: underline; }
+p { max-width: 52rem; } code { background: var(--head); padding: .08em .3em; border-radius: 3px; }
+code, pre { font: .84em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+pre { background: var(--head); padding: .9rem 1rem; border-radius: 6px; overflow: auto;
+  max-height: 32rem; }
+pre span[title] { cursor: help; } pre span[title]:hover { background: var(--line); }
+.scroll { overflow: auto; max-height: 34rem; border: 1px solid var(--line); border-radius: 6px;
+  margin: .8rem 0 1.4rem; width: fit-content; max-width: 100%; }
+table { border-collapse: separate; border-spacing: 0; font-size: .86rem; }
+th { position: sticky; top: 0; background: var(--head); text-align: left; font-weight: 600;
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .34rem .75rem; vertical-align: top; } td { white-space: nowrap;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
+tr:last-child td { border-bottom: 0; } tr:hover td { background: #fafbfc; }
+math { font-size: 1.2em; }
+td.wide { white-space: normal; min-width: 18rem; max-width: 34rem; } .n { text-align: right; }
+figure { margin: 1rem 0 1.6rem; } img { max-width: 100%; height: auto; display: block; }
+figcaption { color: var(--faint); font-size: .88rem; margin-top: .4rem; max-width: 52rem; }
+@media print { .scroll, pre { max-height: none; } }
+"""
+WIDE_CELL = 44
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG image with its caption; `name` is its file's, without the ending."""
+
+    name: str
+    png: bytes
+    caption: str
+
+
+@dataclass(frozen=True, repr=False)
+class Listing:
+    """Text that is shown as it stands, such as a program.
+
+    Attributes:
+      titles: (`%7`, what it tells in HTML when pointed at) of values in the text; where a value is
+        mentioned again, the first two lines of it.
+    """
+
+    text: str
+    titles: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return _listing(self)
+
+
+Part = str | Table | Picture | Listing
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, and under it paragraphs (with `code` and **bold**), tables and pictures.
+
+    Attributes:
+      brief: what of it a terminal shows; conclusion: the line that the page ends with for it.
+    """
+
+    title: str
+    parts: tuple[Part, ...]
+    brief: tuple[Table, ...] = ()
+    conclusion: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report. `lead` is a sentence below the title."""
+
+    title: str
+    lead: str
+    sections: tuple[Section, ...]
+
+    @property
+    def conclusion(self) -> str:
+        """What the sections come to, a line for each that comes to something."""
+        return "\n".join(f"- {s.conclusion}" for s in self.sections if s.conclusion)
+
+    def to_html(self) -> str:
+        """One self-contained file: images inside, nothing loaded from elsewhere."""
+        head = f"<title>{html.escape(self.title)}</title><style>{STYLE}</style>"
+        lines = "".join(f"<li>{_inline(s.conclusion)}</li>" for s in self.sections if s.conclusion)
+        ends = f"\n<h2>Conclusion</h2>\n<ul>{lines}</ul>" if lines else ""
+        links = "".join(f'<a href="#s{i}">{_inline(s.title)}</a>' for i, s in self._numbered())
+        body = "\n".join(
+            f'<h2 id="s{i}">{_inline(section.title)}</h2>\n'
+            + "\n".join(_HTML[type(part)](part) for part in section.parts)
+            for i, section in self._numbered()
+        )
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">{head}</head>\n'
+            f'<body><h1>{_inline(self.title)}</h1><p class="lead">{_inline(self.lead)}</p>'
+            f"<nav>{links}</nav>\n{body}{ends}\n</body></html>\n"
+        )
+
+    def to_markdown(self) -> str:
+        """The same for a terminal or a repository; pictures are files beside it."""
+        sections = (
+            f"## {section.title}\n\n"
+            + "\n\n".join(_MARKDOWN[type(part)](part) for part in section.parts)
+            for section in self.sections
+        )
+        ends = (f"## Conclusion\n\n{self.conclusion}",) if self.conclusion else ()
+        return "\n\n".join((f"# {self.title}", self.lead, *sections, *ends)) + "\n"
+
+    def pictures(self) -> tuple[Picture, ...]:
+        """The pictures of all sections, in order."""
+        parts = (part for section in self.sections for part in section.parts)
+        return tuple(part for part in parts if type(part) is Picture)
+
+    def write(self, folder: Path | str, name: str = "report") -> tuple[Path, ...]:
+        """Write `name.html`, `name.md` and the PNG files into `folder`; returns the paths."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [folder / f"{name}.html", folder / f"{name}.md"]
+        write_whole(written[0], self.to_html())
+        write_whole(written[1], self.to_markdown())
+        for picture in self.pictures():
+            written.append(folder / f"{picture.name}.png")
+            write_whole(written[-1], picture.png)
+        return tuple(written)
+
+    def _numbered(self) -> enumerate[Section]:
+        return enumerate(self.sections, 1)
+
+
+def _inline(text: str) -> str:
+    """Escaped text with `code` and **bold**.
+
+    >>> _inline("**a < b** in `f(x)`")
+    '<b>a &lt; b</b> in <code>f(x)</code>'
+    """
+    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_inline(text)}</p>"
+
+
+def _picture(picture: Picture) -> str:
+    data = base64.b64encode(picture.png).decode("ascii")
+    caption = html.escape(picture.caption)
+    return (
+        f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_inline(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _listing(listing: Listing) -> str:
+    titles, seen = dict(listing.titles), set()
+
+    def told(found: re.Match[str]) -> str:
+        name = found[0]
+        if name not in titles:
+            return name
+        lines = titles[name].split("\n")[: 2 if name in seen else None]
+        seen.add(name)
+        return f'<span title="{"&#10;".join(map(html.escape, lines))}">{name}</span>'
+
+    return f"<pre>{re.sub(r'%[0-9]+', told, html.escape(listing.text, quote=False))}</pre>"
+
+
+def _table(table: Table) -> str:
+    """A table in a scrolling frame, numbers flush right with thousands separated."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
+    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Table knows how a formula is written; a single cell of it is its HTML without the frame.
+    text = number_text(value) if is_number else _one_cell(value)
+    wide = isinstance(value, str) and len(value) > WIDE_CELL
+    kind = ' class="n"' if is_number else ' class="wide"' if wide else ""
+    return f"<td{kind}>{text}</td>"
+
+
+def _one_cell(value: Any) -> str:
+    shown = Table(("x",), ((value,),)).to_html()
+    return shown.split("<td>", 1)[1].rsplit("</td>", 1)[0]
+
+
+def number_text(value: float) -> str:
+    """A number for reading: integers with separators, floats with four digits.
+
+    >>> number_text(134217728), number_text(0.00123456), number_text(12.0)
+    ('134,217,728', '0.001235', '12')
+    """
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+_HTML: dict[type, Callable[[Any], str]] = {
+    str: _paragraph,
+    Table: _table,
+    Picture: _picture,
+    Listing: _listing,
+}
+_MARKDOWN: dict[type, Callable[[Any], str]] = {
+    str: str,
+    Table: lambda table: table.to_markdown(),
+    Picture: lambda picture: f"![{picture.caption}]({picture.name}.png)\n\n*{picture.caption}*",
+    Listing: lambda listing: f"```\n{listing.text}\n```",
+}
+
+
+# Columns of sentences, source lines and proofs: too wide for paper.
+WORDY = frozenset({"why", "smt2", "source", "op", "remedy"})
+HEAD = r"""% \usepackage{booktabs,graphicx}
+% A table that is wider than the line shrinks to it.
+\newsavebox{\tablebox}
+\newcommand{\fit}[1]{\sbox{\tablebox}{#1}\ifdim\wd\tablebox>\linewidth
+  \resizebox{\linewidth}{!}{\usebox{\tablebox}}\else\usebox{\tablebox}\fi}"""
+
+
+def tables_tex(page: Page) -> str:
+    r"""Every table of the page in booktabs rules, without columns of sentences, for `\input`.
+
+    Formulas are mathematics; the caption is the section's title.
+
+    >>> from shardalg.show.html import Section
+    >>> section = Section("Bytes of a_1", (Table(("n", "why"), ((3, "because"),)),))
+    >>> print(tables_tex(Page("", "", (section,))).split("\n\n")[1])
+    \begin{table}
+    \centering
+    \fit{\begin{tabular}{r}
+    \toprule
+    n \\
+    \midrule
+    3 \\
+    \bottomrule
+    \end{tabular}}
+    \caption{Bytes of a\_1}
+    \end{table}
+    """
+    made = (
+        _latex_table(part, section.title)
+        for section in page.sections
+        for part in section.parts
+        if type(part) is Table
+    )
+    return "\n\n".join((HEAD, *made)) + "\n"
+
+
+def _latex_table(table: Table, caption: str) -> str:
+    kept = table.select(*(name for name in table.columns if name not in WORDY))
+    lines = (
+        r"\begin{table}",
+        r"\centering",
+        rf"\fit{{{kept.to_latex()}}}",
+        rf"\caption{{{latex_text(caption)}}}",
+        r"\end{table}",
+    )
+    return "\n".join(lines)

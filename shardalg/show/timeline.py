@@ -1,0 +1,145 @@
+"""When the devices of each pipeline stage do what: as a table, a figure, and a Chrome trace."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, Event
+from shardalg.files import write_whole
+from shardalg.tables import Table, html_part, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = {COMPUTE: "#4878a8", BUBBLE: "#dddddd"}
+SENDING = "#d98032"
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """The events of one step; made by `plan.timeline`, and by `measurement.timeline`.
+
+    Attributes:
+      events: in the order of time. mesh: as the plan prints it.
+      of: what they are of, such as "predicted on tpu_v3" or "measured".
+    """
+
+    events: tuple[Event, ...]
+    mesh: str
+    of: str
+
+    @property
+    def stages(self) -> int:
+        """Rows."""
+        return 1 + max((event.stage for event in self.events), default=0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the first event to the end of the last."""
+        return max((event.start_s + event.seconds for event in self.events), default=0.0)
+
+    def seconds(self, kind: str, stage: int = 0) -> float:
+        """Seconds that a stage spends on "compute", "bubble" or a kind of collective."""
+        return sum(e.seconds for e in self.events if e.kind == kind and e.stage == stage)
+
+    @property
+    def bubbles(self) -> float:
+        """Bubbles as a share of the step; the same for every stage."""
+        return self.seconds(BUBBLE) / self.step_s if self.step_s else 0.0
+
+    def table(self) -> Table:
+        """A row per event."""
+        names = ("stage", "kind", "mesh_axes", "phase", "trip", "start_s", "seconds")
+        rows = (
+            (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, e.start_s, e.seconds)
+            for e in self.events
+        )
+        return Table(names, tuple(rows))
+
+    def trace(self) -> dict[str, Any]:
+        """The Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) opens too.
+
+        A process of its own with a thread per stage, complete events, microseconds.
+        """
+        process = _named("process_name", 0, f"{self.of}, {self.mesh}")
+        named = [_named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
+        made = [process, *named, *map(_traced, self.events)]
+        return {"traceEvents": made, "displayTimeUnit": "ms"}
+
+    @property
+    def _rows(self) -> list[str]:
+        several = self.stages > 1
+        return [f"stage {stage}" if several else "every device" for stage in range(self.stages)]
+
+    def save(self, path: str | Path, *, beside: Timeline | None = None) -> None:
+        """Write the trace as JSON, whole or not at all; with another one as a process beside it."""
+        made = self.trace()
+        if beside is not None:
+            other = [{**event, "pid": 1} for event in beside.trace()["traceEvents"]]
+            made = {**made, "traceEvents": [*made["traceEvents"], *other]}
+        write_whole(Path(path), json.dumps(made) + "\n")
+
+    def figure(self) -> Figure:
+        """A bar per stage, time to the right: compute, bubbles, and what is sent."""
+        from matplotlib.patches import Patch
+
+        from shardalg.drawing import Drawing
+
+        waits = f", bubbles {self.bubbles:.1%}" if self.bubbles else ""
+        step = f"one step {self.of}: {seconds_text(self.step_s)}{waits}; {self.mesh}"
+        title = textwrap.wrap(step, 90)
+        height = 0.6 + 0.2 * len(title) + 0.4 * self.stages
+        drawn = Drawing(figsize=(9, height), layout="constrained")
+        axes = drawn.subplots()
+        bars = defaultdict(list)
+        for event in self.events:
+            drawn_as = event.stage, COLOURS.get(event.kind, SENDING)
+            bars[drawn_as].append((event.start_s, event.seconds))
+        for (stage, colour), spans in bars.items():
+            axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
+        axes.set_yticks(range(self.stages), self._rows)
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds")
+        axes.set_title("\n".join(title), loc="left")
+        shown = {**COLOURS, "collectives": SENDING}
+        if not waits:
+            del shown[BUBBLE]
+        handles = [Patch(color=c, label=name) for name, c in shown.items()]
+        drawn.legend(handles=handles, ncols=len(handles), loc="outside lower right", frameon=False)
+        return drawn
+
+    def __repr__(self) -> str:
+        rows = f"{self.stages} stages" if self.stages > 1 else "every device alike"
+        return (
+            f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, of it "
+            f"compute {self.seconds(COMPUTE) / (self.step_s or 1):.1%}, "
+            f"bubbles {self.bubbles:.1%} (first stage), {len(self.events)} events"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_part(repr(self)) + html_part(self.table())
+
+
+def _named(what: str, stage: int, name: str) -> dict[str, Any]:
+    """What a process or a thread of a trace is called."""
+    return {"ph": "M", "name": what, "pid": 0, "tid": stage, "args": {"name": name}}
+
+
+def _traced(event: Event) -> dict[str, Any]:
+    trip = "" if event.trip is None else f" {event.trip}"
+    name = f"{event.phase}{trip}" if event.kind == COMPUTE else f"{event.kind}{trip}"
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": event.kind,
+        "pid": 0,
+        "tid": event.stage,
+        "ts": 1e6 * event.start_s,
+        "dur": 1e6 * event.seconds,
+        "args": {"axes": ",".join(event.axes), "phase": event.phase},
+    }

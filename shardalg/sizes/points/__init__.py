@@ -1,1 +1,0 @@
-"""Formulas at many points: quickly in double precision, or without rounding."""

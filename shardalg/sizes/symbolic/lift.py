@@ -1,0 +1,220 @@
+"""Names for every dimension of a graph, from the arguments' declared dimensions, along its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from shardalg.algebra.dims import Expr, SymbolError, evaluate, sizes_of
+from shardalg.graph.ir import Graph
+from shardalg.pause import collection_paused
+from shardalg.sizes.symbolic.naming import Names
+from shardalg.sizes.symbolic.retrace import Alignment, Difference, Retrace
+
+Shape = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A size that no argument reaches: it stays a number in every formula.
+
+    Attributes:
+      value: the first value that has it, by its name.
+      varies: whether a second trace had another size there; None without one.
+    """
+
+    size: int
+    source: str
+    value: str
+    varies: bool | None = None
+
+    def __str__(self) -> str:
+        place = self.source or self.value
+        note = ", although it changes with the arguments' sizes" if self.varies else ""
+        return f"size {self.size} at {place} is a constant in the formulas{note}"
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """A graph with a formula per dimension.
+
+    Attributes:
+      shapes: per value, an int or a sympy expression per dimension.
+      trip_counts: per region, executions per step.
+      constants: the sizes that stayed numbers, one per size and source line.
+    """
+
+    graph: Graph
+    shapes: tuple[Shape, ...]
+    trip_counts: Shape
+    constants: tuple[Constant, ...] = field(default=())
+
+    def shapes_at(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+        """Every shape in numbers, names in `values` at those sizes, the others at their hints."""
+        known: dict[Expr, int] = {}
+        return tuple(tuple(_number(e, values, known) for e in shape) for shape in self.shapes)
+
+
+def _number(expression: Expr, values: Mapping[str, int], known: dict[Expr, int]) -> int:
+    if isinstance(expression, int):
+        return expression
+    if expression not in known:
+        known[expression] = evaluate(expression, values)
+    return known[expression]
+
+
+@collection_paused()
+def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
+    """Name every dimension of a normalised graph that was traced at the hints.
+
+    Dimensions on one loop of a row are one size. Reshapes give products, joined and split
+    dimensions sums; slices, padding and windows an affine formula. A name thus travels along loops,
+    never because two numbers are equal. What no argument reaches stays a number and is listed.
+
+    Args:
+      argument_dims: per flattened argument, an int or a sympy expression in `dims` per dimension.
+      second: the function traced at other sizes. One trace cannot tell `x[:S-1]` from `x[:1023]`
+        or which factor of `reshape(B, S, 8, M//8)` is the number; two can. Give it wherever it can
+        be made; without it, the likelier reading is taken.
+
+    Raises:
+      SymbolError: declared sizes do not fit the arguments, a hint is 1, two sizes meet on one
+        loop, or the second trace is another program or refutes a formula (a constant that
+        changes there is no error: it is listed as one that `varies`).
+
+    >>> import jax
+    >>> from shardalg.algebra.dims import dims
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> from shardalg.graph.ops.canonicalize.normalise import normalise
+    >>> (B, M), x = dims("B M", hint=(8, 6)), jax.ShapeDtypeStruct((8, 6), "float32")
+    >>> flat = normalise(trace(lambda x: x.reshape(-1)[1:], x))
+    >>> found = lift(flat, [(B, M)])
+    >>> found.shapes[flat.results[0]]
+    (B*M - 1,)
+    """
+    _check(graph, argument_dims)
+    names = Names(graph, second)
+    for value, dims in zip(graph.arguments, argument_dims, strict=True):
+        for dim, size in enumerate(dims):
+            names.declare(names.base[value] + dim, sympy.sympify(size))
+    names.join_loops()
+    names.join_regions()
+    names.solve()
+    lifted = _lifted(names)
+    found = compare(lifted, second, aligned=names.aligned) if second else None
+    if found is not None and found.kind == "size":
+        raise SymbolError(
+            f"a size is not what its loops say ({found.source or 'unknown line'}): {found}. Two "
+            "hints are equal by accident, or Python code decided on a size: give other hints."
+        )
+    return lifted
+
+
+def compare(
+    lifted: Lifted, second: Retrace, *, aligned: Alignment | None = None
+) -> Difference | None:
+    """Where a trace at other sizes is not what the formulas say; None if it is, everywhere.
+
+    Another program comes first, then a named size that is wrong, then a constant that changed.
+
+    Args:
+      aligned: both graphs, value by value, where that is at hand.
+    """
+    aligned = aligned or Alignment(lifted.graph, second.graph)
+    if aligned.difference is not None:
+        return aligned.difference
+    wrong = sorted(_wrong_sizes(lifted, second, aligned), key=lambda d: d.kind != "size")
+    return wrong[0] if wrong else None
+
+
+def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterator[Difference]:
+    producer = lifted.graph.producer
+    for value, shape in enumerate(lifted.shapes_at(second.values)):
+        other = aligned.partner[value]
+        actual = second.graph.values[other].type.shape if other >= 0 else shape
+        if shape != actual:
+            node = producer[value]
+            source = "" if node is None else lifted.graph.nodes[node].source
+            pairs = zip(lifted.shapes[value], shape, actual, strict=True)
+            kinds = [isinstance(e, int) for e, ours, theirs in pairs if ours != theirs]
+            text = (
+                f"{lifted.graph.values[value].name} is {_shape_text(lifted.shapes[value])} by the "
+                f"formulas, hence {_shape_text(shape)} at {second}, but {_shape_text(actual)} there"
+            )
+            yield Difference("constant" if all(kinds) else "size", node, source, text)
+
+
+def _shape_text(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _check(graph: Graph, argument_dims: Sequence[Shape]) -> None:
+    """Declared dimensions fit the traced arguments."""
+    if len(argument_dims) != len(graph.arguments):
+        raise SymbolError(
+            f"dimensions of {len(argument_dims)} arguments for {len(graph.arguments)}: "
+            f"{', '.join(graph.argument_paths[:8])}. Declare each array's."
+        )
+    sizes = sizes_of(e for shape in argument_dims for e in shape)
+    small = [name for name, size in sizes.items() if size.hint == 1]
+    if small:
+        raise SymbolError(
+            f"the hint of {', '.join(small)} is 1, which operators read as a repeated dimension: "
+            "take 2 or more."
+        )
+    wrong = []
+    for path, value, shape in zip(
+        graph.argument_paths, graph.arguments, argument_dims, strict=True
+    ):
+        hints, actual = tuple(evaluate(e, {}) for e in shape), graph.values[value].type.shape
+        if hints != actual:
+            wrong.append(f"{path} {_shape_text(shape)} = {list(hints)}, traced as {list(actual)}")
+    if wrong:
+        raise SymbolError(f"declared sizes that do not fit: {'; '.join(wrong[:8])}.")
+
+
+def _lifted(names: Names) -> Lifted:
+    graph = names.graph
+    classes = [names.root(slot) for slot in range(names.base[-1])]
+    formula = {root: names.formula(root) for root in set(classes)}
+    sizes = [formula[root] for root in classes]
+    spans = zip(names.base, names.base[1:], strict=False)
+    shapes = tuple(tuple(sizes[first:end]) for first, end in spans)
+    trips: list[Expr] = []
+    for region in graph.regions:
+        outer = 1 if region.parent is None else trips[region.parent]
+        length = names.trip.get(region.index)
+        recorded = 1 if region.parent is None else graph.regions[region.parent].trip_count
+        times = region.trip_count // max(recorded, 1)  # of a while loop its iterations
+        inside = times if length is None else names.formula(length)
+        trips.append(outer if inside == 1 else outer * inside)
+    return Lifted(graph, shapes, tuple(trips), tuple(_constants(names, classes)))
+
+
+def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
+    """One per size and line, at the first value that has it; lengths of loops come last."""
+    loops = {names.root(slot): region for region, slot in names.trip.items()}
+    left = {root for root in {*classes, *loops} if names.is_constant(root)}
+    found: dict[tuple[int, str], Constant] = {}
+    values = iter(names.graph.values)
+    while left - loops.keys() and (value := next(values, None)):
+        for root in classes[slice(*names.span(value.index))]:
+            if root not in left:
+                continue
+            left.discard(root)
+            made = _constant(names, root, value.index)
+            found.setdefault((made.size, made.source), made)
+    for root in sorted(left & loops.keys()):
+        made = _constant(names, root, names.loop_result(loops[root]))
+        found.setdefault((made.size, made.source), made)
+    yield from found.values()
+
+
+def _constant(names: Names, root: int, value: int) -> Constant:
+    graph = names.graph
+    nodes = [graph.producer[value], *graph.users[value]]
+    source = next((graph.nodes[n].source for n in nodes if n is not None), "")
+    name = graph.values[value].name
+    return Constant(names.number[root], source, name, names.varies(root))

@@ -1,0 +1,357 @@
+"""The sizes of a graph's dimensions: classes of equal ones, and a formula for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+import sympy
+
+from shardalg.algebra.dims import Expr, SymbolError, evaluate, sizes_of
+from shardalg.graph.ir import Graph, Node
+from shardalg.sizes.symbolic.extents import PRODUCT, SUM, Shift, extents
+from shardalg.sizes.symbolic.retrace import Alignment, Retrace
+
+ONE = sympy.Integer(1)
+
+
+class Names:
+    """Union-find over (value, dimension) slots, each class with a formula once it is known."""
+
+    def __init__(self, graph: Graph, second: Retrace | None) -> None:
+        self.graph, self.second = graph, second
+        self.base = [0]
+        self.number: list[int] = []
+        for value in graph.values:
+            self.number.extend(value.type.shape)
+            self.base.append(len(self.number))
+        self.aligned = Alignment(graph, second.graph) if second else None
+        self.other = self._second_numbers()
+        self.trip = {r.index: self._trip(r.index) for r in graph.regions if r.kind == "scan"}
+        self.parent = list(range(len(self.number)))
+        self.name: list[sympy.Expr | None] = [None] * len(self.number)
+        self.fixed: set[int] = set()
+        self.equations: list[tuple[Node, str, tuple[list[int], list[int]]]] = []
+        self.shifts: list[tuple[Node, int, int, Shift]] = []
+
+    def _second_numbers(self) -> list[int | None]:
+        """Per slot its size in the second trace, if there is one."""
+        if self.aligned is None:
+            return [None] * len(self.number)
+        found = self.aligned.difference
+        if found is not None:
+            raise SymbolError(
+                f"the function is another program at {self.second}: {found}. Python code decided "
+                "on a size (or two hints are equal by accident): plan with numbers, or decide "
+                "outside the function."
+            )
+        numbers: list[int | None] = []
+        values = self.aligned.second.values
+        for value, other in zip(self.graph.values, self.aligned.partner, strict=True):
+            rank = len(value.type.shape)
+            numbers += values[other].type.shape if other >= 0 else [None] * rank
+        return numbers
+
+    def _trip(self, region: int) -> int:
+        """A slot for the length of a loop."""
+        self.number.append(_length(self.graph, region))
+        self.other.append(_length(self.second.graph, region) if self.second else None)
+        return len(self.number) - 1
+
+    def root(self, slot: int) -> int:
+        """The representative of the class of `slot`."""
+        parent = self.parent
+        while parent[slot] != slot:
+            parent[slot] = slot = parent[parent[slot]]
+        return slot
+
+    def span(self, value: int) -> tuple[int, int]:
+        """First and one past the last slot of a value."""
+        return self.base[value], self.base[value + 1]
+
+    def loop_result(self, region: int) -> int:
+        """A value that the loop of a region makes."""
+        owner = self.graph.regions[region].node
+        assert owner is not None, "a loop's body has a call"
+        return self.graph.nodes[owner].results[0]
+
+    def declare(self, slot: int, size: sympy.Expr) -> None:
+        """Name a dimension of an argument."""
+        self.name[slot] = size
+
+    def join_loops(self) -> None:
+        """Dimensions on one loop are one size; keep what else the rows say."""
+        base, parent = self.base, self.parent
+        for node in self.graph.nodes:
+            if node.bodies:
+                continue
+            found = extents(node.signature)
+            at = (*node.operands, *node.results)
+            for (i, d), (j, e) in found.equal:
+                first, second = base[at[i]] + d, base[at[j]] + e
+                if parent[first] != parent[second]:
+                    self._join(first, second, node)
+            if found.equations or found.shifts:
+                self._keep(node, at)
+        self._join_pieces()
+
+    def _keep(self, node: Node, at: tuple[int, ...]) -> None:
+        found = extents(node.signature)
+        first = len(self.number)
+        for size in found.inner:
+            self._new(size)
+
+        def slot(place: tuple[int, int]) -> int:
+            return first + place[1] if place[0] < 0 else self.base[at[place[0]]] + place[1]
+
+        for equation in found.equations:
+            sides = [slot(p) for p in equation.left], [slot(p) for p in equation.right]
+            self.equations.append((node, equation.kind, sides))
+        for shift in found.shifts:
+            self.shifts.append((node, slot(shift.source), slot(shift.target), shift))
+
+    def _join_pieces(self) -> None:
+        """Slices of one value that fill a dimension without a gap are as long as it together."""
+        pieces: dict[int, dict[int, tuple[int, Node]]] = {}
+        for node, source, target, shift in self.shifts:
+            if shift.start is not None and shift.start >= 0:
+                pieces.setdefault(source, {})[shift.start] = target, node
+        for source, found in pieces.items():
+            starts = sorted(found)
+            targets = [found[start][0] for start in starts]
+            ends = [a + self.number[t] for a, t in zip(starts, targets, strict=True)]
+            if len(found) > 1 and [*starts, self.number[source]] == [0, *ends]:
+                self.equations.append((found[0][1], SUM, ([source], targets)))
+
+    def _new(self, size: int) -> None:
+        self.parent.append(len(self.number))
+        self.number.append(size)
+        self.other.append(None)
+        self.name.append(None)
+
+    def join_regions(self) -> None:
+        """Both sides of a region's border; what a loop walks over is as long as its trip count."""
+        graph, base = self.graph, self.base
+        for tie in graph.region_arguments:
+            node = graph.nodes[tie.call]
+            if tie.is_manual:
+                raise SymbolError(
+                    f"the shard_map at {node.source or 'an unknown line'} is traced for blocks of "
+                    "given sizes, which no formula follows. Plan the function at numbers."
+                )
+            rank = len(graph.values[tie.source].type.shape) - tie.source_drop
+            source, target = base[tie.source] + tie.source_drop, base[tie.target] + tie.target_drop
+            for d in range(rank):
+                self._join(source + d, target + d, node)
+            for body in node.bodies:
+                if tie.source_drop or tie.target_drop:
+                    stacked = tie.source if tie.source_drop else tie.target
+                    self._join(self.trip[body], base[stacked], node)
+
+    def _join(self, first: int, second: int, node: Node) -> None:
+        a, b = self.root(first), self.root(second)
+        if a == b:
+            return
+        name, other = self.name[a], self.name[b]
+        if name is None:
+            a, b = b, a
+        elif other is not None and name != other and not _same(name, other):
+            raise self._clash(node, (name, other), self.number[a])
+        self.parent[b] = a
+
+    def _clash(self, node: Node, pair: tuple[sympy.Expr, sympy.Expr], number: int) -> SymbolError:
+        value = self.graph.values[node.results[0]].name
+        return SymbolError(
+            f"two sizes meet on one loop of {value} ({node.source or 'unknown line'}): {pair[0]} "
+            f"and {pair[1]}, both {number} at the hints. If the function needs them equal, declare "
+            "one in terms of the other; if they are equal by accident, give them other hints."
+        )
+
+    def solve(self) -> None:
+        """Products and sums as far as they go, then one reading of a shift, and again."""
+        self._fix(self._unchanged())
+        steps = (self._equations, self._shifts, self._pairs, self._leaves)
+        while any(step() for step in steps):
+            pass
+
+    def _unchanged(self) -> Iterator[int]:
+        """Slots with one size in both traces: numbers."""
+        pairs = enumerate(zip(self.number, self.other, strict=True))
+        return (slot for slot, (ours, theirs) in pairs if ours == theirs != 1)
+
+    def _fix(self, slots: Iterator[int]) -> bool:
+        before = len(self.fixed)
+        for slot in slots:
+            root = self.root(slot)
+            if self.name[root] is None:
+                self.name[root] = sympy.Integer(self.number[root])
+                self.fixed.add(root)
+        return len(self.fixed) > before
+
+    def _known(self, slot: int) -> sympy.Expr | None:
+        root = self.root(slot)
+        return self.name[root] or (ONE if self._is_one(root) else None)
+
+    def _is_one(self, root: int) -> bool:
+        """Whether a size is 1, and no other one in the second trace."""
+        return self.number[root] == 1 and self.other[root] in (None, 1)
+
+    def _equations(self) -> bool:
+        before = len(self.equations)
+        self.equations = [e for e in self.equations if not self._solved(*e)]
+        return len(self.equations) < before
+
+    def _solved(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
+        """Whether nothing is left to do for an equation: all is known, or impossible to know."""
+        unknown = [s for side in sides for s in side if self._known(s) is None]
+        if len(unknown) > 1 or not all(self.number[s] for side in sides for s in side):
+            return False
+        left, right = ([self._known(s) for s in side if s not in unknown] for side in sides)
+        if unknown:
+            more, less = (right, left) if unknown[0] in sides[0] else (left, right)
+            self.name[self.root(unknown[0])] = _combined(kind, tuple(more), tuple(less))
+            return True
+        pair = _combined(kind, tuple(left), ()), _combined(kind, tuple(right), ())
+        if pair[0] != pair[1] and not _same(*pair):
+            raise self._clash(node, pair, _at_hints(pair[0]))
+        return True
+
+    def _shifts(self) -> bool:
+        """Read every shift whose source is known; true if one was read."""
+        kept, before = [], len(self.shifts)
+        for node, source, target, shift in self.shifts:
+            known = self._known(source)
+            if known is None:
+                kept.append((node, source, target, shift))
+            elif self._known(target) is None:
+                self.name[self.root(target)] = self._reading(known, (source, target), shift)
+        self.shifts = kept
+        return len(kept) < before
+
+    def _reading(self, known: sympy.Expr, at: tuple[int, int], shift: Shift) -> sympy.Expr | None:
+        s, n = (self.number[slot] for slot in at)
+        if known.is_Integer:
+            return sympy.Integer(n)
+        readings = _readings(known, (s, n), shift)
+        if self.second is None:
+            return _likely(readings, (s, n), shift)
+        actual = self.other[self.root(at[1])]
+        values = self.second.values
+        return next((e for e in readings if _has(e, values, actual)), None)
+
+    def _pairs(self) -> bool:
+        """Sizes in two traces that only one known formula has."""
+        if self.second is None:
+            return False
+        known: dict[tuple[int, int | None], set[sympy.Expr]] = {}
+        unknown = []
+        for slot, pair in enumerate(zip(self.number, self.other, strict=True)):
+            if self.parent[slot] == slot and None not in pair:
+                name = self.name[slot]
+                if name is not None:
+                    known.setdefault(pair, set()).add(name)
+                elif not self._is_one(slot):
+                    unknown.append((slot, pair))
+        found = [(slot, known[pair]) for slot, pair in unknown if len(known.get(pair, ())) == 1]
+        for slot, (name,) in found:
+            self.name[slot] = name
+        return bool(found)
+
+    def _leaves(self) -> bool:
+        """Without a second trace: what is made of no array has a size that Python gave."""
+        if self.second is not None:
+            return False
+        values = self.graph.values
+        made = [i for i, _ in self.graph.constants]
+        for node in self.graph.nodes:
+            if not node.bodies and not any(values[v].type.shape for v in node.operands):
+                made.extend(node.results)
+        slots = (s for v in made for s in range(self.base[v], self.base[v + 1]))
+        return self._fix(s for s in slots if self.number[s] != 1)
+
+    def formula(self, slot: int) -> Expr:
+        """The size of a slot: an int, or a formula."""
+        root = self.root(slot)
+        name = self.name[root]
+        return self.number[root] if name is None or name.is_Integer else name
+
+    def is_constant(self, slot: int) -> bool:
+        """Whether no argument reaches the size, and it is not simply 1."""
+        root = self.root(slot)
+        return not self._is_one(root) and (self.name[root] is None or root in self.fixed)
+
+    def varies(self, slot: int) -> bool | None:
+        """Whether the second trace has another size there; None without one."""
+        root = self.root(slot)
+        other = self.other[root]
+        return None if other is None else other != self.number[root]
+
+
+def _length(graph: Graph, region: int) -> int:
+    body = graph.regions[region]
+    return body.trip_count // max(graph.regions[body.parent or 0].trip_count, 1)
+
+
+def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterator[sympy.Expr]:
+    """Formulas that a shifted size may have, each right at the hints."""
+    s, n = sizes
+    stride, base = shift.stride, shift.base
+    if not shift.repeats:
+        low = stride * n - base * s
+        rest = range(low, low + stride)
+        for c in (*(c for c in shift.slack if c in rest), *rest):
+            yield sympy.floor((base * known + c) / stride)
+    yield known * sympy.Rational(n, s)
+
+
+def _likely(
+    readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
+) -> sympy.Expr | None:
+    """One reading without evidence: an even share, most of it, or else a number."""
+    s, n = sizes
+    found = list(readings)
+    cuts = shift.stride == shift.base == 1 and n < s
+    if shift.free:
+        return None
+    if not cuts:
+        return found[0]
+    if s % n == 0 and s // n <= 8:
+        return found[-1]
+    return found[0] if 4 * (s - n) <= n else None
+
+
+@lru_cache(maxsize=4096)
+def _combined(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, ...]) -> sympy.Expr:
+    """What is left of a product, or a sum, without some of its parts."""
+    if kind == PRODUCT:
+        return sympy.Mul(*more) / sympy.Mul(*less)
+    return sympy.Add(*more) - sympy.Add(*less)
+
+
+@lru_cache(maxsize=4096)
+def _at_hints(expression: sympy.Expr) -> int:
+    return evaluate(expression, {})
+
+
+def _has(expression: sympy.Expr, values: Mapping[str, int], number: int | None) -> bool:
+    try:
+        return evaluate(expression, values) == number
+    except SymbolError:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _same(first: sympy.Expr, second: sympy.Expr) -> bool:
+    """Whether two formulas are one number at all sizes: by algebra, else at sample points.
+
+    The sample is needed for floors, as in `floor((S - 1)/2) + 1 = ceil(S/2)`.
+    """
+    gap = sympy.expand(first - second)
+    if gap == 0 or not gap.has(sympy.floor, sympy.ceiling):
+        return gap == 0
+    sizes = sizes_of([gap]).values()
+    return all(
+        gap.xreplace({s: sympy.Integer(s.hint * p + k) for k, s in enumerate(sizes, r)}) == 0
+        for p in (1, 2, 3, 5)
+        for r in range(4)
+    )

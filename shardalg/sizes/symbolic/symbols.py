@@ -1,0 +1,319 @@
+"""Named sizes of a traced function: its second trace, the point of `at`, and what is decided there.
+
+A symbolic plan is made at its hints; its symbols enter afterwards, as prices. What ties the plan to
+the hints is asked of planning itself (`planner.guards`), and compared at other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from shardalg.algebra.dims import Data, Expr, Size, SymbolError, hint_of, second_hints, sizes_of
+from shardalg.algebra.mesh import Mesh
+from shardalg.files import read
+from shardalg.graph.ir import Graph
+from shardalg.graph.tracing.refused import user_line
+from shardalg.sizes.symbolic.lift import Constant, Lifted, compare, lift
+from shardalg.sizes.symbolic.retrace import Difference, Retrace
+from shardalg.tables import Table
+
+Shape = tuple[Expr, ...]
+Tracer = Callable[[Mapping[str, int]], Graph]
+"""The function's normalised graph where names have those sizes, the others their hints."""
+
+CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
+
+
+@dataclass(frozen=True, eq=False)
+class Symbols:
+    """The formulas of a function's sizes.
+
+    Attributes:
+      dims: per flattened argument, its declared shape.
+      lifted: the formulas of all values; trip counts; the sizes that stayed numbers.
+      second: the sizes at which a second trace was the same program; empty in a loaded plan.
+      tracer: traces the function at other sizes; None in a loaded plan.
+    """
+
+    dims: tuple[Shape, ...]
+    lifted: Lifted
+    second: Mapping[str, int]
+    tracer: Tracer | None = None
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """The symbols of the dimensions, by name."""
+        return sizes_of(size for shape in self.dims for size in shape)
+
+    @cached_property
+    def constants(self) -> Table:
+        """The sizes that no argument reaches: numbers in every formula."""
+        rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
+        return Table(CONSTANT_COLUMNS, tuple(rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """The formulas as plain data, without the function."""
+        from shardalg.algebra.dims import to_data
+
+        def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
+            return [[to_data(size) for size in shape] for shape in shapes]
+
+        return {
+            "dims": rows(self.dims),
+            "shapes": rows(self.lifted.shapes),
+            "trips": [to_data(trips) for trips in self.lifted.trip_counts],
+            "constants": [[c.size, c.source, c.value, c.varies] for c in self.lifted.constants],
+            "second": dict(self.second),
+        }
+
+    def graph_at(self, point: Mapping[str, int]) -> tuple[Graph, Difference | None]:
+        """The function's graph where the dimensions have the sizes of `point`.
+
+        Also the first constant that is another one there: a size that Python computed.
+
+        Raises:
+          SymbolError: the function is another program there, cannot be traced there, or is not at
+            hand (a loaded plan).
+        """
+        if all(size.hint == point.get(name, size.hint) for name, size in self.sizes.items()):
+            return self.lifted.graph, None
+        if self.tracer is None:
+            raise SymbolError(
+                "a loaded plan has no function to trace at other dimensions "
+                f"({_text(point)}): plan the function again, or change the sizes of axes only."
+            )
+        graph = self.tracer(point)
+        found = compare(self.lifted, Retrace(graph, point))
+        if found is not None and found.kind != "constant":
+            place = f" ({found.source})" if found.source not in found.text else ""
+            raise SymbolError(
+                f"the function is another program at {_text(point)}{place}: {found}. Python code, "
+                "or JAX at a size of 1, decided on a size, so that no formula of this plan holds "
+                "there. Plan it at those sizes."
+            )
+        return graph, found
+
+
+def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
+    """The formulas of a function that was traced at the hints of its declared dimensions.
+
+    Names travel along the rows of the graph (`sizes.symbolic.lift`). A second trace, at sizes that
+    are
+    not related to each other, has to be the same program of the same formulas.
+
+    Raises:
+      SymbolError: a hint is 1, two sizes meet on one loop, the function is another program at other
+        sizes, or can be traced at the hints alone.
+    """
+    _check_hints(graph, dims)
+    sizes = tuple(sizes_of(size for shape in dims for size in shape).values())
+    second, faults = _second_trace(sizes, tracer)
+    lifted = lift(graph, dims, second)
+    if second is None:
+        raise SymbolError(
+            "the function can be traced at the hints alone, so that its sizes are no symbols: "
+            f"{'; '.join(faults)}. Name a size that others have to fit in terms of them, as in "
+            "dims('N D') and N*D, and give sizes that the function fixes as numbers."
+        )
+    found = compare(lifted, second)
+    if found is not None and found.kind != "constant":
+        place = f" ({found.source})" if found.source and found.source not in found.text else ""
+        raise SymbolError(
+            f"sizes do not follow from the arguments' as the trace at the hints says{place}: "
+            f"{found}. Two hints are equal by accident, or Python code decided on a size."
+        )
+    return Symbols(tuple(map(tuple, dims)), lifted, dict(second.values), tracer)
+
+
+def numbers_only(graph: Graph) -> Symbols:
+    """A function whose sizes are all numbers, for a plan on a symbolic mesh."""
+    dims = tuple(graph.values[v].type.shape for v in graph.arguments)
+    shapes = tuple(value.type.shape for value in graph.values)
+    trips = tuple(region.trip_count for region in graph.regions)
+    return Symbols(dims, Lifted(graph, shapes, trips), {})
+
+
+def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
+    for path, shape in zip(graph.argument_paths, dims, strict=True):
+        ones = [name for name, size in sizes_of(shape).items() if size.hint == 1]
+        if ones:
+            raise SymbolError(
+                f"argument {path} [{', '.join(map(str, shape))}]: the hint of {', '.join(ones)} is "
+                "1, which operators read as a repeated dimension. Take a hint of 2 or more."
+            )
+
+
+def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
+    """The first trace at other sizes that succeeds, and why the ones before it did not."""
+    faults: list[str] = []
+    for values in _points(sizes):
+        try:
+            return Retrace(tracer(values), values), faults
+        except Exception as error:  # the user's function may raise anything at sizes it cannot take
+            reason = str(error).strip().split("\n")[0]
+            what = f"{type(error).__name__}{user_line(error)}: {reason:.160}"
+            faults.append(f"at {_text(values)}: {what}")
+    return None, faults
+
+
+def _points(sizes: Sequence[Size]) -> Iterator[Mapping[str, int]]:
+    """Coprime sizes above the hints; multiples of the hints; coprime sizes below them."""
+    yield second_hints(sizes)
+    yield second_hints(sizes, multiples=True)
+    yield _below(sizes)
+
+
+def _below(sizes: Sequence[Size]) -> dict[str, int]:
+    """Sizes below the hints, pairwise coprime as far as there is room, for tables of fixed length.
+
+    >>> _below((Size("B", 8), Size("S", 16), Size("T", 2)))
+    {'B': 7, 'S': 15, 'T': 2}
+    """
+    found: dict[str, int] = {}
+    for size in sizes:
+        room = range(size.hint - 1, 1, -1)
+        free = (n for n in room if all(gcd(n, other) == 1 for other in found.values()))
+        found[size.name] = next(free, max(2, size.hint - 1))
+    return found
+
+
+def _text(point: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={number}" for name, number in point.items())
+
+
+def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
+    """The symbols of a plan, dimensions and axes in one name space.
+
+    Raises:
+      SymbolError: a dimension and an axis have one name and two hints.
+    """
+    axes = mesh.sizes.values() if mesh.symbolic else ()
+    return sizes_of([*symbols.sizes.values(), *axes])
+
+
+def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, int]:
+    """Every size of a plan: those given, and the hints of the others.
+
+    Raises:
+      SymbolError: a name that the plan does not have, or a size below 1.
+
+    >>> point_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": 4})
+    {'B': 8, 'X': 4}
+    """
+    unknown = [name for name in given if name not in named]
+    if unknown and not named:
+        raise SymbolError(
+            f"the plan has no named sizes, so it holds at no other {', '.join(unknown)}: plan with "
+            "sa.dims or Mesh(..., symbolic=True)."
+        )
+    if unknown:
+        raise SymbolError(
+            f"{', '.join(unknown)} is in no argument's shape and is no symbolic axis of the plan; "
+            f"its sizes are {', '.join(f'{n} (hint {s.hint})' for n, s in named.items())}."
+        )
+    bad = {n: v for n, v in given.items() if not _is_size(v)}
+    if bad:
+        raise SymbolError(f"sizes are integers of at least 1, got {_text(bad)}.")
+    return {name: int(given.get(name, size.hint)) for name, size in named.items()}
+
+
+def points_of(
+    named: Mapping[str, Size], given: Mapping[str, Any]
+) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """The sizes of a plan that are one number, and arrays of those that are swept.
+
+    Raises:
+      SymbolError: what `point_of` raises, arrays of anything else or that do not broadcast, none.
+
+    >>> points_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": [2, 4]})
+    ({'B': 8}, {'X': array([2, 4])})
+    """
+    arrays = {name: np.asarray(value) for name, value in given.items()}
+    swept = {name: array for name, array in arrays.items() if array.ndim}
+    known = point_of(named, {n: v for n, v in given.items() if n not in swept})
+    point_of(named, dict.fromkeys(swept, 1))
+    if not swept:
+        raise SymbolError(
+            "a sweep needs an array of some size, as in sweep('tpu_v3', B=2 ** np.arange(10)); "
+            "plan.at(...) is for one point."
+        )
+    for name, array in swept.items():
+        if array.dtype.kind not in "iu" or (array.size and array.min() < 1):
+            shown = np.array2string(array.reshape(-1)[:3], separator=", ")
+            raise SymbolError(
+                f"{name} is {shown}... of {array.dtype}: give integers of at least 1, as "
+                f"np.arange(1, 9) has them."
+            )
+    try:
+        np.broadcast_shapes(*(array.shape for array in swept.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in swept.items())
+        raise SymbolError(
+            f"arrays of shapes {shapes} do not broadcast: give all points of each size, or a grid "
+            "as np.ix_ makes it."
+        ) from None
+    return {name: size for name, size in known.items() if name not in swept}, swept
+
+
+def _is_size(value: object) -> bool:
+    """Whether it counts elements or devices: a number of numpy does too."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
+    """A symbolic mesh in numbers; another one as it is.
+
+    >>> mesh_at(Mesh({"X": 8, "Y": 16}, symbolic=True), {"X": 4, "Y": 16})
+    Mesh(X=4, Y=16)
+    """
+    return Mesh([(name, point[name]) for name, _ in mesh.axes]) if mesh.symbolic else mesh
+
+
+def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
+    """The formulas that `Symbols.to_json` wrote, for the same graph.
+
+    Raises:
+      PlanFileError: a value that its type does not allow.
+      SymbolError: the formulas are not the sizes of the graph.
+    """
+    from shardalg.algebra.dims import from_data
+
+    def shapes(rows: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
+        return tuple(tuple(from_data(size) for size in row) for row in rows)
+
+    saved = read(_Saved, data, "symbols")
+    trips = tuple(from_data(trips) for trips in saved.trips)
+    lifted = Lifted(
+        graph, shapes(saved.shapes), trips, tuple(Constant(*c) for c in saved.constants)
+    )
+    found = Symbols(shapes(saved.dims), lifted, saved.second)
+    given = tuple(tuple(map(hint_of, shape)) for shape in found.dims)
+    known = {*found.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
+    agree = (
+        lifted.shapes_at({}) == tuple(value.type.shape for value in graph.values),
+        tuple(map(hint_of, trips)) == tuple(region.trip_count for region in graph.regions),
+        given == tuple(graph.values[v].type.shape for v in graph.arguments),
+        known == set(found.sizes) and set(found.second) in (set(), known),
+        all(size >= 1 for size in found.second.values()),
+    )
+    if not all(agree):
+        raise SymbolError("the formulas of the sizes are not those of the graph: save it again.")
+    return found
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a file holds of the formulas."""
+
+    dims: tuple[tuple[Data, ...], ...]
+    shapes: tuple[tuple[Data, ...], ...]
+    trips: tuple[Data, ...]
+    constants: tuple[tuple[int, str, str, bool | None], ...]
+    second: dict[str, int]

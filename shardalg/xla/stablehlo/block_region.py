@@ -1,0 +1,264 @@
+"""Computations on blocks: `sdy.manual_computation` as `jax.shard_map`, collectives by axes.
+
+Loops and branches of StableHLO.
+
+Shardy's operators that move a value to another sharding: it stays the same global value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.mlir.dialects import sdy
+from jax.sharding import PartitionSpec
+
+from shardalg.xla.stablehlo.text_layouts import constrained, named, per_value
+from shardalg.xla.stablehlo.text_step import Step
+
+
+def _manual(step: Step, *operands: Any) -> Any:
+    """Free axes of a layout at the border are the partitioner's, as JAX has it."""
+    manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
+    parts = [name for name in step.mesh if "." in name]
+    stated = {str(axis) for axis in manual}
+    axes = {name for name in step.mesh if name in stated}
+    axes |= {name for name in parts if name.rpartition(".")[0] in stated - axes}
+    block = step.op.regions[0].blocks[0]
+    ends = [tuple(value.type.shape) for value in step.op.results]
+    sides = [("in_shardings", [np.shape(x) for x in operands]), ("out_shardings", ends)]
+    said = [
+        [
+            step.layout(each, shape)
+            for each, shape in zip(per_value(step.op.attributes[name]), shapes, strict=True)
+        ]
+        for name, shapes in sides
+    ]
+    specs = [tuple(_on(named(each).spec, axes) for each in side) for side in said]
+    layouts = [*said[0], *said[1]]
+    if not layouts or not block.arguments:
+        raise step.refused(" without operands")
+    if not axes:  # for JAX, no names are all axes
+        inside = map(constrained, operands, said[0])
+        return tuple(map(constrained, step.region(0)(*inside), said[1]))
+    pending = [[_pending(layout, axes) for layout in side] for side in said]
+    if any(pending[0]):
+        names = ", ".join(sorted({name for each in pending[0] for name in each}))
+        raise step.refused(
+            f" with an operand unreduced along {names}, whose summands are not stated,"
+        )
+
+    def body(*blocks: Any) -> tuple[Any, ...]:
+        # A result that is unreduced along manual axes is the sum of the blocks along them.
+        results = step.region(0)(*blocks)
+        summed = zip(results, pending[1], strict=True)
+        return tuple(lax.psum(x, names) if names else x for x, names in summed)
+
+    run = jax.shard_map(
+        body,
+        mesh=named(layouts[0]).mesh,
+        in_specs=specs[0],
+        out_specs=specs[1],
+        axis_names=axes,
+        check_vma=False,
+    )
+    return tuple(run(*operands))
+
+
+def _pending(layout: Any, axes: set[str]) -> tuple[str, ...]:
+    """Return the manual axes along which a value has partial sums."""
+    if layout is None:
+        return ()
+    names = (layout.mesh.axis_ref(digit).name for digit in layout.unreduced)
+    return tuple(name for name in names if name in axes)
+
+
+def _on(spec: Any, axes: set[str]) -> PartitionSpec:
+    """What of a spec is on these axes."""
+    entries = [() if e is None or e is PartitionSpec.UNCONSTRAINED else e for e in spec]
+    held = [(e,) if isinstance(e, str) else e for e in entries]
+    kept = [tuple(axis for axis in e if axis in axes) for e in held]
+    return PartitionSpec(*(k or None for k in kept))
+
+
+def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """Per group of devices that differ along these axes, their numbers."""
+    names = list(sizes)
+    devices = np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    inner = [names.index(axis) for axis in axes]
+    order = [*(d for d in range(len(names)) if d not in inner), *inner]
+    count = int(np.prod([sizes[axis] for axis in axes]))
+    return devices.transpose(order).reshape(-1, count)
+
+
+def _choices(step: Step) -> Iterator[tuple[str, ...]]:
+    """Sets of manual axes, small ones first."""
+    axes = tuple(step.mesh)
+    for count in range(1, len(axes) + 1):
+        yield from combinations(axes, count)
+
+
+def _axes(step: Step) -> tuple[str, ...]:
+    """The axes along which the groups of a collective lie."""
+    said = np.asarray(step.op.attributes["replica_groups"])
+    for axes in _choices(step):
+        if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, said.tolist())}:
+            return axes
+    raise step.refused(f" among groups {said.tolist()}, which are no axes of the mesh,")
+
+
+def _permute(step: Step, x: Any) -> Any:
+    """The same steps along the same axes in every group."""
+    said = {*map(tuple, step.pairs("source_target_pairs", 0))}
+    for axes in _choices(step):
+        groups = _groups(axes, step.mesh)
+        place = {device: i for i, device in enumerate(groups[0].tolist())}
+        steps = [(place[a], place[b]) for a, b in sorted(said) if a in place and b in place]
+        if said == {(int(group[a]), int(group[b])) for group in groups for a, b in steps}:
+            return lax.ppermute(x, axes if len(axes) > 1 else axes[0], steps)
+    raise step.refused(f" along {sorted(said)}, which are no axes of the mesh,")
+
+
+_SUMS = {"add": lax.psum, "maximum": lax.pmax, "minimum": lax.pmin}
+
+
+def _all_reduce(step: Step, *operands: Any) -> Any:
+    how = step.only()
+    if how not in _SUMS:
+        raise step.refused(f" with a computation other than {', '.join(_SUMS)}")
+    return tuple(_SUMS[how](x, _axes(step)) for x in operands)
+
+
+def _all_gather(step: Step, *operands: Any) -> Any:
+    dim = step.number("all_gather_dim")
+    return tuple(lax.all_gather(x, _axes(step), axis=dim, tiled=True) for x in operands)
+
+
+def _reduce_scatter(step: Step, x: Any) -> Any:
+    if step.only() != "add":
+        raise step.refused(" with a computation other than add")
+    dim = step.number("scatter_dimension")
+    return lax.psum_scatter(x, _axes(step), scatter_dimension=dim, tiled=True)
+
+
+def _all_to_all(step: Step, *operands: Any) -> Any:
+    split, concat = step.number("split_dimension"), step.number("concat_dimension")
+    return tuple(lax.all_to_all(x, _axes(step), split, concat, tiled=True) for x in operands)
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "sdy.manual_computation": _manual,
+    "stablehlo.collective_permute": _permute,
+    "stablehlo.all_reduce": _all_reduce,
+    "stablehlo.all_gather": _all_gather,
+    "stablehlo.reduce_scatter": _reduce_scatter,
+    "stablehlo.all_to_all": _all_to_all,
+}
+
+
+def _while(step: Step, *carry: Any) -> Any:
+    """A loop that counts runs so often as it counts; any other until its condition fails."""
+    condition, body = step.region(0), step.region(1)
+    turns = _turns(step, carry)
+    if turns is None:
+        return lax.while_loop(lambda c: condition(*c)[0], lambda c: body(*c), carry)
+    return lax.scan(lambda c, _: (body(*c), None), carry, None, length=turns)[0]
+
+
+def _turns(step: Step, carry: tuple[Any, ...]) -> int | None:
+    """How often the body runs, where a carried counter goes up by one to a constant."""
+    condition, body = (region.blocks[0] for region in step.op.regions)
+    *_, compare, end = condition.operations
+    compare = compare.operation
+    if compare.name != "stablehlo.compare" or list(end.operands) != list(compare.results):
+        return None
+    if "LT" not in str(compare.attributes["comparison_direction"]):
+        return None
+    counter = [i for i, arg in enumerate(condition.arguments) if arg == compare.operands[0]]
+    stop = _number(compare.operands[1])
+    if not counter or stop is None:
+        return None
+    at = counter[0]
+    start = _number(step.op.operands[at])
+    *_, end = body.operations
+    added: Any = getattr(end.operands[at], "owner", None)
+    up = getattr(added, "name", "") == "stablehlo.add"
+    if not up or start is None or added.operands[0] != body.arguments[at]:
+        return None
+    return max(0, stop - start) if _number(added.operands[1]) == 1 else None
+
+
+def _number(value: Any) -> int | None:
+    """The number that a constant is."""
+    owner = value.owner
+    if getattr(owner, "name", "") != "stablehlo.constant":
+        return None
+    said = owner.attributes["value"]
+    return int(said.get_splat_value().value) if said.is_splat else None
+
+
+def _if(step: Step, which: Any) -> Any:
+    return tuple(lax.cond(which, step.region(0), step.region(1)))
+
+
+def _case(step: Step, which: Any) -> Any:
+    """StableHLO takes the last branch for a number that is none's."""
+    count = len(step.op.regions)
+    index = lax.select((which < 0) | (which >= count), lax.full_like(which, count - 1), which)
+    return tuple(lax.switch(index, [step.region(i) for i in range(count)]))
+
+
+CONTROL_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "stablehlo.while": _while,
+    "stablehlo.if": _if,
+    "stablehlo.case": _case,
+}
+
+
+def _as_stated(name: str) -> Callable[..., Any]:
+    """Return the reading of an operator whose result has the sharding in this attribute."""
+    return lambda step, x: constrained(x, step.layout(step.op.attributes[name], np.shape(x)))
+
+
+def _reduced(step: Step, x: Any) -> Any:
+    """Return the sum, which is the operand's global value: the operand's blocks are partial sums.
+
+    Of a value that no operator has left as partial sums, each device would have a summand of its
+    own, and the program of all devices has no such value.
+    """
+    if not _is_partial(step.op.operands[0]):
+        raise step.refused(" of a value that is no partial sum")
+    return _as_stated("out_sharding")(step, x)
+
+
+def _is_partial(value: Any) -> bool:
+    owner = value.owner
+    name = getattr(owner, "name", "")
+    if name.startswith("sdy.") and list(getattr(owner, "operands", ())):
+        return _is_partial(owner.operands[0])
+    return name in _SUMMING_REDUCTIONS or "unreduced" in _own_sharding(owner)
+
+
+def _own_sharding(owner: Any) -> str:
+    attributes = getattr(owner, "attributes", {})
+    return str(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else ""
+
+
+_SUMMING = "convolution dot dot_general gather reduce reduce_window scatter select_and_scatter"
+_SUMMING_REDUCTIONS = frozenset(f"stablehlo.{name}" for name in _SUMMING.split())
+"""Operators whose blocks are partial sums where a dimension that they sum over is sharded."""
+
+SHARDY_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "sdy.sharding_constraint": _as_stated("sharding"),
+    "sdy.reshard": _as_stated("sharding"),
+    "sdy.all_gather": _as_stated("out_sharding"),
+    "sdy.all_slice": _as_stated("out_sharding"),
+    "sdy.all_to_all": _as_stated("out_sharding"),
+    "sdy.collective_permute": _as_stated("out_sharding"),
+    "sdy.all_reduce": _reduced,
+    "sdy.reduce_scatter": _reduced,
+}

@@ -1,0 +1,213 @@
+"""Operators of StableHLO and CHLO, as calls of the functions of `lax` that they come from.
+
+Calls of LAPACK, which stand in text that is lowered for CPUs, as JAX's own operators.
+
+Each gives what JAX's lowering expects of the call (jax/_src/lax/linalg.py): its last result is the
+status, 0 where all is well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardalg.xla.stablehlo import block_region, contracted, reduced
+from shardalg.xla.stablehlo import block_region as control
+from shardalg.xla.stablehlo import block_region as shardy_moves
+from shardalg.xla.stablehlo.text_layouts import constrained
+from shardalg.xla.stablehlo.text_step import Step, array_type, literal
+
+_TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
+
+
+def called(target: str) -> Callable[..., Any] | None:
+    """The reading of a call; None of one that has none.
+
+    >>> called("lapack_spotrf_ffi").__name__, called("lapack_sgeqrf_ffi"), called("my_kernel")
+    ('_cholesky', None, None)
+    """
+    name = _TARGET.fullmatch(target)
+    return _CALLS.get(name[1]) if name else None
+
+
+def _said(step: Step, name: str) -> str:
+    """A letter of LAPACK, such as L or U for the triangle."""
+    said = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
+    if name not in said:
+        raise step.refused(f" of LAPACK without {name}")
+    return chr(said[name].value)
+
+
+def _well(x: Any) -> Any:
+    return jnp.zeros(x.shape[:-2], jnp.int32)
+
+
+def _cholesky(step: Step, x: Any) -> Any:
+    if _said(step, "uplo") != "L":
+        raise step.refused(" of the upper triangle")
+    made = lax.linalg.cholesky(x, symmetrize_input=False)
+    return made, jnp.isnan(made).any((-2, -1)).astype(jnp.int32)
+
+
+def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
+    how = _said(step, "trans_x")
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=_said(step, "side") == "L",
+        lower=_said(step, "uplo") == "L",
+        transpose_a=how != "N",
+        conjugate_a=how == "C",
+        unit_diagonal=_said(step, "diag") == "U",
+    )
+
+
+def _lu(step: Step, x: Any) -> Any:
+    """LAPACK numbers rows from 1."""
+    made, pivots, _ = lax.linalg.lu(x)
+    return made, pivots + 1, _well(x)
+
+
+def _eigh(step: Step, x: Any) -> Any:
+    vectors, values = lax.linalg.eigh(x, lower=_said(step, "uplo") == "L", symmetrize_input=False)
+    return vectors, values, _well(x)
+
+
+def _svd(step: Step, x: Any) -> Any:
+    mode = _said(step, "mode")
+    if mode == "N":
+        values = lax.linalg.svd(x, full_matrices=False, compute_uv=False)
+        left, right = (jnp.zeros(*array_type(step.op.results[i].type)) for i in (2, 3))
+    else:
+        left, values, right = lax.linalg.svd(x, full_matrices=mode == "A")
+    return x, values, left, right, _well(x)
+
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "potrf": _cholesky,
+    "trsm": _triangular_solve,
+    "getrf": _lu,
+    "syevd": _eigh,
+    "heevd": _eigh,
+    "gesdd": _svd,
+}
+
+
+Reading = Callable[..., Any]
+"""(step, *operands) -> the result, or a tuple of them."""
+
+_POINTWISE = (
+    "abs add atan2 cbrt ceil complex div=divide exp=exponential expm1=exponential_minus_one floor "
+    "cos=cosine clz=count_leading_zeros imag is_finite log log1p=log_plus_one logistic max=maximum "
+    "min=minimum mul=multiply neg=negate bitwise_not=not population_count=popcnt pow=power real "
+    "rem=remainder rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin=sine sqrt "
+    "sub=subtract tan tanh bitwise_and=and bitwise_or=or bitwise_xor=xor clamp"
+)
+_CHLO = (
+    "square erf erf_inv erfc lgamma digamma acos acosh asin asinh atan atanh cosh sinh tan conj "
+    "bessel_i1e nextafter=next_after zeta polygamma"
+)
+
+
+def _pointwise(dialect: str, names: str) -> dict[str, Reading]:
+    pairs = (name.partition("=") for name in names.split())
+    return {f"{dialect}.{theirs or ours}": _plain(ours) for ours, _, theirs in pairs}
+
+
+def _plain(name: str) -> Reading:
+    function = getattr(lax, name)
+    return lambda step, *operands: function(*operands)
+
+
+def _constant(step: Step) -> Any:
+    """A scalar stays a literal, one number everywhere is a broadcast."""
+    value = literal(step.op)
+    same = value.size > 1 and bool((value == value.flat[0]).all())
+    return lax.full(value.shape, value.flat[0]) if same else value
+
+
+def _broadcast(step: Step, x: Any) -> Any:
+    """To its own shape it is the value, which a reduction is to know for its identity."""
+    if np.shape(x) == step.shape:
+        return x
+    return lax.broadcast_in_dim(x, step.shape, step.ints("broadcast_dimensions"))
+
+
+def _compare(step: Step, x: Any, y: Any) -> Any:
+    return getattr(lax, step.word("comparison_direction").lower())(x, y)
+
+
+def _slice(step: Step, x: Any) -> Any:
+    return lax.slice(x, *(step.ints(n) for n in ("start_indices", "limit_indices", "strides")))
+
+
+def _pad(step: Step, x: Any, value: Any) -> Any:
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    return lax.pad(x, value, tuple(zip(*map(step.ints, names), strict=True)))
+
+
+def _convert(step: Step, x: Any) -> Any:
+    return lax.convert_element_type(x, step.dtype)
+
+
+def _custom_call(step: Step, *operands: Any) -> Any:
+    """A constraint of HLO, or LAPACK's; every other target is a kernel of somebody's."""
+    target = str(step.op.attributes["call_target_name"].value)
+    of_lapack = called(target)
+    if of_lapack is not None:
+        return of_lapack(step, *operands)
+    if target != "Sharding" or not step.has("mhlo.sharding"):
+        raise step.refused(f" @{target}")
+    said = step.op.attributes["mhlo.sharding"].value
+    return constrained(operands[0], step.layout(said, step.shape))
+
+
+def _random_bits(step: Step, state: Any) -> Any:
+    bits = step.op.results[1].type
+    shape, dtype = tuple(bits.shape), np.dtype(f"uint{bits.element_type.width}")
+    algorithm = lax.RandomAlgorithm[f"RNG_{step.word('rng_algorithm')}"]
+    # A state of 64 bits that JAX does not hold stands in pairs of 32, and is taken flat.
+    after, found = lax.rng_bit_generator(state.reshape(-1), shape, dtype, algorithm=algorithm)
+    return after.reshape(state.shape), found
+
+
+OPERATORS: Mapping[str, Reading] = {
+    **_pointwise("stablehlo", _POINTWISE),
+    **_pointwise("chlo", _CHLO),
+    "stablehlo.constant": _constant,
+    "sdy.constant": _constant,
+    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.compare": _compare,
+    "stablehlo.select": lambda s, which, yes, no: lax.select(which, yes, no),
+    "stablehlo.convert": _convert,
+    "stablehlo.bitcast_convert": lambda s, x: lax.bitcast_convert_type(x, s.dtype),
+    "stablehlo.reshape": lambda s, x: lax.reshape(x, s.shape),
+    "stablehlo.transpose": lambda s, x: lax.transpose(x, s.ints("permutation")),
+    "stablehlo.reverse": lambda s, x: lax.rev(x, s.ints("dimensions")),
+    "stablehlo.concatenate": lambda s, *xs: lax.concatenate(xs, s.number("dimension")),
+    "stablehlo.iota": lambda s: lax.broadcasted_iota(s.dtype, s.shape, s.number("iota_dimension")),
+    "stablehlo.slice": _slice,
+    "stablehlo.pad": _pad,
+    "stablehlo.dynamic_slice": lambda s, x, *at: lax.dynamic_slice(x, at, s.ints("slice_sizes")),
+    "stablehlo.dynamic_update_slice": lambda s, x, new, *at: lax.dynamic_update_slice(x, new, at),
+    "stablehlo.round_nearest_afz": lambda s, x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    "stablehlo.round_nearest_even": lambda s, x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "stablehlo.reduce_precision": lambda s, x: lax.reduce_precision(
+        x, s.number("exponent_bits"), s.number("mantissa_bits")
+    ),
+    "stablehlo.optimization_barrier": lambda s, *xs: tuple(lax.optimization_barrier(xs)),
+    "stablehlo.rng_bit_generator": _random_bits,
+    "stablehlo.custom_call": _custom_call,
+    "chlo.top_k": lambda s, x: tuple(lax.top_k(x, s.number("k"))),
+    **contracted.OPERATORS,
+    **reduced.OPERATORS,
+    **control.CONTROL_OPERATORS,
+    **block_region.OPERATORS,
+    **shardy_moves.SHARDY_OPERATORS,
+}
+"""Name of an operator to what it calls."""

@@ -1,0 +1,175 @@
+"""Products, convolutions, gathers and scatters of StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax import lax
+from jax.extend.mlir.dialects import stablehlo
+
+from shardalg.xla.stablehlo.text_step import Step
+
+
+def _precision(step: Step) -> Any:
+    """None where every operand has the default."""
+    said = step.op.attributes["precision_config"] if step.has("precision_config") else ()
+    words = [str(word).rstrip(">").rpartition(" ")[2] for word in said]
+    return tuple(map(lax.Precision.__getitem__, words)) if {*words} - {"DEFAULT"} else None
+
+
+def _dot(step: Step, x: Any, y: Any) -> Any:
+    if step.has("algorithm"):
+        raise step.refused(" of an algorithm of its own")
+    dims = stablehlo.DotDimensionNumbers(step.op.attributes["dot_dimension_numbers"])
+    numbers = (
+        (tuple(dims.lhs_contracting_dimensions), tuple(dims.rhs_contracting_dimensions)),
+        (tuple(dims.lhs_batching_dimensions), tuple(dims.rhs_batching_dimensions)),
+    )
+    return lax.dot_general(
+        x, y, numbers, precision=_precision(step), preferred_element_type=step.dtype
+    )
+
+
+def _convolution(step: Step, x: Any, kernel: Any) -> Any:
+    dims = stablehlo.ConvDimensionNumbers(step.op.attributes["dimension_numbers"])
+    rank = x.ndim - 2
+    reversal = step.ints("window_reversal", (0,) * rank)
+    turned = [d for d, on in zip(dims.kernel_spatial_dimensions, reversal, strict=True) if on]
+    numbers = lax.ConvDimensionNumbers(
+        (dims.input_batch_dimension, dims.input_feature_dimension, *dims.input_spatial_dimensions),
+        (
+            dims.kernel_output_feature_dimension,
+            dims.kernel_input_feature_dimension,
+            *dims.kernel_spatial_dimensions,
+        ),
+        (
+            dims.output_batch_dimension,
+            dims.output_feature_dimension,
+            *dims.output_spatial_dimensions,
+        ),
+    )
+    return lax.conv_general_dilated(
+        x,
+        lax.rev(kernel, turned) if turned else kernel,
+        step.ints("window_strides", (1,) * rank),
+        step.pairs("padding", rank),
+        lhs_dilation=step.ints("lhs_dilation", (1,) * rank),
+        rhs_dilation=step.ints("rhs_dilation", (1,) * rank),
+        dimension_numbers=numbers,
+        feature_group_count=step.number("feature_group_count"),
+        batch_group_count=step.number("batch_group_count"),
+        precision=_precision(step),
+        preferred_element_type=step.dtype,
+    )
+
+
+def _index_vectors(indices: Any, dimension: int) -> Any:
+    """JAX has the index vector last, one of a single number too."""
+    if dimension == indices.ndim:
+        return lax.expand_dims(indices, (dimension,))
+    order = [*(d for d in range(indices.ndim) if d != dimension), dimension]
+    return indices if order == sorted(order) else lax.transpose(indices, order)
+
+
+def _gather(step: Step, x: Any, indices: Any) -> Any:
+    """StableHLO moves windows that reach out of the operand back into it."""
+    dims = stablehlo.GatherDimensionNumbers(step.op.attributes["dimension_numbers"])
+    numbers = lax.GatherDimensionNumbers(
+        tuple(dims.offset_dims),
+        tuple(dims.collapsed_slice_dims),
+        tuple(dims.start_index_map),
+        tuple(dims.operand_batching_dims),
+        tuple(dims.start_indices_batching_dims),
+    )
+    return lax.gather(
+        x,
+        _index_vectors(indices, dims.index_vector_dim),
+        numbers,
+        step.ints("slice_sizes"),
+        indices_are_sorted=_said(step, "indices_are_sorted"),
+        mode=lax.GatherScatterMode.CLIP,
+    )
+
+
+_SCATTERS = {
+    "add": lax.scatter_add,
+    "multiply": lax.scatter_mul,
+    "minimum": lax.scatter_min,
+    "maximum": lax.scatter_max,
+    "": lax.scatter,
+}
+
+
+def _scatter(step: Step, *operands: Any) -> Any:
+    """StableHLO leaves out updates whose window reaches out of the operand."""
+    if len(operands) != 3:
+        raise step.refused(f" of {len(operands) // 2} operands")
+    how = step.only() or ("" if _writes(step) else "another")
+    if how not in _SCATTERS:
+        raise step.refused(f" with a computation other than {', '.join(filter(None, _SCATTERS))}")
+    x, indices, updates = operands
+    dims = stablehlo.ScatterDimensionNumbers(step.op.attributes["scatter_dimension_numbers"])
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(dims.update_window_dims),
+        tuple(dims.inserted_window_dims),
+        tuple(dims.scattered_dims_to_operand_dims),
+        tuple(dims.input_batching_dims),
+        tuple(dims.scatter_indices_batching_dims),
+    )
+    return _SCATTERS[how](
+        x,
+        _index_vectors(indices, dims.index_vector_dim),
+        updates,
+        numbers,
+        indices_are_sorted=_said(step, "indices_are_sorted"),
+        unique_indices=_said(step, "unique_indices"),
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _writes(step: Step) -> bool:
+    """Whether the computation returns the update as it is."""
+    block = step.op.regions[0].blocks[0]
+    only = list(block.operations)
+    return len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
+
+
+def _said(step: Step, name: str) -> bool:
+    return step.has(name) and bool(step.op.attributes[name].value)
+
+
+def _fft(step: Step, x: Any) -> Any:
+    return lax.fft(x, lax.FftType[step.word("fft_type")], step.ints("fft_length"))
+
+
+def _cholesky(step: Step, x: Any) -> Any:
+    """JAX has the lower one."""
+    if not _said(step, "lower"):
+        raise step.refused(" of the upper triangle")
+    return lax.linalg.cholesky(x, symmetrize_input=False)
+
+
+def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
+    how = step.word("transpose_a")
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=_said(step, "left_side"),
+        lower=_said(step, "lower"),
+        transpose_a=how in ("TRANSPOSE", "ADJOINT"),
+        conjugate_a=how == "ADJOINT",
+        unit_diagonal=_said(step, "unit_diagonal"),
+    )
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "stablehlo.dot_general": _dot,
+    "stablehlo.dot": lambda s, x, y: lax.dot(x, y, preferred_element_type=s.dtype),
+    "stablehlo.convolution": _convolution,
+    "stablehlo.gather": _gather,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.fft": _fft,
+    "stablehlo.cholesky": _cholesky,
+    "stablehlo.triangular_solve": _triangular_solve,
+}

@@ -1,0 +1,148 @@
+"""A parsed module as a function of arrays: every operator calls what its table says."""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import NotationError, ShardingError, StrategyError, TraceError
+from shardalg.xla.stablehlo.called import OPERATORS
+from shardalg.xla.stablehlo.text_layouts import INLINED, SHARDY, constrained, per_value, read_layout
+from shardalg.xla.stablehlo.text_places import called_from, frames, scoped, shown
+from shardalg.xla.stablehlo.text_step import COMPOSITE, Step
+
+Env = MutableMapping[Any, Any]
+_CALLS = {"func.call": "callee", COMPOSITE: "decomposition"}
+_MESH = re.compile(rf"<(?:@(\w+)|({INLINED}))")
+_MAIN = "main"
+_RETURNS = ("func.return", "stablehlo.return", "sdy.return")
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A module's functions, and the mesh on which its shardings are said.
+
+    Attributes:
+      functions: by name, of the parser.
+      mesh: ours; None where the text has no shardings. path: of the text, for places.
+      meshes: those that the text states, by name. One without axes says nothing (of random keys,
+        where no mesh is set), unless it names its one device.
+    """
+
+    functions: dict[str, Any]
+    mesh: Mesh | None
+    path: str
+    meshes: Mapping[str, Mesh] = field(default_factory=dict)
+
+    def layout(self, said: Any, shape: Sequence[int]) -> Any:
+        """A sharding of the text on its mesh; None of one on a mesh without axes: it says nothing.
+
+        Raises:
+          NotationError, ShardingError: it does not fit.
+        """
+        names = [name or inlined for name, inlined in _MESH.findall(str(said))]
+        own = self.meshes.get(names[0]) if names else self.mesh
+        if own is not None and not own.axes:
+            if own.device_ids is None:
+                return None
+            raise NotationError(
+                f"{said} keeps a value on device {own.device_ids[0]} alone, which no plan does. "
+                "Leave the sharding out, or state one on all devices."
+            )
+        if self.mesh is None or own is None:
+            raise TraceError(f"{self.path}: the sharding {said} stands in a text without a mesh.")
+        return read_layout(said, shape, own, self.mesh)
+
+    def call(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """What a function of the module returns.
+
+        Raises:
+          TraceError: an operator that no table has.
+        """
+        function = self.functions[name]
+        if name != _MAIN:  # the caller applies the shardings of the border of the program
+            args = self._stated(function, "arg_attrs", args)
+        results = self._block(function.regions[0].blocks[0], {}, args)
+        return results if name == _MAIN else self._stated(function, "res_attrs", results)
+
+    def _stated(self, function: Any, name: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return arrays with the shardings that a function states of its arguments or results."""
+        if name not in function.attributes:
+            return tuple(arrays)
+        pairs = zip(arrays, function.attributes[name], strict=True)
+        return tuple(
+            constrained(x, self.layout(said[SHARDY], jnp.shape(x))) if SHARDY in said else x
+            for x, said in pairs
+        )
+
+    def _block(self, block: Any, env: Env, args: Sequence[Any]) -> tuple[Any, ...]:
+        env = ChainMap({}, env)
+        unread = _unread_constraints(block)
+        self._define(env, block.arguments, args, unread)
+        for op in block.operations:
+            operands = [env[value] for value in op.operands]
+            if op.operation.name in _RETURNS:
+                return tuple(operands)
+            results = self._operator(op.operation, env, operands)
+            self._define(env, op.operation.results, results, unread)
+        return ()
+
+    def _define(
+        self, env: Env, values: Sequence[Any], arrays: Sequence[Any], unread: Mapping[Any, Any]
+    ) -> None:
+        """Record the arrays of values, with the constraints whose results nobody reads."""
+        env.update(zip(values, arrays, strict=True))
+        for value in values:
+            for op in unread.get(value, ()):
+                (env[value],) = self._operator(op, env, [env[value]])
+
+    def _operator(self, op: Any, env: Env, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """What is called is written out, in the scopes and below the lines of the call."""
+        location = str(op.location)
+        run, step = self._found(op, env, location)
+        try:
+            with scoped(location):
+                made = called_from(frames(location, self.path), run, step, *operands)
+                results = made if isinstance(made, tuple) else (made,)
+                if SHARDY not in op.attributes:
+                    return results
+                said = per_value(op.attributes[SHARDY])
+                pairs = zip(results, said, strict=True)
+                return tuple(constrained(x, self.layout(s, jnp.shape(x))) for x, s in pairs)
+        except (NotationError, ShardingError, StrategyError) as error:
+            place = shown(location, self.path)
+            if str(error).startswith(f"{place}: "):
+                raise
+            raise type(error)(f"{place}: {op.name}: {error}") from None
+
+    def _found(self, op: Any, env: Env, location: str) -> tuple[Callable[..., Any], Any]:
+        """What an operator calls, and its first argument; a composite is the operator it names."""
+        name = op.attributes["name"].value if op.name == COMPOSITE else op.name
+        if op.name in _CALLS and name not in OPERATORS:
+            return self.call, op.attributes[_CALLS[op.name]].value
+        sizes = {} if self.mesh is None else self.mesh.shape
+        step = Step(op, self._region(op, env), self.layout, sizes, shown(location, self.path))
+        if name not in OPERATORS:
+            raise step.refused("")
+        return OPERATORS[name], step
+
+    def _region(self, op: Any, env: Env) -> Callable[[int], Callable[..., tuple[Any, ...]]]:
+        def region(number: int) -> Callable[..., tuple[Any, ...]]:
+            return lambda *args: self._block(op.regions[number].blocks[0], env, args)
+
+        return region
+
+
+def _unread_constraints(block: Any) -> Mapping[Any, list[Any]]:
+    """Return, per value, its constraints whose results nobody reads: they hold for the value."""
+    found: dict[Any, list[Any]] = {}
+    for op in block.operations:
+        if op.operation.name == "sdy.sharding_constraint" and not list(op.operation.result.uses):
+            found.setdefault(op.operation.operands[0], []).append(op.operation)
+    return found

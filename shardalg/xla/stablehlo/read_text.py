@@ -1,0 +1,190 @@
+"""StableHLO text, or a file of it, as what `plan` takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import NotationError, ShardingError, StrategyError, TraceError
+from shardalg.planner.calls.jitted import STATED, Stated
+from shardalg.xla.stablehlo.interpret import Program
+from shardalg.xla.stablehlo.text_layouts import (
+    HLO,
+    INLINED,
+    SHARDY,
+    hlo_mesh,
+    shardy_mesh,
+    split_axes,
+)
+from shardalg.xla.stablehlo.text_places import shown
+from shardalg.xla.stablehlo.text_step import border_type
+
+_NO_PATH = "text.mlir"
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+
+
+def read_stablehlo(text: str | Path) -> Any:
+    """StableHLO, traced: `plan` takes it as it takes `jax.jit(f).trace(...)`.
+
+    Its mesh, the shardings of its arguments and results, what it donates, and the constraints
+    inside are those of the text, of Shardy (`sdy.sharding`) or of HLO (`mhlo.sharding`, on the mesh
+    of fewest axes that all of them have, `d0`, `d1`, ...). Lines of the text's locations are those
+    of the plan: export with `as_text(debug_info=True)`.
+
+    Args:
+      text: of `jax.jit(f).lower(...).as_text()` or `jax.export.export(...)(...).mlir_module()`, or
+        the path of a file of it.
+
+    Raises:
+      TraceError: no such file, text that does not parse, a module without the function `main`, an
+        operator that is not read. NotationError, ShardingError: a sharding that does not fit.
+
+    >>> import jax, shardalg as sa
+    >>> x = jax.ShapeDtypeStruct((8, 4), "float32")
+    >>> text = jax.jit(lambda x: x.sum(0)).lower(x).as_text()
+    >>> sa.plan(sa.read_stablehlo(text), mesh=sa.Mesh({"x": 4}), in_shardings=("[x, None]",))
+    Plan on Mesh(x=4) for 4 x tpu_v3 (the default chip; devices of the mesh), ...
+
+    Source: the StableHLO specification; Shardy's dialect.
+    """
+    text, path = _text(text)
+    with mlir.make_ir_context():
+        try:
+            module = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise TraceError(
+                f"{path} is no StableHLO that jaxlib reads: {str(error).strip()}\nPass what "
+                "jax.jit(f).lower(...).as_text() prints, or the path of a file of it."
+            ) from None
+        return _traced(module, path)
+
+
+def _text(text: str | Path) -> tuple[str, str]:
+    """The text, and what its places are called."""
+    if not isinstance(text, str | Path):
+        raise TraceError(
+            f"{text!r:.80} is no text: pass what jax.jit(f).lower(...).as_text() prints, or a path."
+        )
+    if isinstance(text, str) and ("\n" in text or "{" in text):
+        return text, _NO_PATH
+    try:
+        return Path(text).read_text(), str(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{text} is no file of StableHLO text: {error}. Pass the text, or the path of a file."
+        ) from None
+
+
+def _traced(module: Any, path: str) -> Any:
+    found = [op.operation for op in module.body.operations]
+    functions = {op.attributes["sym_name"].value: op for op in found if op.name == "func.func"}
+    if "main" not in functions:
+        have = ", ".join(functions) or "no functions"
+        raise TraceError(f"{path} has {have}, and no function 'main'. Name the one to plan so.")
+    program = Program(functions, *_meshes(module, found, path))
+    main = functions["main"]
+    block = main.regions[0].blocks[0]
+    types = [jax.ShapeDtypeStruct(*border_type(value.type)) for value in block.arguments]
+    ends = [
+        border_type(kind)
+        for kind in ir.FunctionType(main.attributes["function_type"].value).results
+    ]
+    said = _attributes(main, "arg_attrs", len(types))
+
+    def run(*args: Any) -> Any:
+        results = program.call("main", *args)
+        return results[0] if len(results) == 1 else results
+
+    run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
+    run.__name__ = Path(path).stem.replace("-", "_")
+    *_, last = block.operations
+    starts = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
+    into = _layouts(program, said, [kind.shape for kind in types], starts)
+    stops = [(f"result {i}", str(last.operation.location)) for i in range(len(ends))]
+    given = _attributes(main, "res_attrs", len(ends))
+    out = _layouts(program, given, [shape for shape, _ in ends], stops)
+    traced = jax.jit(
+        run,
+        donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
+        keep_unused=True,
+    ).trace(*types)
+    # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
+    setattr(traced, STATED, Stated(program.mesh, into, out))
+    return traced
+
+
+def _attributes(main: Any, name: str, count: int) -> list[Any]:
+    """Per argument or result, what stands beside it."""
+    return [*main.attributes[name]] if name in main.attributes else [{}] * count
+
+
+def _layouts(
+    program: Program,
+    said: Sequence[Any],
+    shapes: Sequence[Any],
+    places: Sequence[tuple[str, str]],
+) -> Any:
+    """Per argument or result its layout, None where the text says none.
+
+    Args:
+      places: per argument or result, its name and its location.
+
+    Raises:
+      NotationError, ShardingError: a sharding that does not fit, or that has partial sums.
+    """
+    found = []
+    for each, shape, (what, location) in zip(said, shapes, places, strict=True):
+        layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
+        place = f"{shown(location, program.path)}: {what} of shape {tuple(shape)}"
+        try:
+            read = None if layout is None else program.layout(layout, shape)
+        except (NotationError, ShardingError, StrategyError) as error:
+            raise type(error)(f"{place}: {error}") from None
+        if read is not None and read.unreduced:
+            raise NotationError(
+                f"{place}: {layout} has partial sums at the border of the program. A plan supports "
+                "partial sums only inside the program. Leave out unreduced=: an argument is then "
+                "the sum, and a result is reduced before it is returned."
+            )
+        found.append(read)
+    return tuple(found)
+
+
+def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
+    """What the arguments are called in the text's locations, as far as they differ."""
+    names = [re.sub(r"\W+", "_", str(value.location)[4:-1]).strip("_") for value in arguments]
+    fitting = len({*names}) == len(names) and all(name.isidentifier() for name in names)
+    chosen = names if fitting else [f"arg{i}" for i in range(len(names))]
+    return [Parameter(name, Parameter.POSITIONAL_ONLY) for name in chosen]
+
+
+def _meshes(
+    module: Any, operators: Sequence[Any], path: str
+) -> tuple[Mesh | None, str, dict[str, Mesh]]:
+    """The one of Shardy that shardings name, else what HLO's share; and all that are stated."""
+    text = str(module)
+    stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
+    read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}
+    inlined = {
+        found: ir.Attribute.parse(f"#sdy.{found}") for found in re.findall(f"<({INLINED})", text)
+    }
+    used = {name for name in read if re.search(rf"<@{re.escape(name)}\b", text)} | inlined.keys()
+    read |= {found: shardy_mesh(attribute) for found, attribute in inlined.items()}
+    shardy = [mesh for name, mesh in read.items() if mesh.axes and (name in used or not used)]
+    if len({mesh.size for mesh in shardy}) > 1:
+        raise TraceError(
+            f"{path} has meshes of {sorted({mesh.size for mesh in shardy})} devices: {shardy}. "
+            "Meshes of one program have the same devices; remove the others from the text."
+        )
+    if shardy:
+        return split_axes(shardy[0], text), path, read
+    texts = re.findall(r'mhlo\.sharding = "(\{[^"]*\})"', text)
+    return (hlo_mesh(texts) if texts else None), path, read

@@ -1,0 +1,173 @@
+"""Reductions, windows and sorts of StableHLO: operators with a computation of scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+
+from shardalg.graph.evaluate import find_primitive
+from shardalg.xla.stablehlo.text_step import Step
+
+_MONOIDS = {
+    "add": lax.add,
+    "multiply": lax.mul,
+    "minimum": lax.min,
+    "maximum": lax.max,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+_RUNNING = {
+    "add": lax.cumsum,
+    "multiply": lax.cumprod,
+    "maximum": lax.cummax,
+    "minimum": lax.cummin,
+}
+
+
+def _computation(step: Step) -> Any:
+    """The function of `lax` that the region is, else the region; pairs for JAX."""
+    known = _MONOIDS.get(step.only())
+    if known is not None:
+        return known
+    run, count = step.region(0), len(step.op.operands) // 2
+
+    def call(x: Any, y: Any) -> Any:
+        if count == 1:
+            return run(x, y)[0]
+        return run(*x, *y)
+
+    return call
+
+
+_MOST_KEYS = 3
+"""Of a sort whose comparison is tried: 3 to the sixth cases."""
+
+
+def _reduce(step: Step, *operands: Any) -> Any:
+    half = len(operands) // 2
+    dims = step.ints("dimensions")
+    found = _arg_reduce(step, operands, dims)
+    if found is not None:
+        return found
+    xs, inits = operands[:half], operands[half:]
+    if half == 1:
+        return lax.reduce(xs[0], inits[0], _computation(step), dims)
+    return tuple(lax.reduce(tuple(xs), tuple(inits), _computation(step), dims))
+
+
+def _arg_reduce(step: Step, operands: tuple[Any, ...], dims: tuple[int, ...]) -> Any:
+    """`argmax` and `argmin` of JAX: values beside an iota, the first of the extreme ones kept."""
+    if len(operands) != 4 or len(dims) != 1:
+        return None
+    iota = step.op.operands[1].owner
+    if getattr(iota, "name", "") != "stablehlo.iota":
+        return None
+    if int(iota.attributes["iota_dimension"].value) != dims[0]:
+        return None
+    x, counted = operands[:2]
+    for kept, extreme in ((lax.argmax, lax.reduce_max), (lax.argmin, lax.reduce_min)):
+        if _keeps_first(step, kept, (x.dtype, counted.dtype)):
+            return extreme(x, dims), kept(x, dims[0], counted.dtype)
+    return None
+
+
+def _keeps_first(step: Step, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
+    """Whether the computation, tried on values of every kind, keeps the place that `kept` does.
+
+    Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
+    """
+    values = [0, 1, 2, *([np.nan] if np.issubdtype(types[0], np.inexact) else [])]
+    every = product(values, (0, 1), values, (0, 1))
+    distinct = np.array([each for each in every if each[1] != each[3]])
+    cases = distinct[~np.isnan(distinct[:, [0, 2]]).all(1)]
+    a, b = (cases[:, column].astype(types[0]) for column in (0, 2))
+    i, j = (cases[:, column].astype(types[1]) for column in (1, 3))
+    with jax.ensure_compile_time_eval():
+        got = jax.vmap(step.region(0))(a, i, b, j)[1]
+        both = np.where((i < j)[:, None], np.stack([a, b], 1), np.stack([b, a], 1))
+        want = kept(both, 1, types[1])
+    return bool(np.array_equal(got, want))
+
+
+def _window(step: Step, x: Any, init: Any) -> Any:
+    rank = x.ndim
+    ones = (1,) * rank
+    sizes, padding = step.ints("window_dimensions"), step.pairs("padding", rank)
+    strides, base, dilation = (
+        step.ints(name, ones) for name in ("window_strides", "base_dilations", "window_dilations")
+    )
+    running = _RUNNING.get(step.only())
+    wide = [dim for dim, size in enumerate(sizes) if size > 1]
+    if running and len(wide) == 1 and {*strides, *base, *dilation} == {1}:
+        (dim,), size = wide, x.shape[wide[0]]
+        other = all(pads == (0, 0) for d, pads in enumerate(padding) if d != dim)
+        if other and sizes[dim] == size and padding[dim] in ((size - 1, 0), (0, size - 1)):
+            return running(x, dim, reverse=padding[dim][0] == 0)
+    return lax.reduce_window(x, init, _computation(step), sizes, strides, padding, base, dilation)
+
+
+_SELECTS = {"GE": "ge", "LE": "le"}
+
+
+def _select_and_scatter(step: Step, x: Any, source: Any, init: Any) -> Any:
+    """As the gradient of a maximum over windows has it."""
+    compare = step.op.regions[0].blocks[0].operations[0].operation
+    word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
+    if (
+        word not in _SELECTS
+        or step.only(0) != "compare"
+        or step.only(1) != "add"
+        or not _is_zero(init)
+    ):
+        raise step.refused(" of computations other than ge or le, and add")
+    add: Primitive = find_primitive("select_and_scatter_add")
+    return add.bind(
+        source,
+        x,
+        select_prim=find_primitive(_SELECTS[word]),
+        window_dimensions=step.ints("window_dimensions", (1,) * x.ndim),
+        window_strides=step.ints("window_strides", (1,) * x.ndim),
+        padding=step.pairs("padding", x.ndim),
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer) and not np.any(value)
+
+
+def _sort(step: Step, *operands: Any) -> Any:
+    """JAX sorts upwards by its first operands: those that the comparison reads."""
+    block = step.op.regions[0].blocks[0]
+    keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
+    if not _is_upwards(step, keys, [x.dtype for x in operands]):
+        raise step.refused(" downwards, or by operands that are not the first,")
+    dim = step.number("dimension")
+    stable = step.has("is_stable") and bool(step.op.attributes["is_stable"].value)
+    return tuple(lax.sort(operands, dimension=dim, is_stable=stable, num_keys=keys))
+
+
+def _is_upwards(step: Step, keys: int, types: Sequence[Any]) -> bool:
+    """Whether the comparison, tried on values, is that of these many first operands in order."""
+    if not 1 <= keys <= _MOST_KEYS:
+        return False
+    cases = list(product((0, 1, 2), repeat=2 * keys))
+    want = [case[::2] < case[1::2] for case in cases]
+    columns = [*np.array(cases).T, *[np.zeros(len(cases))] * (2 * (len(types) - keys))]
+    arrays = [c.astype(types[n // 2]) for n, c in enumerate(columns)]
+    with jax.ensure_compile_time_eval():
+        return bool(np.array_equal(jax.vmap(step.region(0))(*arrays)[0], want))
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_window": _window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.sort": _sort,
+}

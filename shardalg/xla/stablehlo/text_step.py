@@ -1,0 +1,180 @@
+"""One operator of the text as it is interpreted: its attributes, types and regions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.mlir import ir
+
+from shardalg.errors import TraceError
+
+COMPOSITE = "stablehlo.composite"
+_NUMBER = re.compile(r"0x[0-9A-Fa-f]+|-?(?:\d[\d.]*(?:[eE][+-]?\d+)?)")
+_ELEMENTS = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64"} | {
+    "complex<f64>": "complex128"
+}
+_NAMED = re.compile("^(ui|i|f)([0-9]+)$")
+_KINDS = {"ui": "uint", "i": "int", "f": "float"}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An operator and what it stands in.
+
+    Attributes:
+      op: of the parser.
+      region: its region of this number, as a function of arrays.
+      layout: a sharding of this operator on a shape, as a Sharding; None where it says nothing.
+      mesh: names of its axes to their sizes.
+      place: for messages, `model.py:41`.
+    """
+
+    op: Any
+    region: Callable[[int], Callable[..., tuple[Any, ...]]]
+    layout: Callable[[Any, tuple[int, ...]], Any]
+    mesh: Mapping[str, int]
+    place: str
+
+    @property
+    def name(self) -> str:
+        """`stablehlo.add`."""
+        return str(self.op.name)
+
+    @property
+    def attributes(self) -> Any:
+        """Its own, or those of the operator that a composite stands for."""
+        own = self.op.attributes
+        return own["composite_attributes"] if self.name == COMPOSITE else own
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first result."""
+        return array_type(self.op.results[0].type)[0]
+
+    @property
+    def dtype(self) -> Any:
+        """Of the first result."""
+        return array_type(self.op.results[0].type)[1]
+
+    def has(self, name: str) -> bool:
+        """Whether an attribute is said."""
+        return name in self.attributes
+
+    def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """An attribute that is a list of numbers."""
+        return tuple(map(int, self.attributes[name])) if self.has(name) else default
+
+    def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
+        """An attribute that is a matrix of two columns; zeros where it is not said."""
+        if not self.has(name):
+            return ((0, 0),) * count
+        flat = np.asarray(self.attributes[name]).reshape(-1, 2).tolist()
+        return tuple((low, high) for low, high in flat)
+
+    def number(self, name: str) -> int:
+        """An attribute that is a number."""
+        return int(self.attributes[name].value)
+
+    def word(self, name: str) -> str:
+        """An attribute that is a word of an enumeration: `GT` of `#stablehlo<... GT>`."""
+        return re.findall(r"\w+", str(self.attributes[name]))[-1]
+
+    def only(self, region: int = 0) -> str:
+        """The one operator that a region applies to its own arguments; "" if it is another."""
+        block = self.op.regions[region].blocks[0]
+        first, *rest = block.operations
+        plain = len(rest) == 1 and list(first.operands) == list(block.arguments)
+        return str(first.operation.name).partition(".")[2] if plain else ""
+
+    def refused(self, what: str) -> TraceError:
+        """The error that it cannot be read."""
+        return TraceError(
+            f"{self.place}: {self.name}{what} cannot be read. Plan the JAX function itself, or "
+            "write the operator with ones that can: shardalg.xla.stablehlo lists them."
+        )
+
+
+def array_type(kind: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and element type of a value.
+
+    Raises:
+      TraceError: it is no tensor of known sizes, or has elements that JAX does not have.
+    """
+    try:
+        read = ir.RankedTensorType(kind)
+        element = str(read.element_type)
+        match = _NAMED.match(element)
+        plain = f"{_KINDS[match[1]]}{match[2]}" if match else _small(element)
+        name = _ELEMENTS.get(element, plain)
+        dtype = jnp.dtype(name)
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or not read.has_static_shape:
+        raise TraceError(
+            f"a value of type {kind} cannot be read: it is no tensor of known sizes, of elements "
+            "that JAX has. Export the function at sizes in numbers."
+        )
+    # Inside of a program, what JAX holds: 64 bits only where it is told so.
+    return tuple(read.shape), jax.dtypes.canonicalize_dtype(dtype)
+
+
+def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
+    """The same of an argument or a result.
+
+    Raises:
+      TraceError: it has 64 bits, and JAX is to hold 32.
+    """
+    shape, dtype = array_type(kind)
+    wide = 16 if dtype.kind == "c" else 8
+    if re.search(r"[uif]64>+$", str(kind)) and dtype.itemsize < wide:
+        raise TraceError(
+            f"an argument or a result of type {kind} needs 64 bits, and JAX holds 32. Set "
+            "jax.config.update('jax_enable_x64', True), or export the function without them."
+        )
+    return shape, dtype
+
+
+def _small(element: str) -> str:
+    """`f8E4M3FN` as JAX says it, `float8_e4m3fn`."""
+    return re.sub(r"^f(\d)(E.*)$", lambda m: f"float{m[1]}_{m[2].lower()}", element)
+
+
+def literal(op: Any) -> Any:
+    """The array of a constant.
+
+    Raises:
+      TraceError: elements that are not plain numbers.
+    """
+    shape, dtype = array_type(op.results[0].type)
+    if dtype.kind == "c":  # the parser has no attribute of such elements
+        return _of_text(op.get_asm().partition(" = stablehlo.constant ")[2], shape, dtype)
+    attribute = op.attributes["value"]
+    if getattr(attribute, "is_splat", False) and dtype.kind in "biuf":
+        return np.full(shape, np.asarray(attribute.get_splat_value().value, dtype))
+    try:
+        return np.asarray(attribute).reshape(shape).astype(dtype)
+    except TypeError:
+        return _of_text(str(attribute), shape, dtype)
+
+
+def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The same of elements that numpy does not have, read from text."""
+    raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
+    if raw:
+        return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
+    part = np.dtype({"complex64": "float32", "complex128": "float64"}.get(str(dtype), dtype))
+    size = part.itemsize
+    found = _NUMBER.findall(text[: text.rindex(":")])
+    bits = [int(n, 16).to_bytes(size, "little") if n.startswith("0x") else None for n in found]
+    flat = [
+        np.asarray(float(n), part) if b is None else np.frombuffer(b, part)[0]
+        for n, b in zip(found, bits, strict=True)
+    ]
+    made = np.asarray(flat, part).view(dtype)
+    return np.full(shape, made[0]) if len(made) == 1 else made.reshape(shape)
