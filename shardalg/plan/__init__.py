@@ -1,7 +1,6 @@
 """The Plan: the face of everything else; and reshards asked for one tensor at a time.
 
-`plan.py` makes plans and compares them. What a plan answers stands by question: `ask_shardings`,
-`ask_collectives`, `ask_cost`, `ask_why`, `ask_sizes` (with `plan_conditions`), `ask_verify`,
-`ask_run`; each reads what `planned.py` holds. Tables are methods, values are properties, internals
-begin with an underscore.
+`plan.py` makes plans, compares them, and has a method for each question. Tables are methods, values
+are properties, internals begin with an underscore. `explain` gives reasons, `plan_file.py` saves
+and loads, `compare_xla.py` compares with XLA's program, `commands` is the command line.
 """

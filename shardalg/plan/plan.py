@@ -92,10 +92,7 @@ class Plan:
 
     Made by `plan` and `load_plan`; `replan` makes another one from the same trace. A plan with
     named sizes is made at their hints, and shardings, program, `verify`, `simulate` and `lower` are
-    those of the hints; `at` makes the plan at other sizes. What it answers stands in this room by
-    question: `ask_overview`, `ask_shardings`, `ask_collectives`, `ask_cost`, `ask_why`,
-    `ask_sizes`, `ask_sweep`, `ask_verify`, `ask_run`; here is what makes and compares plans. Tables
-    are methods, values properties.
+    those of the hints; `at` makes the plan at other sizes. Tables are methods, values properties.
 
     Attributes:
       options: how the plan was made.
