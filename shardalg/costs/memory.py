@@ -146,7 +146,7 @@ def liveness(
 
     Args:
       graph: without it no instruction is known to write over its operand or to be a broadcast.
-      roles: per graph value (`ops.roles.roles`); without it the classes read "unknown".
+      roles: per graph value (`graph.ops.roles.roles`); without it the classes read "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
       rebuild: whether pointwise operators are fused, so that what lies between them takes no
         memory, and repeated in the backward pass (`costs.saved_activations.lifetimes`); needs the

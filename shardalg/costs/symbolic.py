@@ -163,7 +163,7 @@ def symbolise(
     A local value has `ceil(D / n)` elements along a dimension of global size D in n parts, D being
     the formula of the graph value that it is a layout of, n the product of its axes' sizes. Where n
     divides D at the hints, that is a condition, and the block is `D / n`. What is padded before or
-    left after an uneven move follows as in `partition.emit.padding`.
+    left after an uneven move follows from the sizes of the blocks.
 
     Args:
       recorded: makes the global and the local shape of every local value, as planning on recorded

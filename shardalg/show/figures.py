@@ -210,7 +210,7 @@ def wire_bytes_bars(strategies: Table) -> Figure:
     """Bytes that each device sends in one step: a bar per strategy and phase, stacked by kind.
 
     Args:
-      strategies: the table of `report.tables.strategies`.
+      strategies: the table of `show.tables.strategies`.
     """
     sums: dict[str, dict[str, float]] = {}
     for row in strategies:

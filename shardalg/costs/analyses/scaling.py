@@ -109,7 +109,7 @@ def scaling(
 
     Args:
       program: of numbers, or with formulas for sizes (`costs.symbolic`).
-      roles: per graph value (`ops.roles.roles`).
+      roles: per graph value (`graph.ops.roles.roles`).
       saved: local values that are kept; None finds them, which needs a program of numbers.
     """
     kept = saved_values(program, graph) if saved is None else saved

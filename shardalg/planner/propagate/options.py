@@ -19,7 +19,7 @@ class Policy(NamedTuple):
 
     Attributes:
       partitioner: whose borders and merges: "gspmd" or "shardy".
-      way: of `propagate.complete.WAYS`, in which order layouts spread.
+      way: of `planner.propagate.complete.WAYS`, in which order layouts spread.
       followed: whose layouts those are, in words.
       is_weighed: whether policy "cost" is never slower than it.
     """
