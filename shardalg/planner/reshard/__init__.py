@@ -8,7 +8,8 @@ permute
 are read off the digits; what sends more than `G` is a small puzzle of stacks
 (`planner/reshard/shuffle.py`:
 A* over digits, those that need never part as one). Partial sums are added before, where A* over
-`planner/reshard/even.bound` says: a device sends at least what it lacks of the goal. Most prices need no
+`planner/reshard/even.bound` says: a device sends at least what it lacks of the goal. Most prices
+need no
 path at all, and the choice prices candidates in the order of their bounds until the rest cost
 more. Where links of axes differ (`planner/reshard/links.py`) no normal form holds: A* over single
 moves
