@@ -11,7 +11,7 @@ from typing import NoReturn
 from shardalg import __version__
 from shardalg.errors import ShardalgError, TraceError
 from shardalg.graph.source import Sources
-from shardalg.graph.tracing.refused import user_lines
+from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
 from shardalg.plan.commands import aot, compare_xla, explain, lemmas, plan, prove, run, timeline
 from shardalg.plan.commands.messages import ProgramError, failed, in_options

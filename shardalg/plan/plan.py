@@ -17,7 +17,7 @@ from shardalg.costs.topology import OF_OPTIONS, chip_text, machine, machine_text
 from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.tracing.parts import installed_partitioner
-from shardalg.graph.tracing.refused import passed_on
+from shardalg.graph.user_frames import passed_on
 from shardalg.plan import plan_file
 from shardalg.planner.calls.meshes import placed
 from shardalg.planner.calls.user_call import opened

@@ -142,7 +142,9 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     # The other way round: a plan that takes XLA's layout, beside an XLA that takes ours.
     same = plan.replan(strategy, options=sa.Options())
     swapped = [replace(m, ours=m.theirs, theirs=m.ours) for m in found.found]
-    turned = BesideXla("gspmd", tuple(swapped), found.told, Trials(same._stages, same.options), dict)
+    turned = BesideXla(
+        "gspmd", tuple(swapped), found.told, Trials(same._stages, same.options), dict
+    )
     assert set(turned.values["verdict"]) == {"XLA better"}
 
 

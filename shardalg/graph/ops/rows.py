@@ -28,8 +28,6 @@ from shardalg.graph.ops.families import (
     pointwise,
     window,
 )
-from shardalg.graph.ops.families import contraction as convolution
-from shardalg.graph.ops.families import data_formatting as joining
 from shardalg.graph.ops.families.building import Builder, has_zero
 from shardalg.graph.ops.loops import moved
 from shardalg.graph.ops.rule import PICK, SUM, Rule
@@ -62,7 +60,7 @@ EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.
 """Primitive to the reason why it has no row."""
 
 
-FAMILIES = (pointwise, contraction, data_formatting, indexing, joining, window, convolution, block)
+FAMILIES = (pointwise, contraction, data_formatting, indexing, window, block)
 BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.ROWS.items()}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardalg.errors import CommandError
-from shardalg.graph.tracing.refused import user_lines
+from shardalg.graph.user_frames import user_lines
 
 if TYPE_CHECKING:
     from shardalg.tables import DataFrame, Table

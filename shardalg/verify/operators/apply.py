@@ -45,6 +45,7 @@ from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
     APPLIED,
     Applied,
+    Filling,
     Outcome,
     applies,
     as_said,
@@ -55,7 +56,6 @@ from shardalg.verify.operators.applied import (
     ready,
     semantics,
 )
-from shardalg.verify.operators.fills import Filling
 from shardalg.verify.operators.local_rows import (
     Run,
     by_blocks,

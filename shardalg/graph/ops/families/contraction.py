@@ -1,4 +1,4 @@
-"""Contractions and reductions: loops that are in an operand and not in the result.
+"""Contractions, reductions and convolutions: loops that are in an operand and not in the result.
 
 Convolution: `[n, i, (stride*o + dilation*r - low)/base], [f, i, r] -> [n, f, o]`, and groups.
 """
@@ -191,16 +191,6 @@ def _reduced(signature: Signature, axes: tuple[int, ...], combine: str) -> Rule:
     )
 
 
-ROWS: dict[str, Builder] = {
-    "dot_general": dot_general,
-    "ragged_dot_general": ragged_dot_general,
-    "scaled_dot": scaled_dot,
-    **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(ARGS, arg),
-    "reduce": reduce_by,
-}
-
-
 @dataclass(frozen=True)
 class DimensionNumbers:
     """Dimensions of image, kernel and result: batch (or f), features, then the spatial ones."""
@@ -307,4 +297,12 @@ def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
     )
 
 
-CONVOLUTION_ROWS: dict[str, Builder] = {"conv_general_dilated": conv_general_dilated}
+ROWS: dict[str, Builder] = {
+    "dot_general": dot_general,
+    "ragged_dot_general": ragged_dot_general,
+    "scaled_dot": scaled_dot,
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(ARGS, arg),
+    "reduce": reduce_by,
+    "conv_general_dilated": conv_general_dilated,
+}

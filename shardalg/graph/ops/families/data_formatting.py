@@ -219,17 +219,6 @@ def _flat(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
 
 
 SHAPED = {"broadcast_in_dim", "reshape"}
-ROWS: dict[str, Builder] = {
-    "broadcast_in_dim": broadcast_in_dim,
-    "empty": empty,
-    "empty2": empty,
-    "iota": iota,
-    "positions": positions,
-    "reshape": reshape,
-    "squeeze": squeeze,
-    "tile": tile,
-    "transpose": transpose,
-}
 
 
 def concatenate(signature: Signature) -> tuple[Rule, ...]:
@@ -278,4 +267,16 @@ def joined_operands(signature: Signature) -> tuple[int, ...]:
     return tuple(k for k in every if signature.operands[k].shape[axis]) or every[:1]
 
 
-JOINING_ROWS: dict[str, Builder] = {"concatenate": concatenate, "join_ends": join_ends}
+ROWS: dict[str, Builder] = {
+    "broadcast_in_dim": broadcast_in_dim,
+    "empty": empty,
+    "empty2": empty,
+    "iota": iota,
+    "positions": positions,
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "tile": tile,
+    "transpose": transpose,
+    "concatenate": concatenate,
+    "join_ends": join_ends,
+}

@@ -18,5 +18,5 @@ are padded with zeros, and pointwise operators make numbers of numbers
 alone has is
 joined as bits (`planner/partition/passes/unread.py`): a sum of floats would make -0 and the +0 of
 the others
-+0. `verify/operators/fills.py` follows the numbers by itself.
++0. `verify/operators/applied.py` follows the numbers by itself.
 """

@@ -1,0 +1,52 @@
+"""The user's own frames of an exception that the user's function raises while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+from shardalg.graph.source import Sources
+
+
+def users_only(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback with the user's own frames alone, or None if there are none."""
+    sources, kept = Sources(), []
+    while traceback is not None:
+        path = traceback.tb_frame.f_code.co_filename
+        if sources.is_own(path):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    made: TracebackType | None = None
+    for frame in reversed(kept):
+        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return made
+
+
+def passed_on(fn: Callable[..., Any], error: Exception) -> Exception:
+    """Return an exception of the user's function with the user's frames of its traceback alone.
+
+    Endless recursion becomes an error that names the functions.
+    """
+    from shardalg.graph.tracing.refused import endless
+
+    if isinstance(error, RecursionError):
+        made = endless(fn, error)
+        made.__suppress_context__ = True
+        return made
+    own = users_only(error.__traceback__)
+    return error if own is None else error.with_traceback(own)
+
+
+def user_lines(error: BaseException) -> list[str]:
+    """Return a line per frame of the user's, outermost first, and its source."""
+    import linecache
+
+    lines: list[Any] = []
+    sources = Sources()
+    for frame, number in walk_tb(error.__traceback__):
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if sources.is_own(path):
+            lines.append((path, number, name, linecache.getline(path, number).strip()))
+    return [f'  File "{path}", line {n}, in {name}\n    {text}' for path, n, name, text in lines]
