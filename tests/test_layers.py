@@ -117,7 +117,11 @@ def module_name(path, package=PACKAGE):
 
 # What imports by a string; its uses here are the lazy public names, and a user's own module.
 BY_STRING = ("import_module", "__import__")
-LAZY = ("shardalg/__init__.py", "shardalg/plan/commands/function.py")
+LAZY = (
+    "shardalg/__init__.py",
+    "shardalg/lab/__init__.py",
+    "shardalg/plan/commands/function.py",
+)
 
 
 def imported(nodes, module, is_package=False):

@@ -13,20 +13,26 @@ What reproduces the paper: its strategies, its Table 1, weight-update sharding, 
 7
 """
 
-from shardalg.lab import complaints, figure_8, weight_update
-from shardalg.lab.complaints import COMPLAINTS
-from shardalg.lab.evaluation import limits, tpu_v3_constants, two_dimensional
-from shardalg.lab.evaluation.comparison import compare
-from shardalg.lab.evaluation.published import column, columns
-from shardalg.lab.table1 import costs_of, difference, layer_costs, scaling_curves, table
-from shardalg.lab.table1_strategies import (
-    ORDERS,
-    attempt_1,
-    attempt_2,
-    count_annotations,
-    finalized,
-)
-from shardalg.lab.weight_update import level_bars, levels
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardalg.lab import complaints, figure_8, weight_update
+    from shardalg.lab.complaints import COMPLAINTS
+    from shardalg.lab.evaluation import limits, tpu_v3_constants, two_dimensional
+    from shardalg.lab.evaluation.comparison import compare
+    from shardalg.lab.evaluation.published import column, columns
+    from shardalg.lab.table1 import costs_of, difference, layer_costs, scaling_curves, table
+    from shardalg.lab.table1_strategies import (
+        ORDERS,
+        attempt_1,
+        attempt_2,
+        count_annotations,
+        finalized,
+    )
+    from shardalg.lab.weight_update import level_bars, levels
 
 __all__ = [
     "COMPLAINTS",
@@ -52,3 +58,44 @@ __all__ = [
     "two_dimensional",
     "weight_update",
 ]
+
+_HOME = {
+    "complaints": "complaints",
+    "COMPLAINTS": "complaints",
+    "compare": "evaluation.comparison",
+    "limits": "evaluation.limits",
+    "column": "evaluation.published",
+    "columns": "evaluation.published",
+    "tpu_v3_constants": "evaluation.tpu_v3_constants",
+    "two_dimensional": "evaluation.two_dimensional",
+    "figure_8": "figure_8",
+    "costs_of": "table1",
+    "difference": "table1",
+    "layer_costs": "table1",
+    "scaling_curves": "table1",
+    "table": "table1",
+    "ORDERS": "table1_strategies",
+    "attempt_1": "table1_strategies",
+    "attempt_2": "table1_strategies",
+    "count_annotations": "table1_strategies",
+    "finalized": "table1_strategies",
+    "weight_update": "weight_update",
+    "level_bars": "weight_update",
+    "levels": "weight_update",
+}
+"""Public name to the module that defines it, or that it is."""
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use: the command line reads its options without jax."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    value = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they are loaded or not."""
+    return sorted({*globals(), *__all__})
