@@ -53,7 +53,7 @@ PLACES = {
         "graph/annotate.py",
         "graph/arguments.py",
         "graph/evaluate.py",
-        "graph/ops/rows.py",
+        "graph/ops/judged.py",
         "graph/tracing/manual.py",
         "graph/tracing/parts.py",
         "graph/tracing/opened.py",

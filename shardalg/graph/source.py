@@ -31,9 +31,7 @@ class Sources:
 
     def __init__(self) -> None:
         self._hidden = _hidden_folders()
-        self._shown = tuple(
-            f"{_PACKAGE / room}{os.sep}" for room in ("models", "paper", "examples")
-        )
+        self._shown = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("models", "lab"))
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._tracebacks: dict[int, str] = {}

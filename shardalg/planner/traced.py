@@ -304,7 +304,7 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
       PlanFileError: values that their types do not allow, a graph that no trace makes, or a
         function that JAX does not have.
     """
-    from shardalg.graph.ops.rows import check_operators
+    from shardalg.graph.ops.judged import check_operators
 
     graph, named = from_json(content["graph"]), content["symbols"]
     check_operators(graph)
