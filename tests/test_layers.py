@@ -47,7 +47,7 @@ LEVEL = {folder: level for level, row in enumerate(LAYERS) for folder in row}
 PLACES = {
     "jax": (
         "algebra/jax_meshes.py",
-        "algebra/notation/partition_specs.py",
+        "algebra/notation/jax_specs.py",
         "graph/abstract.py",
         "graph/tracing/trace.py",
         "graph/annotate.py",

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation.partition_specs import Entry, entries_text
+from shardalg.algebra.notation.axis_names import Entry, entries_text
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
 

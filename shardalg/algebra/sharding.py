@@ -12,8 +12,8 @@ from shardalg.algebra.digits import Digits, canonical, partition_id, parts
 from shardalg.algebra.draw_layouts import draw_shardings
 from shardalg.algebra.layout import CLASSES, Layout
 from shardalg.algebra.mesh import Mesh
-from shardalg.algebra.notation import axis_lists, hlo, partition_specs, read
-from shardalg.algebra.notation.partition_specs import Entry
+from shardalg.algebra.notation import axis_lists, axis_names, hlo, read
+from shardalg.algebra.notation.axis_names import Entry
 from shardalg.errors import ShardingError
 from shardalg.tables import MOST_ROWS, Table, card
 
@@ -77,12 +77,12 @@ class Sharding(Layout):
           ShardingError: more entries than dimensions, or an axis used twice.
         """
         held = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
-        return _sharding(partition_specs.from_axes(tuple(entries), mesh, tuple(shape), held))
+        return _sharding(axis_names.from_axes(tuple(entries), mesh, tuple(shape), held))
 
     @property
     def dims_mapping(self) -> tuple[int | tuple[int, ...], ...]:
         """Per dimension what `mesh_split` takes: the number of its axis, several, or -1."""
-        return partition_specs.dims_mapping(self)
+        return axis_names.dims_mapping(self)
 
     @staticmethod
     def parse(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -105,20 +105,20 @@ class Sharding(Layout):
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
         """The sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open."""
-        from shardalg.algebra.notation import partition_specs
+        from shardalg.algebra.notation import jax_specs
 
         if not isinstance(mesh, Mesh):
             raise ShardingError(
                 f"the mesh of {spec!r} is {mesh!r:.80}, no Mesh. The order is "
                 "Sharding.from_spec(spec, mesh, shape)."
             )
-        return _sharding(partition_specs.from_spec(spec, mesh, tuple(shape)))
+        return _sharding(jax_specs.from_spec(spec, mesh, tuple(shape)))
 
     def to_spec(self) -> PartitionSpec:
         """The `PartitionSpec` of this layout; sub-axes and unnamed axes are a ShardingError."""
-        from shardalg.algebra.notation import partition_specs
+        from shardalg.algebra.notation import jax_specs
 
-        return partition_specs.to_spec(self)
+        return jax_specs.to_spec(self)
 
     @staticmethod
     def from_named(named: Any, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
@@ -130,9 +130,9 @@ class Sharding(Layout):
         Raises:
           ShardingError: another kind of JAX sharding.
         """
-        from shardalg.algebra.notation import partition_specs
+        from shardalg.algebra.notation import jax_specs
 
-        partition_specs.check_named(named)
+        jax_specs.check_named(named)
         return Sharding.from_spec(named.spec, mesh or Mesh.from_jax(named.mesh), shape)
 
     @staticmethod

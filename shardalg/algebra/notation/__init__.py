@@ -3,7 +3,7 @@
 Notations: `algebra/notation/read.py` tells which notation a text is: HLO versions 1 and 2
 (`hlo.py`: tile arrays, lists and iotas of device ids), version 3 (`axis_lists.py`) and Shardy
 (`axis_lists.py`), which share lists of axes (`axis_lists.py`), PartitionSpecs
-(`partition_specs.py`) and our own
+(`jax_specs.py`, `axis_names.py`) and our own
 text. All read through one `Reader` (errors with the column, work bounded by the length of the
 text). Text that brings its own mesh or device order is read on that mesh, and `algebra/layout.py`
 states the layout in positions of the user's mesh, by tables where device orders differ; merges

@@ -1,0 +1,119 @@
+"""Axes per dimension as a caller writes them: names, or numbers as in the paper's `mesh_split`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardalg.algebra.digits import Digit, Digits
+from shardalg.algebra.layout import Layout, spelled
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import MeshError, ShardingError
+
+# What a caller may put on one dimension: nothing, an axis, or several axes, major first.
+Entry = str | int | None | Sequence[str | int]
+
+
+def dims_mapping(sharding: Layout) -> tuple[int | tuple[int, ...], ...]:
+    """Per dimension what `mesh_split` takes; open dimensions are `unspecified_dims` beside it.
+
+    >>> mesh = Mesh({"X": 2, "Y": 4, "Z": 2})
+    >>> dims_mapping(from_axes(("Y", None, ("Z", "X")), mesh, (8, 8, 8), {}))
+    (1, -1, (2, 0))
+    """
+    mesh = sharding.mesh
+    numbers = {mesh.digit(name): number for number, name in enumerate(mesh.axis_names)}
+    rows = [_axis_numbers(digits, sharding, numbers) for digits in sharding.dims]
+    return tuple(-1 if not row else row[0] if len(row) == 1 else row for row in rows)
+
+
+def _axis_numbers(
+    digits: Digits, sharding: Layout, numbers: Mapping[Digit, int]
+) -> tuple[int, ...]:
+    parts = [digit for digit in spelled(digits, sharding.mesh) if digit not in numbers]
+    if parts:
+        raise ShardingError(
+            f"{sharding.text()} on {sharding.mesh!r} has no dims_mapping: "
+            f"{', '.join(sharding.mesh.texts(tuple(parts)))} is no whole axis. State it on a mesh "
+            "whose axes are the parts."
+        )
+    return tuple(numbers[digit] for digit in spelled(digits, sharding.mesh))
+
+
+def from_axes(
+    entries: tuple[Entry, ...],
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    held: Mapping[str, tuple[str, ...]],
+) -> Layout:
+    """`Sharding.from_axes`; `held` has the axes of the classes "unreduced" and "replicated"."""
+    if len(entries) > len(shape):
+        raise ShardingError(
+            f"the spec {entries_text(entries)} is longer than the shape {shape}: it has "
+            f"{len(entries)} entries for {len(shape)} dimensions. Remove the entries beyond "
+            "the last dimension."
+        )
+    names = [_axis_names(entry, mesh) for entry in entries]
+    _check_axis_names(names, held, entries=entries, mesh=mesh, shape=shape)
+    names += [()] * (len(shape) - len(names))
+    dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
+    unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
+    pending, kept = (mesh.digits(held.get(kind, ())) for kind in ("unreduced", "replicated"))
+    return Layout(mesh, shape, dims, unspecified, pending, kept)
+
+
+def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:
+    """Names of the axes of one dimension; -1 and None mean none, a number is the axis's place."""
+    if entry is None or entry == -1:
+        return ()
+    several = entry if isinstance(entry, Sequence) and not isinstance(entry, str) else (entry,)
+    return tuple(_axis_name(axis, mesh) for axis in several)
+
+
+def _axis_name(axis: str | int, mesh: Mesh) -> str:
+    if isinstance(axis, int):
+        if not 0 <= axis < len(mesh.axes):
+            raise MeshError(
+                f"axis number {axis} is not an axis of {mesh!r}; its axes are numbered from 0 to "
+                f"{len(mesh.axes) - 1}, and -1 stands for a dimension that is not partitioned."
+            )
+        return mesh.axis_names[axis]
+    return axis
+
+
+def _check_axis_names(
+    names: list[tuple[str, ...]],
+    held: Mapping[str, tuple[str, ...]],
+    *,
+    entries: tuple[Entry, ...],
+    mesh: Mesh,
+    shape: tuple[int, ...],
+) -> None:
+    """Every unknown axis, and every axis used twice, in one message."""
+    place = f"the spec {entries_text(entries)} of shape {shape} on {mesh!r}"
+    uses: dict[str, list[str]] = {}
+    for i, axes in enumerate(names):
+        for name in axes:
+            uses.setdefault(name, []).append(f"dimension {i}")
+    for kind, axes in held.items():
+        for name in axes:
+            uses.setdefault(name, []).append(f"the {kind} axes")
+    uses.pop("?", None)
+    unknown = [name for name in uses if name not in mesh.shape]
+    if unknown:
+        listed = ", ".join(f"{name!r} (on {uses[name][0]})" for name in unknown)
+        raise MeshError(
+            f"{place} names {listed}, which the mesh does not have. "
+            f"Its axes are {list(mesh.axis_names)}."
+        )
+    twice = {name: places for name, places in uses.items() if len(places) > 1}
+    if twice:
+        listed = "; ".join(f"{n!r} on {' and on '.join(places)}" for n, places in twice.items())
+        raise ShardingError(
+            f"an axis is used twice in {place}: {listed}. An axis partitions one dimension of a "
+            "tensor: remove it from the other."
+        )
+
+
+def entries_text(entries: tuple[Entry, ...]) -> str:
+    """The entries as a list, for messages."""
+    return f"[{', '.join(map(repr, entries))}]"
