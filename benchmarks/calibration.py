@@ -20,7 +20,7 @@ from shardalg.lab.evaluation.comparison import compare
 from shardalg.lab.evaluation.prediction import HELD_OUT
 from shardalg.lab.evaluation.published import Column, columns
 from shardalg.lab.evaluation.two_dimensional import CHIP, model
-from shardalg.models.measured.measurements import PUBLISHED, Measurement, calibrate, published
+from shardalg.models.measured.measurements import PUBLISHED, MeasuredStep, calibrate, published
 from shardalg.tables import Table
 
 ABOUT = """Steps of dense Transformers that others measured, beside the calibrated cost of their
@@ -45,20 +45,20 @@ class Family:
 
     name: str
     chips: tuple[str, ...]
-    rows: Callable[[], tuple[Measurement, ...]]
+    rows: Callable[[], tuple[MeasuredStep, ...]]
     fitted: tuple[str, ...]
     held: Mapping[str, float]
     source: str
 
 
-def _columns(found: Iterable[Column]) -> tuple[Measurement, ...]:
+def _columns(found: Iterable[Column]) -> tuple[MeasuredStep, ...]:
     return tuple(
-        Measurement(c.id, model(c), c.mesh, "finalized", CHIP, c.measured["step_time_s"])
+        MeasuredStep(c.id, model(c), c.mesh, "finalized", CHIP, c.measured["step_time_s"])
         for c in found
     )
 
 
-def _all_columns() -> tuple[Measurement, ...]:
+def _all_columns() -> tuple[MeasuredStep, ...]:
     return _columns((*columns(2), *columns(3)))
 
 
@@ -90,7 +90,7 @@ def fitted(family: Family) -> Fit:
     return replace(found, calibration=calibration)
 
 
-def one_utilisation(rows: Iterable[Measurement]) -> dict[str, float]:
+def one_utilisation(rows: Iterable[MeasuredStep]) -> dict[str, float]:
     """Errors, each left out, of one share of the peak: the median of the other rows."""
     rows = tuple(rows)
     shares = {row.name: utilisation(row) for row in rows}
@@ -100,14 +100,14 @@ def one_utilisation(rows: Iterable[Measurement]) -> dict[str, float]:
     }
 
 
-def utilisation(row: Measurement) -> float:
+def utilisation(row: MeasuredStep) -> float:
     """Counted operations over what the devices could do in the time."""
     cost = _cost(row)
     peak = cost.hardware.peak(row.model.dtype)
     return row.model.counted_flops / (row.step_time_s * cost.devices * peak)
 
 
-def _cost(row: Measurement) -> Any:
+def _cost(row: MeasuredStep) -> Any:
     return row.model.cost(row.mesh, row.chip, strategy=row.strategy)
 
 

@@ -25,7 +25,7 @@ from shardalg.lab.explore.explore import Progress
 from shardalg.lab.table1_strategies import STRATEGIES
 from shardalg.lower.measure import memory
 from shardalg.models.measured.this_machine import measure_hardware, runs
-from shardalg.models.model import Layout
+from shardalg.models.model import DimensionAxes
 from shardalg.models.published.conformer import PIPELINED, Conformer
 from shardalg.models.published.moe import HYBRID, MoEConfig
 from shardalg.models.published.unet3d import SPATIAL, UNet3D
@@ -61,7 +61,7 @@ def _layer(axes: Axes) -> Planned:
     return sa.plan(chosen.function(LAYER), *args, strategy=given, roles=chosen.roles()), args
 
 
-def _published(made: Any, layout: Layout, axes: Axes) -> Planned:
+def _published(made: Any, layout: DimensionAxes, axes: Axes) -> Planned:
     model = made.model
     return model.plan(sa.Mesh(axes), layout), model.random_arguments()
 

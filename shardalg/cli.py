@@ -14,7 +14,7 @@ from shardalg.graph.source import Sources
 from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
 from shardalg.plan.commands import aot, compare_xla, explain, lemmas, plan, prove, run, timeline
-from shardalg.plan.commands.messages import ProgramError, failed, in_options
+from shardalg.plan.commands.messages import UserProgramError, failed, in_options
 
 COMMANDS = {
     "plan": plan,
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
     """Return the exit status for an error, and its message."""
-    if isinstance(error, ProgramError):
+    if isinstance(error, UserProgramError):
         return PROGRAM_FAILED, failed(error.__cause__ or error, str(error))
     if isinstance(error, ShardalgError | OSError) and not _is_users(error):
         status = PROGRAM_FAILED if isinstance(error, TraceError) else WRONG_USE

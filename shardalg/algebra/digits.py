@@ -215,7 +215,7 @@ def complement(used: Digits, size: int) -> Digits | None:
 
 
 @dataclass(frozen=True)
-class Table:
+class PositionTable:
     """Partition ids by position, for device orders that are no digits of the mesh.
 
     Attributes:
@@ -230,10 +230,10 @@ class Table:
     ids: Sequence[Sequence[int] | np.ndarray]
 
     @staticmethod
-    def of(dims: tuple[Digits, ...], size: int) -> Table:
+    def of(dims: tuple[Digits, ...], size: int) -> PositionTable:
         """The table that digits write over `size` positions."""
         ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
-        return Table(tuple(parts(d) for d in dims), ids)
+        return PositionTable(tuple(parts(d) for d in dims), ids)
 
     @property
     def is_balanced(self) -> bool:

@@ -47,7 +47,7 @@ class PartitionRow:
 
 
 @dataclass(frozen=True)
-class Picture:
+class DimensionDrawing:
     """What is drawn of one dimension of `size` elements in blocks.
 
     Attributes:
@@ -103,7 +103,7 @@ class Picture:
         return min(low), max(high)
 
 
-def draw_halos(pictures: Mapping[str, Picture]) -> Figure:
+def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
     """What each partition holds and reads: one row per partition, a panel per entry.
 
     A cell is an element, in the color of the partition that holds it; the frame is the partition's
@@ -127,22 +127,22 @@ def draw_halos(pictures: Mapping[str, Picture]) -> Figure:
     return figure
 
 
-def _scale(shown: Picture) -> float:
+def _scale(shown: DimensionDrawing) -> float:
     """Inches of one position."""
     low, high = shown.bounds
     return min(WIDE / (high - low), 0.36)
 
 
-def _width(shown: Picture) -> float:
+def _width(shown: DimensionDrawing) -> float:
     low, high = shown.bounds
     return LEFT + (high - low) * _scale(shown) + RIGHT
 
 
-def _band(shown: Picture) -> float:
+def _band(shown: DimensionDrawing) -> float:
     return TOP + CELL + LANE * shown.lanes + GAP
 
 
-def _height(shown: Picture) -> float:
+def _height(shown: DimensionDrawing) -> float:
     return HEAD + TOP + CELL + GAP + _band(shown) * len(shown.rows)
 
 
@@ -151,7 +151,7 @@ class _Panel:
     """Paints one picture; lengths are inches, from the upper left corner."""
 
     axes: Axes
-    shown: Picture
+    shown: DimensionDrawing
 
     def x(self, position: float) -> float:
         """Where a position in elements stands in the drawing."""
@@ -247,7 +247,7 @@ class _Panel:
         self.axes.plot(rings, [y] * len(rings), **dots, mfc="white", mew=0.7)
 
 
-def _key(figure: Figure, shown: Sequence[Picture]) -> None:
+def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, TypeVar
 
-from shardalg.algebra.digits import Digit, Digits, Table, canonical, overlap, partition_ids, parts
+from shardalg.algebra.digits import (
+    Digit,
+    Digits,
+    PositionTable,
+    canonical,
+    overlap,
+    partition_ids,
+    parts,
+)
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
@@ -221,7 +229,7 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
         return None
     places = target.places(source)
     ids = tuple(partition_ids(row, places) for row in rows)
-    return Table(tuple(parts(row) for row in rows), ids).recognize()
+    return PositionTable(tuple(parts(row) for row in rows), ids).recognize()
 
 
 def spelled(digits: Digits, mesh: Mesh) -> Digits:

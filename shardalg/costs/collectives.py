@@ -16,7 +16,7 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.collective_seconds import collective_s
-from shardalg.costs.network.placement import Span, axis_parts
+from shardalg.costs.network.placement import DigitSpan, axis_parts
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
@@ -128,7 +128,7 @@ def seconds(
 
 
 def seconds_by_cause(
-    attributes: Attributes, local_in_bytes: Any, *, spans: Callable[[Digits], tuple[Span, ...]]
+    attributes: Attributes, local_in_bytes: Any, *, spans: Callable[[Digits], tuple[DigitSpan, ...]]
 ) -> Mapping[str, Any]:
     """Seconds of one execution of an instruction by what they are spent on; none of a local one.
 
@@ -145,7 +145,7 @@ def seconds_by_cause(
     return _seconds(attributes.sent_as, spans(attributes.digits), held)
 
 
-def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[Span, ...]) -> Any:
+def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[DigitSpan, ...]) -> Any:
     """Return the seconds of one execution of a collective of a kind over spans of links.
 
     Args:
@@ -156,7 +156,7 @@ def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[Span, ...]) -> Any
 
 
 @lru_cache(maxsize=1 << 14, typed=True)
-def _seconds(kind: str, spans: tuple[Span, ...], held: Any) -> Mapping[str, Any]:
+def _seconds(kind: str, spans: tuple[DigitSpan, ...], held: Any) -> Mapping[str, Any]:
     return MappingProxyType(collective_s(kind, spans, held))
 
 

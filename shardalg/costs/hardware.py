@@ -16,7 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.operator_rates import DATA_SHEET, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.matrix_unit import ANY_SIZE, MatrixUnit, read_unit
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
-from shardalg.costs.network.placement import Unknown
+from shardalg.costs.network.placement import UnplacedAxes
 from shardalg.errors import HardwareError
 from shardalg.files import write_whole
 from shardalg.tables import Table
@@ -194,9 +194,9 @@ class Hardware:
         """What a device sends along each axis of a mesh, one way, in bytes per second."""
         return {name: self.link([name]) for name in mesh.axis_names}
 
-    def wiring(self, mesh: Mesh) -> Unknown:
+    def wiring(self, mesh: Mesh) -> UnplacedAxes:
         """Links of its own under each axis of a mesh; a `Topology` knows what they share."""
-        return Unknown(mesh, self.speeds(mesh), self.latency_s)
+        return UnplacedAxes(mesh, self.speeds(mesh), self.latency_s)
 
     def with_links(self, links: Mapping[str, float]) -> Hardware:
         """The same device with other links along the named mesh axes, in bytes per second."""

@@ -13,7 +13,7 @@ from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import EXPANDS, materialised, on_chip, traits
 from shardalg.costs.saved_activations import last_uses, lifetimes
-from shardalg.costs.walk import NOTHING, Held, ProgramPoint, Timeline, local_bytes
+from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint, local_bytes
 from shardalg.graph.ir import Graph
 from shardalg.sizes.recorded import are_numbers, first_largest, total
 from shardalg.spmd.instruction import Block, Instruction
@@ -203,7 +203,7 @@ class Lives:
       reused: by result, the donated argument in whose memory it is written.
     """
 
-    start: dict[int, Held]
+    start: dict[int, LiveValue]
     pinned: frozenset[int]
     last: Mapping[int, int]
     written: frozenset[int] = frozenset()
@@ -246,7 +246,7 @@ class Scan:
             last[argument] = max(last.get(argument, 0), made[result])
         return replace(lives, last=last, reused=pairs)
 
-    def span(self, block: Block, start: dict[int, Held], pinned: frozenset[int]) -> Lives:
+    def span(self, block: Block, start: dict[int, LiveValue], pinned: frozenset[int]) -> Lives:
         """The lives of a block's values."""
         graph = self.graph
         if graph is None:
@@ -281,11 +281,11 @@ class Scan:
         )
 
     @cached_property
-    def whole(self) -> tuple[Held, ...]:
+    def whole(self) -> tuple[LiveValue, ...]:
         """Per local value, its own bytes."""
-        return tuple(Held(v.bytes, (v.index,)) for v in self.program.locals)
+        return tuple(LiveValue(v.bytes, (v.index,)) for v in self.program.locals)
 
-    def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> Timeline:
+    def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> AliveBytes:
         """The peak of a block; with `stop`, what is alive at that place."""
         line = self.begin(lives.start)
         if stop == ():
@@ -314,12 +314,14 @@ class Scan:
                 line.drop(value)
         return line
 
-    def begin(self, start: dict[int, Held]) -> Timeline:
+    def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
         """The timeline of a block that starts with these values."""
         total = sum(held.bytes for held in start.values())
-        return Timeline(dict(start), total, totals=[(total, ())])
+        return AliveBytes(dict(start), total, totals=[(total, ())])
 
-    def inside(self, instruction: Instruction, stop: ProgramPoint | None = None) -> Timeline | None:
+    def inside(
+        self, instruction: Instruction, stop: ProgramPoint | None = None
+    ) -> AliveBytes | None:
         """What the largest body holds beyond the instruction's own operands and results."""
         control = instruction.attributes
         blocks = control.bodies
@@ -332,19 +334,21 @@ class Scan:
         most = first_largest([line.peak[0] for line in lines])
         return self.largest(lines, most) if stop is None else self.body(blocks[most], outside, stop)
 
-    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+    def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
         """Of bodies of which one runs, what stands for all of them."""
         return lines[most]
 
-    def travelling(self, ring: CollectiveMatmul) -> Timeline:
+    def travelling(self, ring: CollectiveMatmul) -> AliveBytes:
         """Of a ring, in place of what one of its two hands to the other: a block, and the next."""
         collective = ring.collective
         (moves,) = collective.operands if ring.gathers else collective.results
         (handed,) = ring.body.instructions[0].results
-        held = Held(2 * self.whole[moves].bytes, (moves, moves))
-        return Timeline({handed: held}, held.bytes, totals=[(held.bytes, ())])
+        held = LiveValue(2 * self.whole[moves].bytes, (moves, moves))
+        return AliveBytes({handed: held}, held.bytes, totals=[(held.bytes, ())])
 
-    def body(self, block: Block, outside: int | None, stop: ProgramPoint | None = None) -> Timeline:
+    def body(
+        self, block: Block, outside: int | None, stop: ProgramPoint | None = None
+    ) -> AliveBytes:
         """What a body holds; its arguments up to `outside` are held around it."""
         start = dict.fromkeys(block.arguments[:outside], NOTHING)
         pinned = frozenset(start)
@@ -353,14 +357,16 @@ class Scan:
         line.alive.update(line.inner)
         return line
 
-    def repeated(self, instruction: Instruction, own: Held, alive: dict[int, Held]) -> Held:
+    def repeated(
+        self, instruction: Instruction, own: LiveValue, alive: dict[int, LiveValue]
+    ) -> LiveValue:
         """Return the bytes of a fused broadcast: its own, or its operands' if these are fewer."""
         read = [alive.get(operand, NOTHING) for operand in instruction.operands]
         of = tuple(v for held in read for v in held.of)
-        return min(own, Held(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
+        return min(own, LiveValue(sum(h.bytes for h in read), of), key=lambda held: held.bytes)
 
     def overwritten(
-        self, instruction: Instruction, dying: list[int], alive: dict[int, Held], lives: Lives
+        self, instruction: Instruction, dying: list[int], alive: dict[int, LiveValue], lives: Lives
     ) -> Iterator[int]:
         """The dying operands whose memory a result takes over."""
         held, written, free = self.whole, set(), set(dying) - lives.shielded

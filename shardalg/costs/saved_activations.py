@@ -143,7 +143,7 @@ def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> froze
         for part in (forward, backward)
     ]
     again = crossing & sent[0] & sent[1]
-    return again | _minimum_cut(program, _Span(made, crossing, again))
+    return again | _minimum_cut(program, _ForwardSpan(made, crossing, again))
 
 
 def _epilogues(
@@ -219,7 +219,7 @@ def _sources(
     return sources, frozenset(reduced)
 
 
-class _Span:
+class _ForwardSpan:
     """The forward values that lead to what the backward pass reads, and where they come from."""
 
     def __init__(
@@ -248,20 +248,20 @@ class _Span:
             waiting += sources
 
 
-def _minimum_cut(program: SpmdProgram, span: _Span) -> frozenset[int]:
+def _minimum_cut(program: SpmdProgram, span: _ForwardSpan) -> frozenset[int]:
     """Values to keep: those of the fewest bytes."""
     sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
     return _least_cut(span, tuple(sizes))
 
 
 @decided(64, lambda span, sizes: sizes)
-def _least_cut(span: _Span, sizes: tuple[Any, ...]) -> frozenset[int]:
+def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
     values = list(span.values)
     places = least_sum(sizes, lambda row: frozenset(span.values[v] for v in _cut(span, row)))
     return frozenset(values[place] for place in places)
 
 
-def _cut(span: _Span, sizes: Sequence[int]) -> frozenset[int]:
+def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
     """The cut at some sizes: node 2k is value k before its bytes are paid, 2k+1 after.
 
     Of cuts of equal bytes that nearest to the source.

@@ -35,7 +35,7 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
-from shardalg.costs.network.placement import LINK, Span
+from shardalg.costs.network.placement import LINK, DigitSpan
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
@@ -169,7 +169,7 @@ class Pricing:
     graph: Graph
     hardware: Hardware
     fused: frozenset[int]
-    spans: Callable[[Digits], tuple[Span, ...]]
+    spans: Callable[[Digits], tuple[DigitSpan, ...]]
     sizes: Sizes | None = None
     rows: Mapping[int, Rule] = field(default_factory=dict)
 

@@ -18,9 +18,9 @@ from shardalg.costs.network.placement import (
     SLICES,
     SWITCH,
     TORUS,
+    DigitSpan,
     Level,
     Placement,
-    Span,
     Wiring,
     exact,
     filled,
@@ -173,7 +173,7 @@ class Topology:
         ]
         return (*levels, Level(CHIP, cores, math.inf))
 
-    def spans(self, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
+    def spans(self, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
         """What each axis of a mesh lies on, major first.
 
         The innermost axis takes whole levels that make its size, as JAX lays devices; where no such
@@ -213,7 +213,7 @@ class Topology:
         return Table(names, tuple(rows))
 
 
-def _told(found: Sequence[Span]) -> tuple[str, bool, float, int, float]:
+def _told(found: Sequence[DigitSpan]) -> tuple[str, bool, float, int, float]:
     """The columns of `axes`."""
     on = " x ".join(_name(span) for span in found) or "one device"
     latency = collective_s("all_gather", found, 1)[LATENCY]
@@ -222,7 +222,7 @@ def _told(found: Sequence[Span]) -> tuple[str, bool, float, int, float]:
     return on, wraps, float(f"{_speed(found):.3g}"), hops, latency
 
 
-def _speed(found: Sequence[Span]) -> float:
+def _speed(found: Sequence[DigitSpan]) -> float:
     """Bytes that a device receives a second in an all-gather over spans, latency aside."""
     taken = collective_s("all_gather", found, _MANY)
     seconds = sum(s for cause, s in taken.items() if cause != LATENCY)
@@ -233,13 +233,13 @@ def _speed(found: Sequence[Span]) -> float:
 _MANY = 1 << 20  # bytes; any number gives the same speed
 
 
-def _name(span: Span) -> str:
+def _name(span: DigitSpan) -> str:
     apart = f" by {span.stride}" if span.stride > 1 else ""
     return f"{span.level.medium} {span.count}{apart}"
 
 
 @lru_cache(maxsize=256)
-def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[Span, ...]]:
+def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
     sizes = mesh.shape
     levels = topology.levels
     counts = [level.size for level in levels]

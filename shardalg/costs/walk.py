@@ -18,26 +18,26 @@ ProgramPoint = tuple[int, ...]
 """An instruction: its number in the program, then in the body of that loop, ...; () the start."""
 
 
-class Held(NamedTuple):
+class LiveValue(NamedTuple):
     """Bytes that a value takes, and the local values whose bytes they are."""
 
     bytes: int = 0
     of: tuple[int, ...] = ()
 
 
-NOTHING = Held()
+NOTHING = LiveValue()
 
 
 @dataclass
-class Timeline:
+class AliveBytes:
     """What is alive in a block, instruction by instruction; the totals so far, and where."""
 
-    alive: dict[int, Held]
+    alive: dict[int, LiveValue]
     total: int = 0
-    inner: dict[int, Held] = field(default_factory=dict)
+    inner: dict[int, LiveValue] = field(default_factory=dict)
     totals: list[tuple[int, ProgramPoint]] = field(default_factory=list)
 
-    def add(self, value: int, held: Held) -> None:
+    def add(self, value: int, held: LiveValue) -> None:
         """Count a value as held from here on, in place of what was counted for it."""
         self.total += held.bytes - self.alive.get(value, NOTHING).bytes
         self.alive[value] = held
@@ -51,7 +51,7 @@ class Timeline:
         """Count a value as freed."""
         self.total -= self.alive.pop(value, NOTHING).bytes
 
-    def reach(self, i: int, inner: Timeline | None) -> None:
+    def reach(self, i: int, inner: AliveBytes | None) -> None:
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
         inside, place = inner.peak if inner else (0, ())
         self.totals.append((self.total + inside, (i, *place)))

@@ -26,7 +26,7 @@ from shardalg.graph.ir import (
     Site,
     ValueType,
 )
-from shardalg.graph.tracing.control_flow import CALLS, Call
+from shardalg.graph.tracing.control_flow import CALLS, RegionCall
 
 _AXES = tuple[tuple[tuple[str, ...], ...], ...]
 # Per call with bodies: its parameters, and how many bodies it has (None: at least one).
@@ -284,9 +284,9 @@ def _wrong_blocks(graph: Graph, node: Node, region_arguments: list[RegionArgumen
     return ""
 
 
-def _call(graph: Graph, node: Node) -> Call:
+def _call(graph: Graph, node: Node) -> RegionCall:
     bodies = [graph.regions[body] for body in node.bodies]
-    return Call(
+    return RegionCall(
         node.index,
         tuple(node.signature.param(name) for name in _COUNTS.get(node.primitive, ())),
         node.operands,

@@ -80,7 +80,7 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             "Save it again with this version."
         )
     plain = {key: value for key, value in data.items() if key not in _WHERE_THERE_ARE_ANY}
-    graph = _in_modules(_graph(read(_Saved, plain, "graph")), data.get("modules", ()))
+    graph = _in_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
     graph = replace(graph, block_axes=blocks)
     try:
@@ -185,7 +185,7 @@ _CONSTANT = (
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedGraph:
     """What a file holds of a graph: rows, in which numbers stand for types and signatures."""
 
     schema: str
@@ -203,7 +203,7 @@ class _Saved:
     result_paths: tuple[str, ...]
 
 
-def _graph(saved: _Saved) -> Graph:
+def _graph(saved: _SavedGraph) -> Graph:
     types = [ValueType(*row) for row in saved.types]
     signatures = [
         Signature(name, params, _chosen(types, ins), _chosen(types, outs))

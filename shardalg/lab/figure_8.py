@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.models.model import Layout
+from shardalg.models.model import DimensionAxes
 from shardalg.models.published.moe import HYBRID, SPARSE, MoEConfig, experts
 from shardalg.plan.plan import Plan, plan
 from shardalg.planner.propagate.strategy import Strategy
@@ -23,7 +23,7 @@ DRAWN = {
 _SITES = ("dispatched", "expert_input", "expert_hidden", "expert_output", "combined")
 
 
-def layer_plan(mesh: Mesh, layout: Layout, config: MoEConfig = SIZES) -> Plan:
+def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> Plan:
     """The forward pass of one layer of experts, behind the gating, as a whole model lays it out.
 
     >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)

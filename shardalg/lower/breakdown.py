@@ -48,7 +48,7 @@ _AROUND = ("while", "conditional", "call")  # their time is that of what they ru
 _SCOPED = re.compile(rf"(?:^|/){SCOPE}(\d+)(?=/|$)")
 
 
-class Event(NamedTuple):
+class DeviceEvent(NamedTuple):
     """One execution of an operator of the compiled program on one device."""
 
     device: str
@@ -143,7 +143,7 @@ def breakdown(
     return Breakdown(tuple(rows(prices, measured)), timing, on, device)
 
 
-def recorded(run: Callable[[], Any], module: HloModule) -> list[Event]:
+def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
     """What the profiler says of the operators of a program while something runs."""
     with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
         with jax.profiler.trace(folder):
@@ -154,7 +154,7 @@ def recorded(run: Callable[[], Any], module: HloModule) -> list[Event]:
             return list(events(Path(folder), module))
 
 
-def events(folder: Path, module: HloModule) -> Iterable[Event]:
+def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
     """What a trace says of the operators of a program, those around others left out."""
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
@@ -166,11 +166,11 @@ def events(folder: Path, module: HloModule) -> Iterable[Event]:
                 if op is not None and op.opcode not in _AROUND:
                     device = f"{plane.name} {stats.get('device_ordinal', '')}"
                     start, seconds = event.start_ns * 1e-9, event.duration_ns * 1e-9
-                    yield Event(device, op.name, seconds, start)
+                    yield DeviceEvent(device, op.name, seconds, start)
 
 
 def per_instruction(
-    found: Sequence[Event], module: HloModule, repeats: int
+    found: Sequence[DeviceEvent], module: HloModule, repeats: int
 ) -> dict[int | None, float]:
     """Seconds of a step on one device, by the first result of the instruction; None: of none.
 
@@ -186,7 +186,7 @@ def per_instruction(
     return total
 
 
-def check_events(found: Sequence[Event]) -> None:
+def check_events(found: Sequence[DeviceEvent]) -> None:
     """Raise LoweringError where a trace has none."""
     if not found:
         raise LoweringError(
@@ -221,7 +221,7 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
     yield Row("", UNNAMED, (), 0.0, unnamed)
 
 
-class Sort(NamedTuple):
+class EventKind(NamedTuple):
     """What an event is, as a planned one says it."""
 
     kind: str
@@ -229,11 +229,11 @@ class Sort(NamedTuple):
     phase: str
 
 
-OTHER_COMPUTE = Sort(planned.COMPUTE, (), "")
+OTHER_COMPUTE = EventKind(planned.COMPUTE, (), "")
 """What the compiler added."""
 
 
-def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.Event, ...]:
+def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEvent, ...]:
     """One step on the first device: neighbours of one sort together, from the first's start.
 
     A pipeline's bubbles are computed on padding, and look like all other compute. Between events
@@ -252,7 +252,7 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.Event, .
     return tuple(_placed(mine, lambda e: sorts.get(scopes[e.op] or -1, OTHER_COMPUTE)))
 
 
-def _sorts(lowered: Lowered) -> dict[int, Sort]:
+def _sorts(lowered: Lowered) -> dict[int, EventKind]:
     """First result of an instruction to its sort."""
     mesh, found = lowered.program.mesh, {}
     for step in walk(lowered.program):
@@ -262,17 +262,19 @@ def _sorts(lowered: Lowered) -> dict[int, Sort]:
             continue
         if is_collective(attributes) and not attributes.stays:
             axes = axis_names(mesh, attributes.digits)
-            sort = Sort(attributes.sent_as, axes, instruction.phase)
+            sort = EventKind(attributes.sent_as, axes, instruction.phase)
         else:
-            sort = Sort(planned.COMPUTE, (), instruction.phase)
+            sort = EventKind(planned.COMPUTE, (), instruction.phase)
         found[instruction.results[0]] = sort
     return found
 
 
-def _placed(events: Sequence[Event], sort: Callable[[Event], Sort]) -> Iterator[planned.Event]:
+def _placed(
+    events: Sequence[DeviceEvent], sort: Callable[[DeviceEvent], EventKind]
+) -> Iterator[planned.StageEvent]:
     start = events[0].start_s
     for (kind, axes, phase), run in groupby(events, sort):
         alike = [*run]
         begin = alike[0].start_s - start
         end = max(event.start_s + event.seconds for event in alike) - start
-        yield planned.Event(0, kind, axes, phase, begin, end - begin)
+        yield planned.StageEvent(0, kind, axes, phase, begin, end - begin)

@@ -37,7 +37,7 @@ from shardalg.spmd.instructions import Apply, While
 from shardalg.tables import Table, bytes_text
 
 if TYPE_CHECKING:
-    from shardalg.costs.calibration.fit import Taken
+    from shardalg.costs.calibration.fit import CostSample
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
     from shardalg.lower.shard_map import Lowered
@@ -73,7 +73,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Sort:
+class InstructionKind:
     """Instructions that are alike: of one operator, on blocks of the same types.
 
     Attributes:
@@ -92,7 +92,7 @@ class Sort:
 def each_alone(
     lowered: Lowered,
     repeats: int,
-    taken: Sequence[Taken],
+    taken: Sequence[CostSample],
     hardware: Hardware | Topology | None = None,
 ) -> tuple[Alone, ...]:
     """Every distinct collective and contraction, in the order of the program.
@@ -129,13 +129,13 @@ def table(rows: Sequence[Alone]) -> Table:
     )
 
 
-def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[Sort]:
+def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
     """The collectives and contractions of a program, those that are alike together.
 
     Args:
       seconds: predicted, by the `id` of the instruction.
     """
-    found: dict[Any, Sort] = {}
+    found: dict[Any, InstructionKind] = {}
     sent = together(lowered.program.block)
     for step in walk(lowered.program):
         group = sent.get(id(step.instruction), (step.instruction,))
@@ -146,7 +146,7 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[Sort]:
         axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
         mine = seconds.get(id(step.instruction))
         place = id(step.instruction)
-        one = found.get(key, Sort(group, kind, axes, 0, 0.0 if seconds else None, place))
+        one = found.get(key, InstructionKind(group, kind, axes, 0, 0.0 if seconds else None, place))
         predicted = None if one.predicted_s is None else one.predicted_s + (mine or 0.0)
         found[key] = replace(one, count=one.count + step.count, predicted_s=predicted)
     return list(found.values())
@@ -173,7 +173,7 @@ def _operation(lowered: Lowered, instruction: Instruction) -> Any:
     return what, tuple((held[v].shape, held[v].dtype) for v in instruction.operands)
 
 
-def _timed(lowered: Lowered, sort: Sort, repeats: int) -> Alone:
+def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     """One sort of instructions, run on blocks of ones."""
     held = lowered.program.locals
     operands = list(dict.fromkeys(v for one in sort.first for v in one.operands))

@@ -31,7 +31,7 @@ from shardalg.files import write_whole
 from shardalg.tables import Table, bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from shardalg.costs.pipelines.events import Event
+    from shardalg.costs.pipelines.events import StageEvent
     from shardalg.lower.isolated import Alone
 
 SCHEMA = "shardalg.measurement/1"
@@ -55,7 +55,7 @@ class Executable(Protocol):
         """Its results at their true sizes."""
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """One run: seconds by the clock; those that this process kept all cores busy."""
 
     seconds: float
@@ -76,7 +76,7 @@ class Timing:
     busy_s: tuple[float, ...] = ()
 
     @staticmethod
-    def of(runs: Sequence[Run], *, shared: bool, warm_up_s: float | None = None) -> Timing:
+    def of(runs: Sequence[TimedRun], *, shared: bool, warm_up_s: float | None = None) -> Timing:
         """From runs; `shared` says that the devices share this process's cores."""
         busy = tuple(run.busy_s for run in runs) if shared else ()
         return Timing(tuple(run.seconds for run in runs), warm_up_s, busy)
@@ -178,8 +178,8 @@ class Measurement:
     predicted_s: float | None = None
     hardware: str = ""
     alone: tuple[Alone, ...] = ()
-    events: tuple[Event, ...] = ()
-    drawn: Callable[[tuple[Event, ...], str], Any] | None = field(default=None, compare=False)
+    events: tuple[StageEvent, ...] = ()
+    drawn: Callable[[tuple[StageEvent, ...], str], Any] | None = field(default=None, compare=False)
     devices: int = 0
     device_bytes: float = math.inf
     amounts: Mapping[str, float] = field(default_factory=dict)
@@ -272,7 +272,7 @@ def measure(
     first = [once(*pair) for pair in zip(both, placed, strict=True)]
     pairs = zip(both, first, strict=True)
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
-    runs: tuple[list[Run], list[Run]] = ([], [])
+    runs: tuple[list[TimedRun], list[TimedRun]] = ([], [])
     for turn in range(repeats):
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             runs[which].append(once(both[which], placed[which])[0])
@@ -293,7 +293,7 @@ def measure(
     )
 
 
-def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[Run, Any]:
+def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[TimedRun, Any]:
     """One run, and its results; donated arguments are copied before it."""
     arguments = [
         x.copy() if index in executable.donated else x for index, x in enumerate(arguments)
@@ -302,12 +302,12 @@ def once(executable: Executable, arguments: Sequence[jax.Array]) -> tuple[Run, A
     return clocked(lambda: executable.compiled(*arguments))
 
 
-def clocked(call: Callable[[], Any]) -> tuple[Run, Any]:
+def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
     """One call until what it gives is ready."""
     start, busy = time.perf_counter(), time.process_time()
     outputs = jax.block_until_ready(call())
     busy_s = (time.process_time() - busy) / cores()
-    return Run(time.perf_counter() - start, busy_s), outputs
+    return TimedRun(time.perf_counter() - start, busy_s), outputs
 
 
 def repeated(call: Callable[[], Any], repeats: int, *, shared: bool) -> Timing:

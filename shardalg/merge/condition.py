@@ -22,7 +22,7 @@ from shardalg.merge.refinement import Inside, apart_along, cuts_of
 
 
 @dataclass(frozen=True)
-class Fact:
+class SizeStatement:
     """One statement about sizes.
 
     Attributes:
@@ -74,7 +74,7 @@ class Condition:
     (gcd(X, Y) = 1, True, False)
     """
 
-    facts: tuple[Fact | Inside, ...]
+    facts: tuple[SizeStatement | Inside, ...]
     counted: bool = False
 
     def holds(self, **sizes: int) -> bool:
@@ -113,7 +113,7 @@ def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> 
         relation == "refines" and len({s.mesh.device_ids for s in operands}) > 1
     ):
         return Condition((), counted=True)
-    found: list[Fact | Inside] = []
+    found: list[SizeStatement | Inside] = []
     rows = [places for places in named if places is not None]
     try:
         for i, (second, places) in enumerate(zip(operands, rows, strict=True)):
@@ -141,7 +141,7 @@ def _two_chains(rows: Iterable[Places]) -> bool:
     return len(chains) <= 2
 
 
-def _merged(first: Places, second: Places, given: Given) -> Iterator[Fact]:
+def _merged(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
     alike = _prefixes if given[2] == "shardy" else _same
     for place in first:
         if place in second and isinstance(place, int):
@@ -154,12 +154,12 @@ def _merged(first: Places, second: Places, given: Given) -> Iterator[Fact]:
                         yield from _independent(a, b)
 
 
-def _equals(first: Places, second: Places, given: Given) -> Iterator[Fact]:
+def _equals(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
     for place in {**first, **second}:
         yield from _same(first.get(place, ()), second.get(place, ()))
 
 
-def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[Fact | Inside]:
+def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[SizeStatement | Inside]:
     """The cases of the theorem in `refinement.py`, dimension by dimension."""
     first, second, _ = given
     one_mesh = first.mesh.axes == second.mesh.axes
@@ -174,7 +174,7 @@ def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[Fact | Insi
         if one_mesh and split_prefix(first.dims[dim], second.dims[dim]) is not None:
             n, total = _count(others), _count(digits)
             if size > 1:
-                yield Fact("nests", (Monomial(size), n, total.over(n)))
+                yield SizeStatement("nests", (Monomial(size), n, total.over(n)))
         else:
             yield from _inside(fine, coarse, given, dim)
 
@@ -190,7 +190,7 @@ def _inside(fine: Places, coarse: Places, given: Given, dim: int) -> Iterator[In
         yield made
 
 
-_RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[Fact | Inside]]] = {
+_RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[SizeStatement | Inside]]] = {
     "merge": _merged,
     "compatible": _merged,
     "equal": _equals,
@@ -205,27 +205,27 @@ def _count(digits: tuple[NamedDigit, ...]) -> Monomial:
     return total
 
 
-def _equal(first: Monomial, second: Monomial) -> Iterator[Fact]:
+def _equal(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == b:
         return
     if ONE in (a, b) or not (a.powers or b.powers):
         raise _Never
-    yield Fact("equal", (a, b) if (a.powers, a.number) <= (b.powers, b.number) else (b, a))
+    yield SizeStatement("equal", (a, b) if (a.powers, a.number) <= (b.powers, b.number) else (b, a))
 
 
-def _divides(first: Monomial, second: Monomial) -> Iterator[Fact]:
+def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == ONE:
         return
     if b == ONE or not (a.powers or b.powers):
         raise _Never
-    yield Fact("divides", (a, b))
+    yield SizeStatement("divides", (a, b))
 
 
-def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[SizeStatement]:
     if len(first) != len(second):
         raise _Never
     for a, b in zip(first, second, strict=True):
@@ -233,7 +233,9 @@ def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iter
         yield from _equal(a.size, b.size)
 
 
-def _prefixes(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+def _prefixes(
+    first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]
+) -> Iterator[SizeStatement]:
     """One is a major part of the other; equally many digits leave open which one."""
     if len(first) != len(second):
         yield from _prefix(*sorted((first, second), key=len, reverse=True))
@@ -243,10 +245,12 @@ def _prefixes(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> 
     a, b = first[-1].stride, second[-1].stride
     common = a.common(b)
     if not (a.divides(b) or b.divides(a)):
-        yield Fact("either", (a.over(common), b.over(common)))
+        yield SizeStatement("either", (a.over(common), b.over(common)))
 
 
-def _prefix(fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]) -> Iterator[Fact]:
+def _prefix(
+    fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]
+) -> Iterator[SizeStatement]:
     if len(coarse) > len(fine):
         raise _Never
     if not coarse:
@@ -257,7 +261,7 @@ def _prefix(fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]) -> Ite
     yield from _divides(fine[last].stride, coarse[last].stride)
 
 
-def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[Fact]:
+def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
     """`gcd(top(a), top(b))` divides a stride, common factors cancelled."""
     if a.nests(b):
         return
@@ -273,7 +277,7 @@ def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[Fact]:
         yield _gcd_fact(a, b)
 
 
-def _of_numbers(a: NamedDigit, b: NamedDigit) -> Fact:
+def _of_numbers(a: NamedDigit, b: NamedDigit) -> SizeStatement:
     """The same where no size has a name; digits of one mesh that overlap do so at any sizes."""
     borders = sorted(t.number for d in (a, b) for t in (d.stride, d.top))
     if all(high % low == 0 for low, high in itertools.pairwise(borders)):
@@ -281,8 +285,8 @@ def _of_numbers(a: NamedDigit, b: NamedDigit) -> Fact:
     return _gcd_fact(a, b)
 
 
-def _gcd_fact(*digits: NamedDigit) -> Fact:
+def _gcd_fact(*digits: NamedDigit) -> SizeStatement:
     a, b = sorted(digits, key=lambda d: (d.top.powers, d.top.number))
     if a.stride == b.stride == ONE:
-        return Fact("coprime", (a.top, b.top))
-    return Fact("independent", (a.top, b.top, a.stride, b.stride))
+        return SizeStatement("coprime", (a.top, b.top))
+    return SizeStatement("independent", (a.top, b.top, a.stride, b.stride))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardalg.algebra.digits import Digit, Digits, Table, overlap, partition_ids, parts
+from shardalg.algebra.digits import Digit, Digits, PositionTable, overlap, partition_ids, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.merge.places import DimOrClass
@@ -145,7 +145,7 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
     devices = np.argsort(np.argsort(np.array(mesh.order)))
     places = tuple(rows.parts)
     ids = tuple(rows.ids[place][devices] for place in places)
-    found = Table(tuple(rows.parts.values()), ids).recognize()
+    found = PositionTable(tuple(rows.parts.values()), ids).recognize()
     if found is None:
         return None
     return _sharding(like, mesh, dict(zip(places, found, strict=True)))

@@ -21,13 +21,13 @@ from functools import cached_property
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.calibration.by_cause import LOCAL, MOVED, Amounts, amounts
+from shardalg.costs.calibration.by_cause import LOCAL, MOVED, ProgramAmounts, amounts
 from shardalg.costs.calibration.constants import Calibration, calibration_of
 from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Alive, Liveness, Scan
 from shardalg.costs.topology import Topology, machine
-from shardalg.costs.walk import Held, ProgramPoint, Timeline
+from shardalg.costs.walk import AliveBytes, LiveValue, ProgramPoint
 from shardalg.errors import HardwareError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.models.dense_strategies import SLICE
@@ -50,7 +50,7 @@ class Instant:
 
 
 @dataclass
-class _Every(Timeline):
+class _Every(AliveBytes):
     """A timeline that keeps every instant, those of bodies among them."""
 
     instants: list[tuple[ProgramPoint, Any]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _Every(Timeline):
         """Nothing, so that no sizes are compared."""
         return 0, ()
 
-    def reach(self, i: int, inner: Timeline | None) -> None:
+    def reach(self, i: int, inner: AliveBytes | None) -> None:
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
         super().reach(i, inner)
         within = inner.instants if isinstance(inner, _Every) else []
@@ -72,12 +72,12 @@ class _Every(Timeline):
 class _Instants(Scan):
     """Goes through a program and keeps every instant."""
 
-    def begin(self, start: dict[int, Held]) -> Timeline:
+    def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
         """A timeline that keeps every instant."""
         line = super().begin(start)
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
-    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+    def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
         """The first body, with the instants of all of them."""
         both = lines[most]
         assert isinstance(both, _Every), "begun by this scan"
@@ -277,7 +277,7 @@ def chip_of(on: Topology | Hardware) -> Hardware:
 
 def priced(
     depth: int, plans: Mapping[int, Plan], on: Topology | Hardware
-) -> tuple[Amounts, Totals]:
+) -> tuple[ProgramAmounts, Totals]:
     """What a model of so many layers does, and its totals without seconds.
 
     Args:
@@ -295,7 +295,7 @@ def priced(
     )
 
 
-def interpolated_amounts(low: Amounts, high: Amounts, share: float) -> Amounts:
+def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:
     """On the line through two programs; what neither has is not there."""
     return low * (1 - share) + high * share
 
@@ -321,7 +321,9 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     )
 
 
-def calibrated(done: Amounts, totals: Totals, calibration: Calibration, overlap: str) -> Totals:
+def calibrated(
+    done: ProgramAmounts, totals: Totals, calibration: Calibration, overlap: str
+) -> Totals:
     """The totals with seconds by cause, calibrated.
 
     Raises:

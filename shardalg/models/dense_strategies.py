@@ -22,7 +22,7 @@ Dims = tuple[Axes, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class StrategyAxes:
     """What the axes of a strategy cut.
 
     Attributes:
@@ -39,23 +39,23 @@ class Layout:
         """Every axis that the strategy has a use for."""
         return (*self.batch, *self.tensor)
 
-    def on(self, mesh: Mesh) -> Layout:
+    def on(self, mesh: Mesh) -> StrategyAxes:
         """The same with the axes along which a mesh has more than one device."""
         names = {axis for axis, size in mesh.axes if size > 1}
         batch, weights, tensor = (
             tuple(axis for axis in axes if axis in names)
             for axes in (self.batch, self.weights, self.tensor)
         )
-        return Layout(batch, weights, tensor)
+        return StrategyAxes(batch, weights, tensor)
 
 
 SLICE = "slice"
 """The axis of these models along which weights are repeated; it runs from slice to slice."""
 _DATA = (SLICE, "data", "fsdp")
-LAYOUTS: Mapping[str, Layout] = {
-    "finalized": Layout(("X",), ("X",), ("Y",)),
-    "fsdp": Layout(_DATA, ("data", "fsdp")),
-    "fsdp_tensor": Layout(_DATA, ("data", "fsdp"), ("tensor",)),
+LAYOUTS: Mapping[str, StrategyAxes] = {
+    "finalized": StrategyAxes(("X",), ("X",), ("Y",)),
+    "fsdp": StrategyAxes(_DATA, ("data", "fsdp")),
+    "fsdp_tensor": StrategyAxes(_DATA, ("data", "fsdp"), ("tensor",)),
 }
 # Along which dimension of each weight the model's features lie, and what `tensor` cuts of it.
 _WEIGHTS = {
@@ -80,7 +80,7 @@ def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
     return Mesh(dict(mesh))
 
 
-def layout_on(name: str, mesh: Mesh) -> Layout:
+def layout_on(name: str, mesh: Mesh) -> StrategyAxes:
     """The strategy of that name with the axes of a mesh that divide anything.
 
     >>> layout_on("fsdp", Mesh({"slice": 2, "data": 1, "fsdp": 8})).weights
@@ -123,7 +123,7 @@ def strategy(config: Config, optimizer: Optimizer, mesh: Mesh, name: str) -> Str
     return Strategy(mesh, in_shardings=given, out_shardings=results, sites=_sites(layout))
 
 
-def _weight_dims(layout: Layout, mesh: Mesh, weight: str, shape: tuple[int, ...]) -> Dims:
+def _weight_dims(layout: StrategyAxes, mesh: Mesh, weight: str, shape: tuple[int, ...]) -> Dims:
     """Axes per dimension: `weights` on the first that they divide, the model's features before."""
     features, cut = _WEIGHTS[weight]
     sizes = dict(mesh.axes)
@@ -138,7 +138,7 @@ def _weight_dims(layout: Layout, mesh: Mesh, weight: str, shape: tuple[int, ...]
     return tuple(found)
 
 
-def _sites(layout: Layout) -> dict[str, PartitionSpec]:
+def _sites(layout: StrategyAxes) -> dict[str, PartitionSpec]:
     batch, tensor = layout.batch, layout.tensor
     narrow = _spec((batch, (), tensor))
     names = ("ffn_hidden", "layer_output", "embedded", "logits")

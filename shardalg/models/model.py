@@ -1,7 +1,7 @@
 """A model in letters: every dimension of a weight, an activation or an input has the paper's name.
 
-Shapes, random numbers, the optimizer's state and shardings all follow from the letters: a `Layout`
-says which mesh axes partition which letter, once for weights and once for activations.
+Shapes, random numbers, the optimizer's state and shardings all follow from the letters: a
+`DimensionAxes` names the mesh axes that partition each letter, for weights and for activations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axes = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Weight:
+class Parameter:
     """A parameter.
 
     Attributes:
@@ -56,7 +56,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DimensionAxes:
     """Which axes partition which dimension; an axis that a mesh lacks is left out.
 
     Attributes:
@@ -76,7 +76,7 @@ class Model:
 
     Attributes:
       sizes: of the letters.
-      weights: a pytree of `Weight`.
+      weights: a pytree of `Parameter`.
       data: what a step takes beside parameters and state.
       loss: `(params, *data) -> mean loss`.
       sites: the names that its activations are annotated with, and their letters.
@@ -101,7 +101,7 @@ class Model:
         """Random parameters; the deviation of each is `1 / sqrt(size of what it contracts)`."""
         rng = np.random.default_rng(seed)
 
-        def draw(weight: Weight) -> Array:
+        def draw(weight: Parameter) -> Array:
             fan_in = math.prod(self.sizes[letter] for letter in weight.contracted)
             normal = rng.standard_normal(self._shape(weight), np.float32)
             return jnp.asarray(normal * np.float32(fan_in**-0.5))
@@ -129,7 +129,7 @@ class Model:
         params, state = adafactor.apply(params, grads, state, self._factoring())
         return params, state, loss
 
-    def strategy(self, mesh: Mesh, layout: Layout) -> Strategy:
+    def strategy(self, mesh: Mesh, layout: DimensionAxes) -> Strategy:
         """Shardings of `train_step` and its sites on a mesh."""
 
         def spec(dims: str) -> PartitionSpec:
@@ -146,7 +146,7 @@ class Model:
         given = (weights, {"step": PartitionSpec(), "moments": moments})
         return Strategy(mesh, (*given, *data), (*given, PartitionSpec()), sites)
 
-    def plan(self, mesh: Mesh, layout: Layout, options: Options | None = None) -> Plan:
+    def plan(self, mesh: Mesh, layout: DimensionAxes, options: Options | None = None) -> Plan:
         """The plan of `train_step`; parameters and state are donated."""
         return plan(
             self.train_step,
@@ -157,10 +157,10 @@ class Model:
             options=options,
         )
 
-    def _each(self, function: Callable[[Weight], Any]) -> Any:
+    def _each(self, function: Callable[[Parameter], Any]) -> Any:
         return jax.tree.map(function, self.weights)
 
-    def _shape(self, lettered: Weight | Data) -> tuple[int, ...]:
+    def _shape(self, lettered: Parameter | Data) -> tuple[int, ...]:
         return tuple(self.sizes[letter] for letter in lettered.dims)
 
     def _drawn(self, rng: np.random.Generator, data: Data) -> Array:
@@ -175,7 +175,9 @@ class Model:
         return adafactor.init_state(params, self._factoring())
 
 
-def _moments(laid_out: Callable[[str], PartitionSpec], weight: Weight) -> dict[str, PartitionSpec]:
+def _moments(
+    laid_out: Callable[[str], PartitionSpec], weight: Parameter
+) -> dict[str, PartitionSpec]:
     """Adafactor's, along the dimensions that each keeps of its weight."""
     row, column = adafactor.Factoring(weight.rows, weight.stacked).split(tuple(weight.dims))
     whole = dict(zip(weight.dims, laid_out(weight.dims), strict=True))

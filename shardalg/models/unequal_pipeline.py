@@ -29,12 +29,12 @@ from jax.sharding import PartitionSpec
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.pipelines.events import BUBBLE, Part, parts
+from shardalg.costs.pipelines.events import BUBBLE, EventGroup, parts
 from shardalg.costs.pipelines.joined import (
     BACKWARD,
     FORWARD,
+    MicrobatchTask,
     StageTimes,
-    Task,
     in_flight,
     joined,
     orders,
@@ -53,7 +53,7 @@ from shardalg.verify.report import Report
 
 Tree = Any
 StageFn = Callable[[Tree, Tree], Tree]
-Parts = tuple[Part, ...]
+Parts = tuple[EventGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class UnequalPipeline:
         )
 
     @cached_property
-    def _orders(self) -> tuple[tuple[Task, ...], ...]:
+    def _orders(self) -> tuple[tuple[MicrobatchTask, ...], ...]:
         return orders(self.schedule, len(self.stages), self.microbatches)
 
     def _sent_s(self, number: int, chip: Hardware | Topology) -> tuple[float, float]:
@@ -375,5 +375,5 @@ def _under_loop(specs: Any) -> Any:
     )
 
 
-def _named(phase: str, found: Iterable[Part]) -> Parts:
+def _named(phase: str, found: Iterable[EventGroup]) -> Parts:
     return tuple(replace(part, phase=phase) for part in found)

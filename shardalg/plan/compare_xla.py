@@ -25,7 +25,7 @@ from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.lower.xla_dump.hlo_text import parse_leaves
 from shardalg.plan.explain.why_not import annotated_as
 from shardalg.planner.stages import Stages, planned
-from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.planner.trips import while_loops
 from shardalg.show import tables
 from shardalg.show.tables import beside, collectives
@@ -244,7 +244,7 @@ class BesideXla(Answer):
         if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
             return
         options = replace(trials.options, keep_gathers=True)
-        kept = Outcome.of(planned(stages.traced, stages.annotations, options))
+        kept = TrialOutcome.of(planned(stages.traced, stages.annotations, options))
         if kept.wire_bytes < self.wire_bytes:
             sent, held = bytes_text(kept.wire_bytes), bytes_text(kept.peak_memory_bytes)
             yield (

@@ -32,16 +32,16 @@ _DIFFERS = 0.1
 """The share from which two programs are worth a word."""
 
 
-class Amounts(NamedTuple):
+class StepBytes(NamedTuple):
     """Bytes that a device sends per step, and holds at the peak of memory."""
 
     wire_bytes: int | float
     peak_memory_bytes: int
 
     @staticmethod
-    def of(stages: Stages) -> Amounts:
+    def of(stages: Stages) -> StepBytes:
         """Return the amounts of a plan. Seconds are not priced: nothing here asks for them."""
-        return Amounts(stages.traffic.wire_bytes, stages.peak_memory_bytes)
+        return StepBytes(stages.traffic.wire_bytes, stages.peak_memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,9 @@ class OwnJit:
         return installed_partitioner()
 
     @cached_property
-    def ours(self) -> Amounts:
+    def ours(self) -> StepBytes:
         """The plan's own figures."""
-        return Amounts.of(self.stages)
+        return StepBytes.of(self.stages)
 
     @cached_property
     def _followed(self) -> Stages:
@@ -79,9 +79,9 @@ class OwnJit:
         return planned(self.stages.traced, self.stages.annotations, followed)
 
     @cached_property
-    def theirs(self) -> Amounts:
+    def theirs(self) -> StepBytes:
         """The figures of our plan in the partitioner's layouts, as an estimate of XLA's figures."""
-        return self.ours if self._followed is self.stages else Amounts.of(self._followed)
+        return self.ours if self._followed is self.stages else StepBytes.of(self._followed)
 
     @cached_property
     def least(self) -> int | float:
@@ -132,7 +132,7 @@ class OwnJit:
         return Table(WARNING_COLUMNS, (("jax.jit", "", 1, more, str(self), remedy, 0),))
 
 
-def _row(program: str, layouts: str, amounts: Amounts) -> tuple[Any, ...]:
+def _row(program: str, layouts: str, amounts: StepBytes) -> tuple[Any, ...]:
     return program, layouts, number(amounts.wire_bytes), number(amounts.peak_memory_bytes)
 
 

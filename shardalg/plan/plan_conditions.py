@@ -13,14 +13,14 @@ from typing import NamedTuple
 from shardalg.costs.symbolic import Symbolised
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.plan.explain.decisions import loops_over, place
-from shardalg.planner.guards import Asked
+from shardalg.planner.guards import RunQuestion
 from shardalg.planner.partition.choose.key import Choice, Weighed
 from shardalg.planner.partition.choose.node_classes import kinds
 from shardalg.planner.partition.emit.node import NodePlan
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.reshard.paths import Path
 from shardalg.sizes.conditions import flips, is_open, margin, split_of, words
-from shardalg.sizes.decided import Call, Guards
+from shardalg.sizes.decided import DecidedCall, Guards
 from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, ZERO, Fact
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.growth import Shardings
@@ -32,7 +32,7 @@ NO_CONDITIONS = Table(COLUMNS, ())
 CHOICE, DIVIDES, PART = "choice", "divides", "part"
 
 
-class RegionArgument(NamedTuple):
+class AskedFact(NamedTuple):
     """A fact, and who asked it.
 
     Attributes:
@@ -41,8 +41,8 @@ class RegionArgument(NamedTuple):
     """
 
     fact: Fact
-    asked: Asked
-    call: Call | None = None
+    asked: RunQuestion
+    call: DecidedCall | None = None
     about: Weighed | None = None
 
 
@@ -57,7 +57,7 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
     region_arguments = (
         [*_region_arguments(guards)]
         if guards
-        else [RegionArgument(fact, Asked("")) for fact in assumed]
+        else [AskedFact(fact, RunQuestion("")) for fact in assumed]
     )
     shardings = [pair for one in named.conditions for pair in one.divided]
     nodes = (tie.asked.node for tie in region_arguments if tie.about)
@@ -74,30 +74,28 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
     return Table(COLUMNS, tuple(rows.values()))
 
 
-def _region_arguments(guards: Guards) -> Iterator[RegionArgument]:
+def _region_arguments(guards: Guards) -> Iterator[AskedFact]:
     """Every fact once: as what a choice was held against, else as the run or a call asked it."""
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
-    found = {f: RegionArgument(f, asked or Asked("")) for f, asked in own.items()}
+    found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():
         for fact, about in call.facts.items():
             if fact not in found or (about and not found[fact].about):
-                found[fact] = RegionArgument(fact, asked, call, about)
+                found[fact] = AskedFact(fact, asked, call, about)
     yield from found.values()
 
 
-def _open(
-    region_arguments: Iterable[RegionArgument], shardings: Shardings
-) -> Iterator[RegionArgument]:
+def _open(region_arguments: Iterable[AskedFact], shardings: Shardings) -> Iterator[AskedFact]:
     """Those that may fail at some sizes."""
     return (tie for tie in region_arguments if is_open(tie.fact, shardings=shardings))
 
 
-def _askers(call: Call, asked: Asked | None = None) -> dict[Call, Asked]:
+def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[DecidedCall, RunQuestion]:
     """What the run was about when it first made each call.
 
     Not those inside of a choice: they price what else could have been.
     """
-    found: dict[Call, Asked] = {}
+    found: dict[DecidedCall, RunQuestion] = {}
     for used, about in call.uses.items():
         found.setdefault(used, asked or about)
         if type(used.result) is not NodePlan:
@@ -105,9 +103,7 @@ def _askers(call: Call, asked: Asked | None = None) -> dict[Call, Asked]:
     return found
 
 
-def _nearest(
-    region_arguments: Iterable[RegionArgument], hints: Mapping[str, int]
-) -> list[RegionArgument]:
+def _nearest(region_arguments: Iterable[AskedFact], hints: Mapping[str, int]) -> list[AskedFact]:
     """Comparisons by margin, then the rest; what follows from another fact is left out.
 
     So is an equality inside of a call: it says that the call is asked again at all other sizes.
@@ -128,7 +124,7 @@ def _nearest(
     return [found[i] for i in order]
 
 
-def _is_held(tie: RegionArgument) -> bool:
+def _is_held(tie: AskedFact) -> bool:
     """Whether the run rests on one size being a number."""
     fact, formula = tie.fact, tie.fact.formula
     alone = len(formula.names) == 1 and not formula.atoms
@@ -149,7 +145,7 @@ def _joined(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     return fact
 
 
-def _kind(tie: RegionArgument) -> str:
+def _kind(tie: AskedFact) -> str:
     """The part of `Plan.changes` in which another answer would show first."""
     if split_of(tie.fact) is not None:
         return DIVIDES
@@ -160,7 +156,7 @@ def _kind(tie: RegionArgument) -> str:
     return CHOICE if type(tie.call.result) is NodePlan else "collectives"
 
 
-def _decides(tie: RegionArgument) -> str:
+def _decides(tie: AskedFact) -> str:
     """What was chosen, and what else could have been where that is known."""
     if tie.about:
         chosen, other, by = tie.about

@@ -31,7 +31,7 @@ from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.sharded import Layouts
 from shardalg.planner.stages import Stages, annotations_at, completed
-from shardalg.sizes.decided import Call, Guards, asked_again, recorder
+from shardalg.sizes.decided import DecidedCall, Guards, asked_again, recorder
 from shardalg.sizes.facts import ZERO, Fact
 from shardalg.sizes.formula import Formula, FormulaError, Number, symbol
 from shardalg.sizes.recorded import Recorded, Recorder
@@ -214,7 +214,7 @@ def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
             yield Fact(difference, ZERO)
 
 
-def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> Call:
+def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> DecidedCall:
     """Return the peak of memory as a call: the plan holds where its formula gives the peak there.
 
     Where something else is written over, or kept for the backward pass, the peak is looked for in
@@ -229,7 +229,7 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
     return asked_again(recorded, work, largest, partial(peak_at, named, **how))
 
 
-class Asked(NamedTuple):
+class RunQuestion(NamedTuple):
     """What a question is about that the run itself asks: the part of `plan.changes` and the node.
 
     Attributes:
@@ -244,7 +244,7 @@ class Asked(NamedTuple):
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """All of planning that `at` compares, on recorded sizes."""
     recorded, axes = sizes.recorded, sizes.sizes.axes
-    recorded.about = Asked("sharding")
+    recorded.about = RunQuestion("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
     sharded = completed(graph, annotations_at(stages.annotations, graph, mesh), options)
@@ -259,7 +259,7 @@ class _Telling(Partitioner):
         self.recorder = recorder
 
     def _tell(self, node: Node | None) -> None:
-        self.recorder.about = Asked("collectives", None if node is None else node.index)
+        self.recorder.about = RunQuestion("collectives", None if node is None else node.index)
 
     def _entered(self, value: int, order: Mesh | None) -> int:
         self._tell(None)

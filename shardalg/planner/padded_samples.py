@@ -30,7 +30,7 @@ from shardalg.algebra.derived_layouts import interned, plain
 from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Signature, ValueType
-from shardalg.graph.ops.canonicalize.normalise import Change, Padding
+from shardalg.graph.ops.canonicalize.normalise import NodeReplacement, Padding
 from shardalg.graph.ops.families.pointwise import MANY, UNARY
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import SUM, Rule
@@ -98,7 +98,7 @@ SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
 
 def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
     """Return the padding of all merged samples that do not divide, or None without such samples."""
-    changes: dict[int, Change] = {}
+    changes: dict[int, NodeReplacement] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
         found = merge.region()
@@ -264,7 +264,7 @@ class _Region:
         type_ = self.graph.values[value].type
         return _with_size(type_, dim, self.padded * factor)
 
-    def change(self, number: int) -> Change:
+    def change(self, number: int) -> NodeReplacement:
         """Return the replacement of a node."""
         node, ends = self.graph.nodes[number], self.ends[number]
         chains: list[tuple[int, tuple[Signature, ...]]] = []
@@ -293,7 +293,7 @@ class _Region:
         groups = self.padded * count if named == "g" else 0
         params = tuple((k, _param(k, old, made, groups)) for k, old in node.signature.params)
         signature = Signature(node.primitive, params, tuple(operands), (made,))
-        return Change(tuple(chains), signature, cut)
+        return NodeReplacement(tuple(chains), signature, cut)
 
     def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
         """Yield the operators that set the added samples to zero."""

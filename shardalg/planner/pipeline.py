@@ -16,7 +16,7 @@ from shardalg.planner.partition.partition import NONE, Kept, Partitioner
 from shardalg.planner.partition.passes.collective_matmul import CollectiveMatmuls
 from shardalg.planner.partition.passes.merge_formatting import MergeFormatting
 from shardalg.planner.partition.passes.moving_masks import MoveMasks
-from shardalg.planner.partition.passes.padding_values import Known
+from shardalg.planner.partition.passes.padding_values import ValueFacts
 from shardalg.planner.partition.passes.scattering import ScatterReductions
 from shardalg.planner.partition.passes.unread import DropUnread, JoinAsBits
 from shardalg.planner.propagate.options import Options
@@ -45,7 +45,9 @@ def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, Options], 
 
 
 def _move_masks(program: SpmdProgram, graph: Graph, options: Options) -> MoveMasks:
-    numbers = {local: Known(number=graph.numbers.get(value)) for local, value in program.constants}
+    numbers = {
+        local: ValueFacts(number=graph.numbers.get(value)) for local, value in program.constants
+    }
     return MoveMasks(list(program.locals), graph, numbers)
 
 
@@ -74,7 +76,7 @@ PASSES = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProgramStage:
     """The program after a pass.
 
     Attributes:
@@ -110,7 +112,7 @@ class ProgramStages:
       graph: the traced function, for source lines.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ProgramStage, ...]
     graph: Graph
 
     @property
@@ -118,13 +120,13 @@ class ProgramStages:
         """The names of the stages."""
         return tuple(stage.name for stage in self.stages)
 
-    def __iter__(self) -> Iterator[Stage]:
+    def __iter__(self) -> Iterator[ProgramStage]:
         return iter(self.stages)
 
     def __len__(self) -> int:
         return len(self.stages)
 
-    def __getitem__(self, name: str) -> Stage:
+    def __getitem__(self, name: str) -> ProgramStage:
         """Return the stage of a pass.
 
         Raises:
@@ -188,11 +190,11 @@ def _emitted(
     return partitioner(sharded, roles, options, kept=kept).run()
 
 
-def _stages(program: SpmdProgram, graph: Graph, options: Options) -> Iterator[Stage]:
-    yield Stage(EMIT, program)
+def _stages(program: SpmdProgram, graph: Graph, options: Options) -> Iterator[ProgramStage]:
+    yield ProgramStage(EMIT, program)
     for one in PASSES:
         off = one.switch if one.switch and not getattr(options.switches, one.switch) else ""
         before = program
         if not off:
             program = rewrite(program, one.rewriter(program, graph, options))
-        yield Stage(one.name, program, before, off)
+        yield ProgramStage(one.name, program, before, off)

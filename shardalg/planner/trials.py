@@ -22,7 +22,7 @@ from shardalg.tables import bytes_text
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class TrialOutcome:
     """What a plan sends and holds, per device and step.
 
     Attributes:
@@ -53,7 +53,7 @@ class Outcome:
         return f"{self.collectives} collectives, {sent} sent, peak {held}"
 
     @staticmethod
-    def of(stages: Stages, *, is_priced: bool = True) -> Outcome:
+    def of(stages: Stages, *, is_priced: bool = True) -> TrialOutcome:
         """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
@@ -62,10 +62,10 @@ class Outcome:
             runs[moved.alike] += moved.step.count
         count, total = len(stages.traffic.collectives), stages.traffic.wire_bytes
         if not is_priced:
-            return Outcome(count, total, math.nan, sent, runs, math.nan)
+            return TrialOutcome(count, total, math.nan, sent, runs, math.nan)
         cost = stages.cost
         held = cost.peak_memory_bytes
-        return Outcome(count, total, held, sent, runs, cost.step_time_s, cost.fits)
+        return TrialOutcome(count, total, held, sent, runs, cost.step_time_s, cost.fits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,8 @@ class Trials:
 
     stages: Stages
     options: Options
-    _outcomes: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
-    _unpriced: dict[Annotations, Outcome] = field(default_factory=dict, repr=False)
+    _outcomes: dict[Annotations, TrialOutcome] = field(default_factory=dict, repr=False)
+    _unpriced: dict[Annotations, TrialOutcome] = field(default_factory=dict, repr=False)
 
     @property
     def machine(self) -> str:
@@ -91,13 +91,15 @@ class Trials:
             return self.stages
         return planned(self.stages.traced, annotations, self.options)
 
-    def outcome(self, annotations: Annotations) -> Outcome:
+    def outcome(self, annotations: Annotations) -> TrialOutcome:
         """What the plan under these annotations sends and holds."""
         if annotations not in self._outcomes:
-            self._outcomes[annotations] = Outcome.of(self.under(annotations))
+            self._outcomes[annotations] = TrialOutcome.of(self.under(annotations))
         return self._outcomes[annotations]
 
-    def traffic(self, annotations: Annotations, is_priced: Callable[[Outcome], bool]) -> Outcome:
+    def traffic(
+        self, annotations: Annotations, is_priced: Callable[[TrialOutcome], bool]
+    ) -> TrialOutcome:
         """Return the outcome under these annotations, without a price where none is needed.
 
         A price takes about as long as a plan.
@@ -108,19 +110,19 @@ class Trials:
         known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
         if known is None:
             stages = self.under(annotations)
-            known = self._unpriced[annotations] = Outcome.of(stages, is_priced=False)
+            known = self._unpriced[annotations] = TrialOutcome.of(stages, is_priced=False)
             if is_priced(known):
-                self._outcomes[annotations] = Outcome.of(stages)
+                self._outcomes[annotations] = TrialOutcome.of(stages)
         return self.outcome(annotations) if is_priced(known) else known
 
     @cached_property
-    def deferred(self) -> Outcome:
+    def deferred(self) -> TrialOutcome:
         """What the plan sends and holds where sums wait until their loop is over."""
         options = Options.of({**self.options.settings, "defer_in_loops": True})
-        return Outcome.of(planned(self.stages.traced, self.stages.annotations, options))
+        return TrialOutcome.of(planned(self.stages.traced, self.stages.annotations, options))
 
     @cached_property
-    def other_layers(self) -> Outcome | None:
+    def other_layers(self) -> TrialOutcome | None:
         """Return the bytes sent and held if loops read stacks of layers the other way.
 
         They fetch one layer per iteration, or gather the stack before the loop, as
@@ -130,9 +132,9 @@ class Trials:
         if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
             return None
         options = replace(self.options, stream_layers=not stages.streams)
-        return Outcome.of(planned(stages.traced, stages.annotations, options))
+        return TrialOutcome.of(planned(stages.traced, stages.annotations, options))
 
     @property
-    def now(self) -> Outcome:
+    def now(self) -> TrialOutcome:
         """What the plan itself sends and holds."""
         return self.outcome(self.stages.annotations)

@@ -69,7 +69,7 @@ def boxes(
       nodes: the graph nodes to draw, in loop bodies too; None draws the top level.
       dim_names: global dimension size to the letter that stands for it, such as `{1024: "S"}`.
     """
-    reader = _Reader(program, graph, dict(dim_names or {}))
+    reader = _DiagramReader(program, graph, dict(dim_names or {}))
     drawn = [s for s in _chosen(program, nodes) if not isinstance(s.attributes, Control)]
     return _placed(tuple(reader.read(drawn)))
 
@@ -83,7 +83,7 @@ def _chosen(program: SpmdProgram, nodes: Collection[int] | None) -> Iterator[Ins
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _DiagramReader:
     program: SpmdProgram
     graph: Graph
     dim_names: dict[int, str]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, Event
+from shardalg.costs.pipelines.events import BUBBLE, COMPUTE, StageEvent
 from shardalg.files import write_whole
 from shardalg.tables import Table, html_part, seconds_text
 
@@ -29,7 +29,7 @@ class Timeline:
       of: what they are of, such as "predicted on tpu_v3" or "measured".
     """
 
-    events: tuple[Event, ...]
+    events: tuple[StageEvent, ...]
     mesh: str
     of: str
 
@@ -130,7 +130,7 @@ def _named(what: str, stage: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": 0, "tid": stage, "args": {"name": name}}
 
 
-def _traced(event: Event) -> dict[str, Any]:
+def _traced(event: StageEvent) -> dict[str, Any]:
     trip = "" if event.trip is None else f" {event.trip}"
     name = f"{event.phase}{trip}" if event.kind == COMPUTE else f"{event.kind}{trip}"
     return {

@@ -182,7 +182,7 @@ class Points:
 
     def run(self, code: Code, roots: Sequence[int]) -> list[np.ndarray]:
         """The steps `roots` of a program at all points."""
-        plan = _Plan(code, roots, self)
+        plan = _StepSchedule(code, roots, self)
         found = [np.empty(self.inner) for _ in roots]
         for index in blocks(self.inner):
             for result, part in zip(found, plan.at(index), strict=True):
@@ -213,7 +213,7 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
             yield (own, *rest)
 
 
-class _Plan:
+class _StepSchedule:
     """Which steps are taken once, and which ones at every block.
 
     Attributes:

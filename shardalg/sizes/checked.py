@@ -63,17 +63,17 @@ class Checked:
         if found.size and found.any():
             largest = {name: most for name, (_, most) in ranges.items()}
             asked = [
-                _Asked(check, _most(largest, check.fact.formula))
+                _AskedFact(check, _most(largest, check.fact.formula))
                 for check in self.checks
                 if not check.follows(ranges)
             ]
             self._ask(asked, points, found)
         return found.reshape(points.shape)
 
-    def _ask(self, asked: list[_Asked], points: Points, found: np.ndarray) -> None:
+    def _ask(self, asked: list[_AskedFact], points: Points, found: np.ndarray) -> None:
         """Rule out points: first by the facts of few sizes, at the points that these span."""
         arrays, many = points.arrays, []
-        groups: dict[frozenset[str], list[_Asked]] = {}
+        groups: dict[frozenset[str], list[_AskedFact]] = {}
         for one in asked:
             groups.setdefault(one.check.names, []).append(one)
         for names, checks in groups.items():
@@ -87,7 +87,7 @@ class Checked:
         _staged(many, arrays, found)
 
 
-def _staged(checks: list[_Asked], arrays: Mapping[str, np.ndarray], found: np.ndarray) -> None:
+def _staged(checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray) -> None:
     """Rule out points fact by fact, block by block."""
     if not checks or not found.any():
         return
@@ -119,8 +119,8 @@ def _at(
 
 
 def _by_failures(
-    checks: list[_Asked], arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> list[_Asked]:
+    checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> list[_AskedFact]:
     """What fails most often first, by some of the points."""
     places = np.linspace(0, math.prod(shape) - 1, _SAMPLE).astype(int)
     some = _at(places, arrays, shape)
@@ -160,7 +160,7 @@ class _Check:
         return low > rounded or (self.fact.relation == NONZERO and high < -rounded)
 
 
-class _Asked(NamedTuple):
+class _AskedFact(NamedTuple):
     """A fact that is asked at points, and the largest number that its evaluation meets at them."""
 
     check: _Check

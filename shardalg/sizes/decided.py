@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class Call:
+class DecidedCall:
     """One call of a decided function, or a whole run.
 
     Attributes:
@@ -40,7 +40,7 @@ class Call:
     args: tuple[Any, ...] = ()
     result: Any = None
     facts: Mapping[Fact, Any] = field(default_factory=dict)
-    uses: dict[Call, Any] = field(default_factory=dict)
+    uses: dict[DecidedCall, Any] = field(default_factory=dict)
 
 
 class Calls:
@@ -52,21 +52,21 @@ class Calls:
 
     def __init__(self, hints: Mapping[str, int]) -> None:
         self.keys = Recorder(Answers(hints))
-        self.found: dict[tuple[Any, ...], Call] = {}
+        self.found: dict[tuple[Any, ...], DecidedCall] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class _Host:
     """Where the recorder of a run stands: its call, and all calls."""
 
-    call: Call
+    call: DecidedCall
     calls: Calls
 
 
 def recorder(hints: Mapping[str, int]) -> Recorder:
     """A recorder of a whole run of planning."""
     calls = Calls(hints)
-    return Recorder(calls.keys.answers, host=_Host(Call(), calls))
+    return Recorder(calls.keys.answers, host=_Host(DecidedCall(), calls))
 
 
 def decided(
@@ -99,7 +99,7 @@ def _recorded(
     call = calls.found.get((function, args))
     if call is None:
         # A recorder of its own, so that nothing it asks was answered by a cache before.
-        call = Call(function, args)
+        call = DecidedCall(function, args)
         inside = Recorder(asks.answers, host=_Host(call, calls))
         call.result = moved(bare(*moved(args, inside)), calls.keys)
         call.facts = dict(inside.facts)
@@ -110,7 +110,7 @@ def _recorded(
 
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
-) -> Call:
+) -> DecidedCall:
     """Return a call beside a run: it stands at sizes where a formula has the number found there.
 
     Args:
@@ -120,7 +120,7 @@ def asked_again(
     host: _Host = whole.host
     names = tuple(whole.answers.hints)
     keys = host.calls.keys
-    call = Call(
+    call = DecidedCall(
         lambda *sizes: there(dict(zip(names, sizes, strict=True))),
         tuple(keys.size(symbol(name)) for name in names),
         keys.size(found),
@@ -191,21 +191,21 @@ class Guards:
         whole: Recorder,
         more: Iterable[Fact] = (),
         traced: Iterable[Fact] = (),
-        beside: Iterable[Call] = (),
+        beside: Iterable[DecidedCall] = (),
     ) -> None:
         host: _Host = whole.host
         host.call.facts = {**dict.fromkeys(more), **whole.facts}
         self.traced = tuple(traced)
         self.beside = tuple(beside)
         self.calls = (*host.calls.found.values(), *self.beside, host.call)
-        self.asked: dict[Fact, list[Call]] = {}
+        self.asked: dict[Fact, list[DecidedCall]] = {}
         for call in self.calls:
             for fact in call.facts:
                 self.asked.setdefault(fact, []).append(call)
         self.facts = Facts(self.asked)
 
     @property
-    def whole(self) -> Call:
+    def whole(self) -> DecidedCall:
         """The run itself."""
         return self.calls[-1]
 
@@ -219,10 +219,10 @@ class Guards:
         doubtful = {call for fact in failing for call in self.asked[fact]}
         return self.whole not in doubtful and not self._other(values, doubtful)
 
-    def _other(self, values: Mapping[str, int], doubtful: set[Call]) -> bool:
+    def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
         """Whether the run reads another result of a call, once the doubtful ones are asked."""
         there = _There(values)
-        other: set[Call] = set()
+        other: set[DecidedCall] = set()
         for call in self.calls[:-1]:
             if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
                 other.add(call)
@@ -236,7 +236,7 @@ class Guards:
         held = np.ones(len(points), bool)
         for fact in (*self.whole.facts, *self.traced):
             held &= holds[fact]
-        other: dict[Call, np.ndarray] = {}
+        other: dict[DecidedCall, np.ndarray] = {}
         for call in self.calls[:-1]:
             doubtful = np.zeros(len(points), bool)
             for places in (*(~holds[f] for f in call.facts), *(other[c] for c in call.uses)):
@@ -247,7 +247,7 @@ class Guards:
             held &= ~other[call]
         return held
 
-    def _same(self, call: Call, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
+    def _same(self, call: DecidedCall, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
         """Whether a call gives the recorded result, at some of the points.
 
         It is recorded again at the first of them, which answers for all points at which everything
@@ -295,7 +295,7 @@ class _There:
             found = self.known[size.formula] = size.formula.at(self.values)
         return found
 
-    def same(self, call: Call) -> bool:
+    def same(self, call: DecidedCall) -> bool:
         """Whether the function gives the recorded result there."""
         assert call.function is not None  # the whole run alone has none
         return self.agree(call.result, call.function(*self.replaced(call.args)))
@@ -307,7 +307,7 @@ class _There:
         return alike and all(self.number(size) == number for size, number in pairs)
 
 
-def _again(call: Call, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
+def _again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
     """Return the result of a call that is recorded at a point, and all that it asks there.
 
     None where it computes what a record cannot follow.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Max:
+class MaximumFactor:
     """The factor `max(first, second)` of a monomial."""
 
     first: Formula
@@ -26,7 +26,7 @@ class Max:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((Max, self.first, self.second))
+        return hash((MaximumFactor, self.first, self.second))
 
     def __hash__(self) -> int:
         return self._hash
@@ -69,7 +69,7 @@ class Max:
 
 
 @dataclass(frozen=True)
-class Group:
+class SumFactor:
     """A sum as one factor of a monomial, so that it may divide."""
 
     inside: Formula
@@ -77,7 +77,7 @@ class Group:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((Group, self.inside))
+        return hash((SumFactor, self.inside))
 
     def __hash__(self) -> int:
         return self._hash
@@ -118,14 +118,14 @@ def grouped(amount: Any) -> Any:
     if type(amount) is not Formula or len(amount.terms) == 1:
         return amount
     shared = _shared(amount, amount)
-    return shared * Formula({frozenset({(Group(amount / shared), 1)}): 1})
+    return shared * Formula({frozenset({(SumFactor(amount / shared), 1)}): 1})
 
 
 @dataclass(frozen=True)
 class Least:
     """The smaller one of two prices, where formulas are swept."""
 
-    of: Max
+    of: MaximumFactor
 
     def steps(self, code: Code) -> int:
         """Of arrays."""
@@ -184,7 +184,7 @@ def _larger(first: Formula, second: Formula) -> Formula:
     if _never_less(second - first):
         return second
     shared = _shared(first, second)
-    inside = Max(*sorted((first / shared, second / shared), key=repr))
+    inside = MaximumFactor(*sorted((first / shared, second / shared), key=repr))
     return shared * Formula({frozenset({(inside, 1)}): 1})
 
 

@@ -91,7 +91,7 @@ Layouts = dict[int, dict[Sharding, None]]
 """Graph value to the layouts in which a program holds it, in the order of the program."""
 
 
-class Asked(NamedTuple):
+class AnnotatedSite(NamedTuple):
     """An annotated site.
 
     Attributes:
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
     order: Mesh
 
 
-def asked_sites(sharded: ShardedGraph) -> Iterator[Asked]:
+def asked_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
     """Those of the function that have a layout, of their own or of a strategy."""
     given, graph = sharded.annotations, sharded.graph
     orders = {number: mesh for side, number, mesh in given.orders if side == "sites"}
@@ -115,7 +115,7 @@ def asked_sites(sharded: ShardedGraph) -> Iterator[Asked]:
             node = graph.nodes[site.node]
             values = node.results[0], node.operands[0]
             name = site.name or graph.values[values[0]].name
-            yield Asked(name, values, layout, orders.get(number, sharded.mesh))
+            yield AnnotatedSite(name, values, layout, orders.get(number, sharded.mesh))
 
 
 class Seen:

@@ -30,7 +30,7 @@ def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
 
 
 @dataclass(frozen=True)
-class Held:
+class DimensionContents:
     """One dimension: local place `x` in `[0, length)` holds element `start + x`, if that exists.
 
     Attributes:
@@ -57,7 +57,7 @@ class Held:
             return inside
         return All((inside, *(within(element, start, start + n) for start, n in self.wanted)))
 
-    def part(self, first: Number, length: int) -> Held:
+    def part(self, first: Number, length: int) -> DimensionContents:
         """`length` places from `first` on; what they all are in need not be said of them."""
         start = self.start + first
         inside = self.base == 1  # else places are not counted as elements are
@@ -71,7 +71,7 @@ def _inside(start: Number, length: int, outer: Number, outer_length: int) -> boo
 
 
 @dataclass(frozen=True)
-class Selected:
+class PendingSelection:
     """What is left to be done to a gathered value: `mask` by the indices by which it was gathered.
 
     Attributes:
@@ -79,7 +79,7 @@ class Selected:
     """
 
     mask: MaskIndexed
-    changes: tuple[Attributes | Selected, ...]
+    changes: tuple[Attributes | PendingSelection, ...]
 
     @property
     def digits(self) -> Digits:
@@ -105,17 +105,17 @@ class Contents:
     """
 
     value: int | None
-    dims: tuple[Held, ...]
+    dims: tuple[DimensionContents, ...]
     unreduced: Digits = ()
     combine: str = "sum"
-    changes: tuple[Attributes | Selected, ...] = ()
-    awaits: tuple[Attributes | Selected, ...] = ()
+    changes: tuple[Attributes | PendingSelection, ...] = ()
+    awaits: tuple[Attributes | PendingSelection, ...] = ()
     viewed: bool = False
     number: int | float | bool | None = None
     order: tuple[int, ...] | None = None
 
     @property
-    def tasks(self) -> tuple[Attributes | Selected, ...]:
+    def tasks(self) -> tuple[Attributes | PendingSelection, ...]:
         """Whatever keeps the elements from being the graph value's own."""
         return (*self.awaits, *self.changes)
 
@@ -143,7 +143,7 @@ def _of_first_member(held: Contents) -> Contents:
 
 
 @dataclass(frozen=True)
-class Made:
+class DeclaredLocal:
     """A local as the program declares it; `named` if it stands for a graph value."""
 
     dtype: str
@@ -236,7 +236,8 @@ def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> C
     """
     rows = zip(sharding.dims, sharding.shard_shape, sharding.shape, shape, strict=True)
     dims = tuple(
-        Held(partition_number(digits) * block, length, size) for digits, block, size, length in rows
+        DimensionContents(partition_number(digits) * block, length, size)
+        for digits, block, size, length in rows
     )
     order = sharding.mesh.device_ids
     return Contents(value, dims, as_set(sharding.unreduced), order=order)

@@ -323,7 +323,7 @@ def _carried(verifier: Verifier, loop: Loop, number: int) -> Sharding:
 
 def _around(inner: Contents, value: int, loop: Loop, stacked: bool) -> Contents:
     """What stands outside a loop for a value inside: itself, or all iterations' stacked."""
-    leading = (contents.Held(Number(), loop.length, loop.length),) if stacked else ()
+    leading = (contents.DimensionContents(Number(), loop.length, loop.length),) if stacked else ()
     return replace(inner, value=value, dims=(*leading, *inner.dims))
 
 

@@ -18,11 +18,11 @@ from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph, Node
 from shardalg.merge.proofs.integers import (
+    FloorQuotient,
     Formula,
     IntegerClaim,
     Number,
     PartitionId,
-    Quotient,
     Remainder,
     equal,
     implies,
@@ -44,7 +44,15 @@ from shardalg.spmd.instructions import (
     kinds,
 )
 from shardalg.spmd.local import Start
-from shardalg.verify.contents import Contents, Fill, Held, Made, at_member, fill_number, laid_out
+from shardalg.verify.contents import (
+    Contents,
+    DeclaredLocal,
+    DimensionContents,
+    Fill,
+    at_member,
+    fill_number,
+    laid_out,
+)
 from shardalg.verify.report import Decided, Statement
 
 LARGEST = 2**31 - 1
@@ -104,7 +112,7 @@ class CheckedInstruction(Generic[A_co]):
     mesh: Mesh
     attributes: A_co
     operands: tuple[Contents, ...]
-    made: Made
+    made: DeclaredLocal
     filler: str = ""
     number: int = 0
     count: int = 1
@@ -165,7 +173,7 @@ def moves_each(
     return register
 
 
-def with_dim(contents: Contents, dim: int, held: Held) -> Contents:
+def with_dim(contents: Contents, dim: int, held: DimensionContents) -> Contents:
     """The contents with another dimension in place of one."""
     return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
 
@@ -265,7 +273,7 @@ def finished(contents: Contents) -> bool:
     return not (contents.tasks or contents.unreduced or contents.viewed)
 
 
-def nothing_beyond(step: CheckedInstruction, held: Held) -> Iterator[Stated]:
+def nothing_beyond(step: CheckedInstruction, held: DimensionContents) -> Iterator[Stated]:
     """Windows that were cut to what is wanted hold nothing else that exists."""
     if held.wanted:
         goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
@@ -273,12 +281,12 @@ def nothing_beyond(step: CheckedInstruction, held: Held) -> Iterator[Stated]:
         yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
 
 
-def begins(held: Held) -> tuple[Number, ...]:
+def begins(held: DimensionContents) -> tuple[Number, ...]:
     """Where a dimension begins, and what of it is wanted."""
     return held.start, *(start for start, _ in held.wanted)
 
 
-def said_along(step: CheckedInstruction, dim: int) -> Held:
+def said_along(step: CheckedInstruction, dim: int) -> DimensionContents:
     """Where the result's layout begins; of a padded layout no more elements exist for that."""
     return replace(step.said.dims[dim], size=step.given.dims[dim].size)
 
@@ -295,7 +303,7 @@ def _largest(number: Number) -> int:
     """What no number on the way to it exceeds."""
     total = abs(number.constant)
     for atom, coefficient in number.terms:
-        if isinstance(atom, Quotient | Remainder):
+        if isinstance(atom, FloorQuotient | Remainder):
             most = max(_largest(atom.number), atom.by)
         else:
             most = parts(atom.digits) if isinstance(atom, PartitionId) else 0

@@ -26,7 +26,7 @@ from shardalg.verify import derived_types as types
 from shardalg.verify.annotated import Seen, asked
 from shardalg.verify.contents import (
     Contents,
-    Made,
+    DeclaredLocal,
     anonymous,
     at_border,
     laid_out,
@@ -251,7 +251,9 @@ class Verifier:
         reads = self.reads(instruction)
         operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
         locals_ = [self.program.locals[result] for result in instruction.results]
-        made = tuple(Made(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_)
+        made = tuple(
+            DeclaredLocal(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_
+        )
         mesh, attributes = self.program.mesh, instruction.attributes
         if isinstance(attributes, Operator):
             node = node_of(self.graph, instruction)

@@ -273,7 +273,9 @@ def _lowered(
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
     axes = axes_of(annotations.mesh, digits, jax_mesh)
     sites = zip(graph.sites, annotations.sites, strict=True)
-    asked = _Asked(graph, axes, annotations, {site.node: s for site, s in sites if s is not None})
+    asked = _ConstrainedFunction(
+        graph, axes, annotations, {site.node: s for site, s in sites if s is not None}
+    )
     types = [graph.values[value].type for value in graph.arguments]
     # JAX asks the borders alone for the mesh, and none of them may be annotated.
     everywhere = [NamedSharding(axes.mesh, PartitionSpec())] * probe
@@ -290,7 +292,7 @@ def _lowered(
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _ConstrainedFunction:
     """A graph as a function of flat arguments, constrained where it is annotated."""
 
     graph: Graph

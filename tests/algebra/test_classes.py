@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digit, partition_id, parts
 from shardalg.algebra.halos import classes
 from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.intervals import Interval, extremes, residues
-from shardalg.algebra.halos.transfers import Reader, pieces, transfers
+from shardalg.algebra.halos.transfers import BlockReader, pieces, transfers
 
 SEED = 210504663
 X, Y, Z = Digit(96, 3), Digit(2, 48), Digit(1, 2)  # a mesh of 3 * 48 * 2
@@ -59,7 +59,9 @@ def test_rounds_and_transfers_of_classes_are_those_of_devices(kind, show):
         found = classes.classes_of((one,))
         rounds = found.rounds(one)
         check_rounds(rounds, found, one)
-        by_class, by_device = (transfers([Reader(rs, one.block)]) for rs in (rounds, one.rounds))
+        by_class, by_device = (
+            transfers([BlockReader(rs, one.block)]) for rs in (rounds, one.rounds)
+        )
         check_sent(by_class, found, one)
         sent = [sum(t.elements for t in ts) for ts in (by_class, by_device)]
         total["by class"] += sent[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardalg.algebra.digits import (
     Digit,
-    Table,
+    PositionTable,
     canonical,
     complement,
     nested,
@@ -38,7 +38,11 @@ def values(digits, size):
 def test_overlap_is_joint_imbalance(size):
     """The gcd condition against counting: every pair of digits, nested or not."""
     pairs = list(itertools.product(all_digits(size), repeat=2))
-    wrong = [(a, b) for a, b in pairs if overlap(a, b) == Table.of(((a,), (b,)), size).is_balanced]
+    wrong = [
+        (a, b)
+        for a, b in pairs
+        if overlap(a, b) == PositionTable.of(((a,), (b,)), size).is_balanced
+    ]
     assert not wrong
     crossing = [(a, b) for a, b in pairs if not nested(a, b)]
     assert not any(nested(a, b) and overlap(a, b) for a, b in pairs)
@@ -71,24 +75,24 @@ def test_tables_of_digits_are_recognized(size):
         if nested(a, b) and not overlap(a, b)
     ]
     for row in rows:
-        assert Table.of((row,), size).recognize() == (canonical(row),)
+        assert PositionTable.of((row,), size).recognize() == (canonical(row),)
 
 
 @given(st.permutations(range(8)))
 def test_recognize_never_invents(order):
-    table = Table((8,), (tuple(order),))
+    table = PositionTable((8,), (tuple(order),))
     found = table.recognize()
     assert found is None or values(found[0], 8) == tuple(order)
 
 
 def test_numbers_that_are_no_mixed_radix_are_refused():
-    assert Table((4,), ((0, 2, 3, 5),)).recognize() is None
-    assert Table((2,), ((0, 3),)).recognize() is None
+    assert PositionTable((4,), ((0, 2, 3, 5),)).recognize() is None
+    assert PositionTable((2,), ((0, 3),)).recognize() is None
 
 
 def test_most_orders_are_no_digits():
     """Of the 24 orders of 4 devices, only the two that digits write are recognized."""
-    found = [o for o in itertools.permutations(range(4)) if Table((4,), (o,)).recognize()]
+    found = [o for o in itertools.permutations(range(4)) if PositionTable((4,), (o,)).recognize()]
     assert found == [(0, 1, 2, 3), (0, 2, 1, 3)]
 
 
@@ -122,7 +126,7 @@ def test_complement_tiles_the_positions(sizes, data):
     used = tuple(data.draw(st.permutations(axes)))[: data.draw(st.integers(0, len(axes)))]
     rest = complement(used, size)
     assert parts(used) * parts(rest) == size
-    assert Table.of((used, rest), size).is_balanced
+    assert PositionTable.of((used, rest), size).is_balanced
 
 
 def test_complement_of_two_meshes_is_refused():

@@ -8,7 +8,14 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.algebra.halos.exchange import exchange
 from shardalg.algebra.halos.intervals import Interval
-from shardalg.algebra.halos.transfers import Permute, Reader, Round, in_permutes, pieces, transfers
+from shardalg.algebra.halos.transfers import (
+    BlockReader,
+    Permute,
+    Round,
+    in_permutes,
+    pieces,
+    transfers,
+)
 
 SEED = 210504663
 P = Index.of("p")
@@ -52,7 +59,7 @@ def test_pieces_arrive_in_no_more_elements_than_by_rounds(show):
         for _ in range(rng.integers(1, 4)):
             tensor = int(rng.integers(2))
             step = random_exchange(rng, block=blocks[tensor], count=count)
-            readers.append(Reader(step.rounds, step.block, tensor))
+            readers.append(BlockReader(step.rounds, step.block, tensor))
         found = transfers(readers)
         check(found, readers)
         sent = sum(transfer.elements for transfer in found)
@@ -78,7 +85,7 @@ def test_pairs_are_coloured_with_as_few_permutes_as_the_busiest_position_needs()
 
 def one(lower, upper, *pairs, tensor=0):
     """A reader that wants places of a block of five."""
-    return Reader((Round(0, lower, upper, (Permute(pairs, lower, upper),), False),), 5, tensor)
+    return BlockReader((Round(0, lower, upper, (Permute(pairs, lower, upper),), False),), 5, tensor)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,8 @@ def test_what_is_sent_together(readers, elements):
 
 def test_a_rotation_is_one_permute():
     forth, back = (exchange(Interval(P * 4 + k, 4), size=16, count=4) for k in (3, -13))
-    (only,) = [t for t in transfers([Reader(e.rounds, 4) for e in (forth, back)]) if t.elements]
+    (only,) = [
+        t for t in transfers([BlockReader(e.rounds, 4) for e in (forth, back)]) if t.elements
+    ]
     assert [edge[:2] for edge in only.permutes[0]] == [(0, 3), (1, 0), (2, 1), (3, 2)]
     assert only.elements == 3

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 import shardalg as sa
-from shardalg.costs.pipelines.events import BUBBLE, Part
+from shardalg.costs.pipelines.events import BUBBLE, EventGroup
 from shardalg.costs.pipelines.joined import (
     BACKWARD,
     FORWARD,
@@ -21,7 +21,7 @@ from shardalg.models import schedules
 
 
 def part(phase, seconds):
-    return (Part("compute", (), phase, seconds),)
+    return (EventGroup("compute", (), phase, seconds),)
 
 
 def stage(forward, backward, after=0.0, sends=0.0, returns=0.0):

@@ -18,7 +18,7 @@ from shardalg.costs.collectives import seconds
 from shardalg.costs.hardware import Hardware, load
 from shardalg.costs.network.collective_seconds import collective_s
 from shardalg.costs.network.interconnect import read as read_interconnect
-from shardalg.costs.network.placement import TORUS, Level, Span
+from shardalg.costs.network.placement import TORUS, DigitSpan, Level
 from shardalg.costs.topology import Topology, machine
 from shardalg.errors import HardwareError
 from shardalg.planner.reshard.links import links_on
@@ -82,7 +82,7 @@ def brute_force_all_to_all(k, wraps, held):
 @pytest.mark.parametrize("wraps", [False, True])
 def test_all_to_all_by_bisection_is_the_fullest_link(k, wraps):
     """With even rings the bound is met; on lines the middle link is the fullest."""
-    span = Span(Level(TORUS, k, 1e9, wraps=wraps), Digit(1, k))
+    span = DigitSpan(Level(TORUS, k, 1e9, wraps=wraps), Digit(1, k))
     held = 1e9
     found = collective_s("all_to_all", (span,), held)["link"]
     exact = brute_force_all_to_all(k, wraps, held) / 1e9

@@ -21,7 +21,7 @@ from shardalg.lab.evaluation.published import columns
 from shardalg.models.deeper import machine_for
 from shardalg.models.ranking import ranked
 from shardalg.models.ranking.candidate import NARROW, PIPELINED, Candidate
-from shardalg.models.ranking.groups import Pricing, by_step, price
+from shardalg.models.ranking.groups import CandidatePricing, by_step, price
 from shardalg.models.ranking.space import meshes
 from shardalg.show.html import Page
 
@@ -243,7 +243,7 @@ def test_what_is_priced_together_is_exactly_what_each_plan_says(chip):
 @pytest.mark.slow
 def test_sizes_at_which_two_scalars_are_one_are_planned_together():
     """4 sequences of 16 tokens are as many as the model has features: traced with those 4."""
-    mesh, pricing = Mesh({"X": 4}), Pricing()
+    mesh, pricing = Mesh({"X": 4}), CandidatePricing()
     found = [
         Candidate(replace(SMALL, batch=4 * q, microbatches=q), mesh, "finalized") for q in (3, 5)
     ]
@@ -257,7 +257,7 @@ def test_sizes_at_which_two_scalars_are_one_are_planned_together():
 @pytest.mark.slow
 def test_pipelines_that_part_late_are_priced_as_alone():
     """Points leave the step of the others after numbers were met that differ at those alone."""
-    mesh, pricing = Mesh({"L": 2, "X": 2}), Pricing()
+    mesh, pricing = Mesh({"L": 2, "X": 2}), CandidatePricing()
     on = machine_for(mesh, "h100")
     models = [replace(SMALL, batch=b, microbatches=q) for b in (24, 32, 64, 96) for q in (4, 8)]
     (group,) = by_step(Candidate(replace(m, remat="full"), mesh, PIPELINED) for m in models)

@@ -48,7 +48,7 @@ def test_two_processes_rank_as_one_does(started, alone):
 @pytest.mark.slow
 def test_a_worker_answers_what_this_process_would():
     model = replace(SMALL, batch=24, remat="full")
-    task = workers.Task(
+    task = workers.PricingTask(
         [Candidate(model, sa.Mesh({"X": 8}), "finalized")], sa.Topology("v3", shape=(2, 2))
     )
     with workers._started() as process:
@@ -84,7 +84,7 @@ def test_a_refusal_is_an_answer(monkeypatch):
         raise StrategyError("does not divide")
 
     monkeypatch.setattr(workers.Pricing, "prices", prices)
-    task = workers.Task(["a candidate"], None)
+    task = workers.PricingTask(["a candidate"], None)
     assert workers.done(task, workers.Pricing()).refused == "does not divide"
     with pytest.raises(StrategyError, match=r"the first of 8 candidates, .*: does not divide"):
         ranked(1)

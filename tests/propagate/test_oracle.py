@@ -165,7 +165,7 @@ MUTATIONS = {
         "reductions with the rest": (schedule, "_direction", reductions_early),
         "operands surpass results": (factors, "_is_sideways", lambda *args: False),
         "numbers pass layouts on": (lowered, "keeps_numbers", lambda *args: False),
-        "program order": (shardy_module.Builder, "_before", lambda self, key: []),
+        "program order": (shardy_module.ShardyModuleBuilder, "_before", lambda self, key: []),
         "changes are not followed": (worklist.Worklist, "_push", lambda *args: None),
     },
 }  # fmt: skip

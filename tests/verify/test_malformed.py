@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from shardalg.algebra.digits import Digit
-from shardalg.algebra.halos.classes import Classes, Run, Runs
+from shardalg.algebra.halos.classes import Classes, PairRun, Runs
 from shardalg.spmd import instructions as p
 from tests.partition.planned import instructions
 from tests.verify import test_indexed_mutations, test_moving_mutations, test_mutations
@@ -138,7 +138,7 @@ def test_a_run_names_no_more_devices_than_there_are():
     """Its pairs are written out: of as many as it could name there would be no end."""
     case = CASES["joined"]
     classes = Classes(case.plan.sharded.mesh.digits("Y"), (), 8, 1, 1)
-    runs = Runs(classes, (Run(0, 0, 0, 0, 10**6),))
+    runs = Runs(classes, (PairRun(0, 0, 0, 0, 10**6),))
 
     def longer(fetch):
         first, *rest = fetch.readings

@@ -31,7 +31,7 @@ Label = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class PairRun:
     """Pairs `(source + k*step, target + k*period)` of ids in a row, `k` from `first` to `last`."""
 
     row: int
@@ -46,7 +46,7 @@ class Runs:
     """(source, target) positions, as runs of classes: what a tuple of pairs is on a small mesh."""
 
     classes: Classes
-    runs: tuple[Run, ...]
+    runs: tuple[PairRun, ...]
 
     def __bool__(self) -> bool:
         return bool(self.runs)
@@ -150,7 +150,7 @@ class Classes:
 class Sends:
     """The runs of a pair of classes, and the places `[lower, upper)` of a block that they send."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PairRun, ...]
     lower: int
     upper: int
 
@@ -233,7 +233,7 @@ class Labelled:
         spans = [span for span in self._others(first, last, mine) if span[0] <= span[1]]
         turns, reader = divmod(target, self.classes.period)
         begin = source - step * turns
-        runs = tuple(Run(row, begin, reader, a + turns, b + turns) for a, b in spans)
+        runs = tuple(PairRun(row, begin, reader, a + turns, b + turns) for a, b in spans)
         further, sender = divmod(begin, abs(step))
         label = row * abs(step) + sender, row * self.classes.period + reader, further
         # the block that is nearest to the first one has most that exists
@@ -283,7 +283,7 @@ def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
     ((0, 1), (1, 2), (2, 3))
     """
     last = parts(digits) - 1
-    run = Run(0, step, 0, max(0, -step), min(last, last - step))
+    run = PairRun(0, step, 0, max(0, -step), min(last, last - step))
     runs = Runs(Classes(digits, (), devices, 1, 1), (run,))
     return runs if devices > FEW else tuple(runs)
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digit, Digits, overlap, partition_ids, parts
-from shardalg.algebra.draw_halos import PartitionRow, Picture
+from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow
 from shardalg.algebra.halos.halo import Halo
 from shardalg.algebra.halos.intervals import Interval, extremes, residues
-from shardalg.algebra.halos.transfers import Permute, Reader, Round, Transfer, transfers
+from shardalg.algebra.halos.transfers import BlockReader, Permute, Round, Transfer, transfers
 from shardalg.algebra.offset import block_size
 from shardalg.errors import ShardingError
 
@@ -159,7 +159,7 @@ class Exchange:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """What is sent for all rounds together."""
-        return transfers((Reader(self.rounds, self.block),))
+        return transfers((BlockReader(self.rounds, self.block),))
 
     @cached_property
     def hop_elements(self) -> int:
@@ -219,7 +219,7 @@ class Exchange:
             permutes.append(Permute(pairs, *piece(lower[members], upper[members], self.block)))
         return Round(number, *layout, tuple(permutes), bool(own.any()))
 
-    def picture(self) -> Picture:
+    def picture(self) -> DimensionDrawing:
         """What there is to draw of it.
 
         Raises:
@@ -238,7 +238,7 @@ class Exchange:
             f"{self.elements} in rounds, {self.hop_elements} by hops, {self.gather_elements} to "
             "gather"
         )
-        return Picture(self.size, self.block, rows, note)
+        return DimensionDrawing(self.size, self.block, rows, note)
 
     def draw(self) -> Figure:
         """Each partition's block and what it reads of others, as `Halo.draw` shows it.

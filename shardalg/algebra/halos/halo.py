@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from shardalg.algebra.affine import Quotient
-from shardalg.algebra.draw_halos import PartitionRow, Picture, draw_halos
+from shardalg.algebra.draw_halos import DimensionDrawing, PartitionRow, draw_halos
 from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.halos.window import Window
 from shardalg.algebra.offset import block_size
@@ -271,7 +271,7 @@ class Halo:
             for p, read in enumerate(self._reads)
         )
 
-    def picture(self, *, kernel_placement: bool = False) -> Picture:
+    def picture(self, *, kernel_placement: bool = False) -> DimensionDrawing:
         """What there is to draw of it; the arguments are those of `draw`.
 
         >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).picture().rows[3]
@@ -285,7 +285,9 @@ class Halo:
         if window.base_dilation > 1:
             note += f",   case {self.case}"
         base, stride = window.base_dilation, window.stride
-        return Picture(self.size, self.block, rows, f"elements: {note}", base, taps, stride)
+        return DimensionDrawing(
+            self.size, self.block, rows, f"elements: {note}", base, taps, stride
+        )
 
     def _row(self, p: int, kernel_placement: bool) -> PartitionRow:
         window = self.window

@@ -55,7 +55,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Reader:
+class BlockReader:
     """An exchange that reads blocks of a tensor.
 
     Attributes:
@@ -163,7 +163,7 @@ def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
         yield Piece(reader, round_.number, lower, upper, pairs)
 
 
-def transfers(readers: Sequence[Reader]) -> tuple[Transfer, ...]:
+def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
     """Everything that the rounds of some exchanges send.
 
     A piece joins the pieces before it with which it saves most, if it saves anything.

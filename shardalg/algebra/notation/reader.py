@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shardalg.algebra.digits import Digit, Digits, Table, canonical
+from shardalg.algebra.digits import Digit, Digits, PositionTable, canonical
 from shardalg.algebra.layout import Layout, restate
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError
@@ -204,7 +204,7 @@ def iota_text(order: Sequence[int]) -> str | None:
     if any(device not in place for device in range(len(order))):
         return None
     row = tuple(place[device] for device in range(len(order)))
-    found = Table((len(order),), (row,)).recognize()
+    found = PositionTable((len(order),), (row,)).recognize()
     return None if found is None else _iota_text(found[0], len(order))
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY, stages
-from shardalg.costs.network.placement import CHIP, LINK, Span
+from shardalg.costs.network.placement import CHIP, LINK, DigitSpan
 from shardalg.errors import HardwareError
 from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import AllReduce, CollectiveMatmul, Control, Direction
@@ -156,7 +156,7 @@ class RingTimes(NamedTuple):
 
 
 def ring_times(
-    program: SpmdProgram, ring: Ring, seconds: Seconds, spans: Sequence[Span], chip: Hardware
+    program: SpmdProgram, ring: Ring, seconds: Seconds, spans: Sequence[DigitSpan], chip: Hardware
 ) -> RingTimes:
     """What a ring takes, and what it takes the place of.
 
@@ -192,7 +192,10 @@ def piece(program: SpmdProgram, a: CollectiveMatmul, direction: Direction) -> Sp
 
 
 def permute_s(
-    program: SpmdProgram, ring: Ring, spans: Sequence[Span], measured: tuple[float, float] | None
+    program: SpmdProgram,
+    ring: Ring,
+    spans: Sequence[DigitSpan],
+    measured: tuple[float, float] | None,
 ) -> dict[str, float]:
     """Seconds by cause of one step's permutes, all directions at once: a block to the neighbours.
 

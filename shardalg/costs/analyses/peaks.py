@@ -17,7 +17,7 @@ import numpy as np
 
 from shardalg.costs.memory import Scan, peak_bytes
 from shardalg.costs.symbolic import Symbolised
-from shardalg.costs.walk import NOTHING, Held, ProgramPoint, Timeline
+from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint
 from shardalg.sizes.formula import Formula, Monomial
 from shardalg.sizes.maximum import largest_of
 from shardalg.spmd.program import SpmdProgram
@@ -193,7 +193,7 @@ class _Terms:
 
 
 @dataclass
-class _Rows(Timeline):
+class _Rows(AliveBytes):
     """What is alive, and its bytes as coefficients; `rows` has those of every instruction.
 
     Attributes:
@@ -204,7 +204,7 @@ class _Rows(Timeline):
     row: Any = 0.0
     rows: Rows = field(default_factory=list)
 
-    def add(self, value: int, held: Held) -> None:
+    def add(self, value: int, held: LiveValue) -> None:
         """Count a value as held from here on, in place of what was counted for it."""
         self.row = self.row + self.bytes(held) - self.bytes(self.alive.get(value, NOTHING))
         super().add(value, held)
@@ -214,13 +214,13 @@ class _Rows(Timeline):
         self.row = self.row - self.bytes(self.alive.get(value, NOTHING))
         super().drop(value)
 
-    def reach(self, i: int, inner: Timeline | None) -> None:
+    def reach(self, i: int, inner: AliveBytes | None) -> None:
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
         super().reach(i, inner)
         inside = inner.rows if isinstance(inner, _Rows) else [0.0]
         self.rows += [self.row + row for row in inside]
 
-    def bytes(self, held: Held) -> Any:
+    def bytes(self, held: LiveValue) -> Any:
         """The bytes of what a value stands for."""
         return sum((self.sizes[v] for v in held.of), start=np.zeros_like(self.sizes[0]))
 
@@ -248,7 +248,7 @@ class _Candidates(Scan):
         known = {size: self.terms.row(size) for size in dict.fromkeys(self.held)}
         return [known[size] for size in self.held]
 
-    def begin(self, start: dict[int, Held]) -> Timeline:
+    def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
         """A timeline that notes rows."""
         line = super().begin(start)
         found = _Rows(line.alive, line.total, totals=line.totals, sizes=self.rows)
@@ -256,7 +256,7 @@ class _Candidates(Scan):
         found.rows.append(found.row)
         return found
 
-    def largest(self, lines: list[Timeline], most: int) -> Timeline:
+    def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
         """The largest body at the hints, with the rows of all of them."""
         both = lines[most]
         assert isinstance(both, _Rows), "begun by this scan"
@@ -264,7 +264,7 @@ class _Candidates(Scan):
         return both
 
 
-class _Unordered(Timeline):
+class _Unordered(AliveBytes):
     """Values in memory, for callers that do not ask when most of them are alive."""
 
     @property
@@ -277,7 +277,7 @@ class _Unordered(Timeline):
 class _Unranked(Scan):
     """Goes through a program without comparing what is alive at its instructions."""
 
-    def begin(self, start: dict[int, Held]) -> Timeline:
+    def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
         """A timeline that knows no peak."""
         line = super().begin(start)
         return _Unordered(line.alive, line.total, totals=line.totals)

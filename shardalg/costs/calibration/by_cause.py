@@ -24,7 +24,7 @@ from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import fuses, is_view, on_chip, reduces, traffic, unwritten, viewed
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
-from shardalg.costs.network.placement import Span
+from shardalg.costs.network.placement import DigitSpan
 from shardalg.costs.pipelines.overheads import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
@@ -56,7 +56,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     fusing = [ins for ins in steps if fuses(ins, graph)]
     products = [ins for ins in steps if _is_product(ins, graph)]
     made = {value: place for place, ins in enumerate(fusing) for value in ins.results}
-    joined = _Joined(len(fusing))
+    joined = _UnionFind(len(fusing))
     for place, ins in enumerate(fusing):
         for value in ins.operands:
             if value in made and (value in inside or is_view(fusing[made[value]])):
@@ -78,7 +78,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
     return Chains(along)
 
 
-class _Joined:
+class _UnionFind:
     """Numbers that were joined, directly or through others, have one first number."""
 
     def __init__(self, count: int) -> None:
@@ -124,7 +124,7 @@ Quantities = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Amounts:
+class ProgramAmounts:
     """What a program does, and the datasheet's seconds of it by cause.
 
     Attributes:
@@ -135,13 +135,13 @@ class Amounts:
     rows: Mapping[Key, Quantities]
     pipelined: bool = False
 
-    def __add__(self, other: Amounts) -> Amounts:
+    def __add__(self, other: ProgramAmounts) -> ProgramAmounts:
         """Both together."""
         keys = dict.fromkeys((*self.rows, *other.rows))
         rows = {key: _sum(self.rows.get(key), other.rows.get(key)) for key in keys}
-        return Amounts(rows, self.pipelined or other.pipelined)
+        return ProgramAmounts(rows, self.pipelined or other.pipelined)
 
-    def __mul__(self, factor: float) -> Amounts:
+    def __mul__(self, factor: float) -> ProgramAmounts:
         """So many times."""
         rows = self.rows.items()
         made = {k: {name: factor * n for name, n in row.items()} for k, row in rows}
@@ -169,7 +169,7 @@ class _Moved:
     """Quantities of a collective that is executed so often, by the bytes that a device holds."""
 
     attributes: Collective
-    spans: Callable[[Digits], tuple[Span, ...]]
+    spans: Callable[[Digits], tuple[DigitSpan, ...]]
 
     def __call__(self, size: Any, count: Any) -> dict[str, float]:
         found = seconds_by_cause(self.attributes, size, spans=self.spans)
@@ -195,7 +195,7 @@ class _Computed:
         return found
 
 
-class Step(NamedTuple):
+class InstructionWork(NamedTuple):
     """An instruction's part of a program's work: a function of numbers, and the sizes for it."""
 
     key: Key
@@ -208,13 +208,13 @@ class Work:
     """What one call of a program does on one device, step by step, in the program's own sizes.
 
     Attributes:
-      pipelined: as in `Amounts`.
+      pipelined: as in `ProgramAmounts`.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[InstructionWork, ...]
     pipelined: bool
 
-    def amounts(self, each: Callable[..., Mapping[str, Any]] | None = None) -> Amounts:
+    def amounts(self, each: Callable[..., Mapping[str, Any]] | None = None) -> ProgramAmounts:
         """Sum the quantities of all steps.
 
         Args:
@@ -228,10 +228,10 @@ class Work:
             for name, amount in found.items():
                 row[name] = row[name] + amount if name in row else amount
         made = {key: row for key, row in rows.items() if any(map(np.any, row.values()))}
-        return Amounts(made, self.pipelined)
+        return ProgramAmounts(made, self.pipelined)
 
 
-def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Amounts:
+def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> ProgramAmounts:
     """What one call of a program in numbers does on one device, which may share its cores."""
     return work(program, graph, machine).amounts()
 
@@ -258,15 +258,15 @@ class _Split:
         self.chains = chains(program, graph, self.inside)
         self.spans = machine.wiring(program.mesh).spans
 
-    def moved(self, step: Execution[Collective]) -> Step:
+    def moved(self, step: Execution[Collective]) -> InstructionWork:
         """Of a collective."""
         instruction, attributes = step.instruction, step.instruction.attributes
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         size = sent_bytes(self.program, instruction)
-        return Step(key, _Moved(attributes, self.spans), (size, step.count))
+        return InstructionWork(key, _Moved(attributes, self.spans), (size, step.count))
 
-    def computed(self, step: Execution) -> Step:
+    def computed(self, step: Execution) -> InstructionWork:
         """Of a local operator."""
         instruction, held = step.instruction, self.program.locals
         cause = "traffic" if self.chains.along(instruction) else "passes"
@@ -290,4 +290,4 @@ class _Split:
                 found |= {arithmetic: (whole, peak), rereads: (flops, self.chip.sram_bytes_per_s)}
         rates = tuple((name, rate) for name, (_, rate) in found.items())
         sizes = (*(amount for amount, _ in found.values()), step.count)
-        return Step(Key(kind, (), "", instruction.phase), _Computed(rates), sizes)
+        return InstructionWork(Key(kind, (), "", instruction.phase), _Computed(rates), sizes)

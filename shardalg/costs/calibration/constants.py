@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardalg.costs.calibration.by_cause import MOVED, Amounts
+from shardalg.costs.calibration.by_cause import MOVED, ProgramAmounts
 from shardalg.errors import HardwareError
 
 SCHEMA = "shardalg.calibration/1"
@@ -109,7 +109,7 @@ class Calibration:
         """A constant, or its default."""
         return self.values.get(name, CONSTANTS[name].default)
 
-    def weights(self, done: Amounts, overlap: str = "measured") -> dict[str, float]:
+    def weights(self, done: ProgramAmounts, overlap: str = "measured") -> dict[str, float]:
         """What the seconds of each cause are multiplied with.
 
         No more communication is hidden than there is computation to hide it: a step takes at least
@@ -148,7 +148,7 @@ class Calibration:
             "passes": slower * self["passes"],
         }
 
-    def step_time_s(self, done: Amounts) -> float:
+    def step_time_s(self, done: ProgramAmounts) -> float:
         """Seconds of a step: computation, and the communication that it does not hide."""
         seconds = done.by_cause()
         return sum(weight * seconds[cause] for cause, weight in self.weights(done).items())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardalg.costs.calibration.by_cause import Amounts
+from shardalg.costs.calibration.by_cause import ProgramAmounts
 from shardalg.costs.calibration.constants import CONSTANTS, MOST, Calibration
 from shardalg.costs.calibration.operator_rates import (
     MATMUL,
@@ -37,7 +37,7 @@ from shardalg.spmd.program import SpmdProgram
 MEMORY = "hbm_bytes_per_s"
 
 
-class Taken(NamedTuple):
+class CostSample(NamedTuple):
     """An instruction, how often it runs, and what each time takes: flops, bytes, executions."""
 
     instruction: int
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
     amounts: Mapping[str, float]
 
 
-def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[Taken, ...]:
+def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[CostSample, ...]:
     """Of every instruction, by the `id` that it has.
 
     The seconds that it takes where one unit of a figure takes a second, and of all others none.
@@ -71,10 +71,10 @@ def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[T
             if price.seconds:
                 each[name] = price.seconds
     rows = zip(plain, found, strict=True)
-    return tuple(Taken(id(p.step.instruction), p.step.count, each) for p, each in rows)
+    return tuple(CostSample(id(p.step.instruction), p.step.count, each) for p, each in rows)
 
 
-def whole_step(taken: Iterable[Taken]) -> dict[str, float]:
+def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
     """What a device takes in a step."""
     total: Counter[str] = Counter()
     for one in taken:
@@ -180,7 +180,7 @@ class Measured:
     """
 
     name: str
-    amounts: Amounts
+    amounts: ProgramAmounts
     step_time_s: float
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from shardalg.costs.network.placement import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, Span
+from shardalg.costs.network.placement import CHIP, HOSTS, LINK, SLICES, SWITCH, TORUS, DigitSpan
 from shardalg.sizes.amounts import over, quotient, times
 from shardalg.sizes.formula import Formula, has_formula
 from shardalg.sizes.maximum import larger, smaller
@@ -21,7 +21,7 @@ _OUTER_FIRST = (SLICES, HOSTS, LINK, TORUS, SWITCH, CHIP)
 
 
 @dataclass(frozen=True)
-class Stage:
+class LinkStage:
     """Spans of one kind, over which a collective goes at once.
 
     On a torus all dimensions carry a share of the data at the same time, each share taking them in
@@ -29,7 +29,7 @@ class Stage:
     1 (2015)): their speeds add up. Unknown links are one stage per axis.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[DigitSpan, ...]
 
     @property
     def medium(self) -> str:
@@ -72,22 +72,22 @@ class Stage:
         return sum((span.hops for span in self.spans[1:]), self.spans[0].hops)
 
 
-def stages(spans: Sequence[Span]) -> tuple[Stage, ...]:
+def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
     """The stages of a collective, outermost and slowest first; a chip's own cores take no time."""
-    found: dict[Any, list[Span]] = {}
+    found: dict[Any, list[DigitSpan]] = {}
     for place, span in enumerate(spans):
         medium = span.level.medium
         rank = _OUTER_FIRST.index(medium)
         key = (rank, span.bytes_per_s, place) if medium == LINK else (rank, 0.0, 0)
         found.setdefault(key, []).append(span)
-    return tuple(Stage(tuple(found[key])) for key in sorted(found))
+    return tuple(LinkStage(tuple(found[key])) for key in sorted(found))
 
 
 Seconds = dict[str, Any]
 """Per cause, "link", "network", "dcn" or "latency"; numbers or formulas."""
 
 
-def collective_s(kind: str, spans: Sequence[Span], local_bytes: Any) -> Seconds:
+def collective_s(kind: str, spans: Sequence[DigitSpan], local_bytes: Any) -> Seconds:
     """Seconds of one execution of a collective, by cause.
 
     Args:
@@ -106,24 +106,24 @@ def collective_s(kind: str, spans: Sequence[Span], local_bytes: Any) -> Seconds:
     return _WAYS[kind](stages(spans), local_bytes)
 
 
-def _all_gather(over_stages: Sequence[Stage], held: Any) -> Seconds:
+def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """From the outermost stage inwards: the slowest links carry the fewest bytes.
 
     A stage of n devices sends `(n - 1) * bytes` of what a device holds by then.
     """
-    moved: list[tuple[Stage, Any]] = []
+    moved: list[tuple[LinkStage, Any]] = []
     for stage in over_stages:
         moved.append((stage, held * (stage.count - 1)))
         held = held * stage.count
     return _booked(moved)
 
 
-def _reduce_scatter(over_stages: Sequence[Stage], held: Any) -> Seconds:
+def _reduce_scatter(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """An all-gather run backwards."""
     return _all_gather(over_stages, quotient(held, _devices(over_stages)))
 
 
-def _all_reduce(over_stages: Sequence[Stage], held: Any) -> Seconds:
+def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """The cheaper of a reduce-scatter with an all-gather, and of each stage in one go.
 
     The second sends more and takes half of the hops: through a switch by doubling, `log2 n` times
@@ -137,7 +137,7 @@ def _all_reduce(over_stages: Sequence[Stage], held: Any) -> Seconds:
     return _cheaper(twice, once)
 
 
-def _all_to_all(over_stages: Sequence[Stage], held: Any) -> Seconds:
+def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """Through the middle of each dimension: of a torus of n chips half of all data cross it.
 
     Along a dimension of k chips `k / 4` of what a chip holds goes each way over the one link of a
@@ -157,7 +157,7 @@ def _all_to_all(over_stages: Sequence[Stage], held: Any) -> Seconds:
     return {**slowest, LATENCY: total(_waited(stage, held) for stage in over_stages)}
 
 
-def _permute(over_stages: Sequence[Stage], held: Any) -> Seconds:
+def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """To a neighbour, over one link one way: as slow as the slowest that some device sends over."""
     stage = over_stages[0]
     if stage.medium == CHIP:
@@ -166,7 +166,7 @@ def _permute(over_stages: Sequence[Stage], held: Any) -> Seconds:
     return {stage.cause: over(held, rate), LATENCY: _exactly(1, stage.latency_s, held)}
 
 
-_WAYS: dict[str, Callable[[Sequence[Stage], Any], Seconds]] = {
+_WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
@@ -177,11 +177,11 @@ COLLECTIVES = tuple(_WAYS)
 """Kinds of collectives, as they are on the wire."""
 
 
-def _devices(over_stages: Sequence[Stage]) -> Any:
+def _devices(over_stages: Sequence[LinkStage]) -> Any:
     return math.prod(stage.count for stage in over_stages)
 
 
-def _booked(moved: Iterable[tuple[Stage, Any]]) -> Seconds:
+def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
     """Seconds per cause of what stages send.
 
     Stages follow one another, but that the network between islands and the switches within carry
@@ -201,7 +201,7 @@ def _booked(moved: Iterable[tuple[Stage, Any]]) -> Seconds:
     return {**found, LATENCY: total(latency)}
 
 
-def _waited(stage: Stage, sent: Any) -> Any:
+def _waited(stage: LinkStage, sent: Any) -> Any:
     """Latency of a stage: a formula where what it sends is one."""
     return _exactly(stage.steps, stage.latency_s, sent)
 

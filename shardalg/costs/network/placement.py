@@ -44,7 +44,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DigitSpan:
     """Positions along a digit of a mesh that are neighbours on a level.
 
     Attributes:
@@ -91,7 +91,7 @@ class Span:
         along = self.count // 2 if self.wraps else self.count - 1
         return along * self.stride
 
-    def part(self, digit: Digit) -> Span:
+    def part(self, digit: Digit) -> DigitSpan:
         """The span of a part of the positions."""
         return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
 
@@ -160,7 +160,7 @@ def filled(
 
 def spans(
     placed: Placement, sizes: Mapping[str, int], levels: Sequence[Level]
-) -> Iterator[tuple[str, tuple[Span, ...]]]:
+) -> Iterator[tuple[str, tuple[DigitSpan, ...]]]:
     """Per axis its spans, major first; their digits are those of the mesh with these axes."""
     stride = math.prod(sizes.values())
     for name, size in sizes.items():
@@ -168,7 +168,7 @@ def spans(
         found, below = [], size
         for i, count, apart in placed[name]:
             below //= count
-            found.append(Span(levels[i], Digit(stride * below, count), apart))
+            found.append(DigitSpan(levels[i], Digit(stride * below, count), apart))
         yield name, tuple(found)
 
 
@@ -177,14 +177,14 @@ class Wiring:
     """What lies under the axes of a mesh."""
 
     mesh: Mesh
-    axes: dict[str, tuple[Span, ...]]
+    axes: dict[str, tuple[DigitSpan, ...]]
 
-    def spans(self, digits: Digits) -> tuple[Span, ...]:
+    def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
         """Under several digits, major first; a digit in formulas is the whole of its axis."""
         return tuple(chain.from_iterable(map(self._under, digits)))
 
-    def _under(self, digit: Digit) -> tuple[Span, ...]:
-        found: list[Span] = []
+    def _under(self, digit: Digit) -> tuple[DigitSpan, ...]:
+        found: list[DigitSpan] = []
         for name, part in axis_parts(self.mesh, digit):
             whole = self.axes[name]
             if not are_numbers((part.size,)) or part == self.mesh.digit(name):
@@ -195,7 +195,7 @@ class Wiring:
 
 
 @dataclass(frozen=True, eq=False)
-class Unknown:
+class UnplacedAxes:
     """Axes with links of their own, of which the speed is known and no more: one stage each.
 
     Attributes:
@@ -206,13 +206,13 @@ class Unknown:
     speeds: dict[str, float]
     latency_s: float
 
-    def spans(self, digits: Digits) -> tuple[Span, ...]:
+    def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
         """Under several digits: one span per axis, of all parts of it that there are."""
         sizes: dict[str, Any] = {}
         for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
             sizes[name] = sizes[name] * part.size if name in sizes else part.size
         return tuple(
-            Span(Level(LINK, size, self.speeds[name], self.latency_s), Digit(1, size))
+            DigitSpan(Level(LINK, size, self.speeds[name], self.latency_s), Digit(1, size))
             for name, size in sizes.items()
         )
 
@@ -229,7 +229,7 @@ def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
     return tuple((name, digit) for name in names)
 
 
-def _common(span: Span, part: Digit) -> Span | None:
+def _common(span: DigitSpan, part: Digit) -> DigitSpan | None:
     """The part of a span that a part of its axis takes."""
     low = max(span.digit.stride, part.stride)
     high = min(span.digit.stride * span.digit.size, part.stride * part.size)

@@ -27,7 +27,7 @@ COMPUTE = "compute"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StageEvent:
     """What the devices of one stage do for a while.
 
     Attributes:
@@ -44,11 +44,13 @@ class Event:
     trip: int | None = None
 
 
-def events(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Event, ...]:
+def events(
+    program: SpmdProgram, graph: Graph, hardware: Hardware | Topology
+) -> tuple[StageEvent, ...]:
     """All events in the order of time; of one stage, each begins where the one before ends."""
     loops = pipeline_loops(graph)
     rows = max((loop.stages for loop in loops.values()), default=1)
-    found: list[Event] = []
+    found: list[StageEvent] = []
     now = 0.0
 
     def pipelined(each: Timed) -> Instruction | None:
@@ -86,7 +88,7 @@ def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: i
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EventGroup:
     """Neighbours of one sort, which take these seconds."""
 
     kind: str
@@ -95,7 +97,7 @@ class Part:
     seconds: float
 
 
-def parts(steps: list[Timed], around: Instruction | None) -> Iterator[Part]:
+def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup]:
     """Seconds of neighbours of one sort; of a pipeline, those of one trip."""
     trips = around.attributes.executions if around is not None else 1
 
@@ -106,15 +108,17 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[Part]:
     for (kind, axes, phase), run in groupby(steps, sort):
         seconds = sum(each.seconds * each.step.count for each in run) / trips
         if seconds:
-            yield Part(kind, axes, phase, seconds)
+            yield EventGroup(kind, axes, phase, seconds)
 
 
 def _placed(
-    made: list[Part], start: float, stage: int, trip: int | None, idle: bool
-) -> Iterator[Event]:
+    made: list[EventGroup], start: float, stage: int, trip: int | None, idle: bool
+) -> Iterator[StageEvent]:
     if idle:
-        yield Event(stage, BUBBLE, (), made[0].phase, start, sum(p.seconds for p in made), trip)
+        yield StageEvent(
+            stage, BUBBLE, (), made[0].phase, start, sum(p.seconds for p in made), trip
+        )
         return
     for part in made:
-        yield Event(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
+        yield StageEvent(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds

@@ -16,24 +16,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from shardalg.costs.pipelines.events import BUBBLE, Event, Part
+from shardalg.costs.pipelines.events import BUBBLE, EventGroup, StageEvent
 from shardalg.errors import PipelineError
 
 FORWARD, BACKWARD = "forward", "backward"
 
 
-class Task(NamedTuple):
+class MicrobatchTask(NamedTuple):
     """A microbatch on a stage, forward or backward."""
 
     phase: str
     microbatch: int
 
 
-class Source(NamedTuple):
+class StageDependency(NamedTuple):
     """What a task waits for beside its own stage: a task of another one, and what it sends."""
 
     stage: int
-    task: Task
+    task: MicrobatchTask
     seconds: float
 
 
@@ -45,35 +45,37 @@ class StageTimes(NamedTuple):
       sends_s, returns_s: from this stage to the next one forward, and from that one back.
     """
 
-    forward: tuple[Part, ...]
-    backward: tuple[Part, ...]
-    after: tuple[Part, ...]
+    forward: tuple[EventGroup, ...]
+    backward: tuple[EventGroup, ...]
+    after: tuple[EventGroup, ...]
     sends_s: float
     returns_s: float
 
 
-def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Task]:
-    yield from (Task(FORWARD, m) for m in range(microbatches))
-    yield from (Task(BACKWARD, m) for m in reversed(range(microbatches)))
+def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTask]:
+    yield from (MicrobatchTask(FORWARD, m) for m in range(microbatches))
+    yield from (MicrobatchTask(BACKWARD, m) for m in reversed(range(microbatches)))
 
 
-def _one_forward_one_backward(stages: int, stage: int, microbatches: int) -> Iterator[Task]:
+def _one_forward_one_backward(
+    stages: int, stage: int, microbatches: int
+) -> Iterator[MicrobatchTask]:
     ahead = min(microbatches, stages - 1 - stage)
-    yield from (Task(FORWARD, m) for m in range(ahead))
+    yield from (MicrobatchTask(FORWARD, m) for m in range(ahead))
     for m in range(microbatches - ahead):
-        yield Task(FORWARD, ahead + m)
-        yield Task(BACKWARD, m)
-    yield from (Task(BACKWARD, m) for m in range(microbatches - ahead, microbatches))
+        yield MicrobatchTask(FORWARD, ahead + m)
+        yield MicrobatchTask(BACKWARD, m)
+    yield from (MicrobatchTask(BACKWARD, m) for m in range(microbatches - ahead, microbatches))
 
 
-ORDERS: dict[str, Callable[[int, int, int], Iterator[Task]]] = {
+ORDERS: dict[str, Callable[[int, int, int], Iterator[MicrobatchTask]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
 }
 """Of (stages, stage, microbatches), the order in which a stage takes its tasks."""
 
 
-def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[Task, ...], ...]:
+def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[MicrobatchTask, ...], ...]:
     """The tasks of each stage, in its order.
 
     Raises:
@@ -87,7 +89,7 @@ def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[Task, .
     return tuple(tuple(ORDERS[schedule](stages, s, microbatches)) for s in range(stages))
 
 
-def in_flight(order: Sequence[Task]) -> int:
+def in_flight(order: Sequence[MicrobatchTask]) -> int:
     """Microbatches that a stage has taken forward and not yet backward, at most.
 
     >>> [in_flight(order) for order in orders("1f1b", 3, 4)]
@@ -102,14 +104,16 @@ def in_flight(order: Sequence[Task]) -> int:
     return most
 
 
-def joined(stages: Sequence[StageTimes], order: Sequence[Sequence[Task]]) -> tuple[Event, ...]:
+def joined(
+    stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
+) -> tuple[StageEvent, ...]:
     """What every stage does when, its waits as bubbles, in the order of time."""
     starts = _starts(stages, order)
     end = max(
         starts[s, order[s][-1]] + _length(t, order[s][-1]) + _sum(t.after)
         for s, t in enumerate(stages)
     )
-    found: list[Event] = []
+    found: list[StageEvent] = []
     for stage, times in enumerate(stages):
         now = 0.0
         for task in order[stage]:
@@ -124,11 +128,11 @@ def joined(stages: Sequence[StageTimes], order: Sequence[Sequence[Task]]) -> tup
 
 
 def _starts(
-    stages: Sequence[StageTimes], order: Sequence[Sequence[Task]]
-) -> dict[tuple[int, Task], float]:
+    stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
+) -> dict[tuple[int, MicrobatchTask], float]:
     """When each task begins: the longest way through what it waits for."""
-    starts: dict[tuple[int, Task], float] = {}
-    ends: dict[tuple[int, Task], float] = {}
+    starts: dict[tuple[int, MicrobatchTask], float] = {}
+    ends: dict[tuple[int, MicrobatchTask], float] = {}
     free = [0.0] * len(stages)
     ahead = [list(tasks)[::-1] for tasks in order]
     while any(ahead):
@@ -146,33 +150,37 @@ def _starts(
     return starts
 
 
-def _source(stages: Sequence[StageTimes], stage: int, task: Task) -> Source | None:
+def _source(
+    stages: Sequence[StageTimes], stage: int, task: MicrobatchTask
+) -> StageDependency | None:
     """What a task waits for, if anything but its own stage."""
     if task.phase == FORWARD:
-        return Source(stage - 1, task, stages[stage - 1].sends_s) if stage else None
+        return StageDependency(stage - 1, task, stages[stage - 1].sends_s) if stage else None
     if stage < len(stages) - 1:
-        return Source(stage + 1, task, stages[stage].returns_s)
-    return Source(stage, Task(FORWARD, task.microbatch), 0.0)
+        return StageDependency(stage + 1, task, stages[stage].returns_s)
+    return StageDependency(stage, MicrobatchTask(FORWARD, task.microbatch), 0.0)
 
 
-def _parts(times: StageTimes, task: Task) -> tuple[Part, ...]:
+def _parts(times: StageTimes, task: MicrobatchTask) -> tuple[EventGroup, ...]:
     return times.forward if task.phase == FORWARD else times.backward
 
 
-def _length(times: StageTimes, task: Task) -> float:
+def _length(times: StageTimes, task: MicrobatchTask) -> float:
     return _sum(_parts(times, task))
 
 
-def _sum(parts: Sequence[Part]) -> float:
+def _sum(parts: Sequence[EventGroup]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[Event]:
+def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
     if end > start:
-        yield Event(stage, BUBBLE, (), phase, start, end - start)
+        yield StageEvent(stage, BUBBLE, (), phase, start, end - start)
 
 
-def _placed(stage: int, trip: int | None, start: float, parts: Sequence[Part]) -> Iterator[Event]:
+def _placed(
+    stage: int, trip: int | None, start: float, parts: Sequence[EventGroup]
+) -> Iterator[StageEvent]:
     for part in parts:
-        yield Event(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
+        yield StageEvent(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds

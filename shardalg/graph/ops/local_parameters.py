@@ -13,10 +13,10 @@ from shardalg.graph.ir import Params, Signature
 from shardalg.graph.ops.families.indexing import numbers, scatter_mode
 from shardalg.graph.ops.loops import dim_loops, moved
 from shardalg.graph.ops.rule import CLIP, DROP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
-from shardalg.graph.ops.windows import OperandDim, Span, local_params, windowed
+from shardalg.graph.ops.windows import OperandDim, WindowBlock, local_params, windowed
 
 Blocks = Mapping[str, int]
-NO_SPANS: Mapping[OperandDim, Span] = MappingProxyType({})
+NO_SPANS: Mapping[OperandDim, WindowBlock] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ PLAIN = Emission()
 
 
 def emit(
-    signature: Signature, rule: Rule, blocks: Blocks, spans: Mapping[OperandDim, Span] = NO_SPANS
+    signature: Signature,
+    rule: Rule,
+    blocks: Blocks,
+    spans: Mapping[OperandDim, WindowBlock] = NO_SPANS,
 ) -> Emission:
     """Local configuration of the operator when loop `l` runs over `blocks[l]` on each device.
 
@@ -253,7 +256,7 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedDimension:
     """A dimension in which run-time starts select, along a sharded loop.
 
     Attributes:
@@ -276,7 +279,7 @@ class Selected:
 
 def selections(
     rule: Rule, components: tuple[int, ...], split: Collection[str]
-) -> tuple[Selected, ...]:
+) -> tuple[SelectedDimension, ...]:
     """The selected dimensions that are cut.
 
     Args:
@@ -291,11 +294,11 @@ def selections(
             (symbol,) = (symbols[name] for name in names if name in symbols)
             width = max((rule.extents[name] for name in names if name in rule.extents), default=0)
             dim = int(symbol.name[2:])
-            found.append(Selected(dim, loop, symbol, components.index(dim), width))
+            found.append(SelectedDimension(dim, loop, symbol, components.index(dim), width))
     return tuple(found)
 
 
-def _margins(found: tuple[Selected, ...]) -> tuple[tuple[int, str, int], ...]:
+def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 

@@ -20,7 +20,7 @@ OperandDim = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Span:
+class WindowBlock:
     """What a device has of a dimension that is read through a window.
 
     The local operator reads place `(numerator - phase) / base` where the global one reads an
@@ -67,7 +67,10 @@ def reach(index: Index, blocks: Mapping[str, int]) -> int:
 
 
 def local_params(
-    signature: Signature, rule: Rule, blocks: Mapping[str, int], spans: Mapping[OperandDim, Span]
+    signature: Signature,
+    rule: Rule,
+    blocks: Mapping[str, int],
+    spans: Mapping[OperandDim, WindowBlock],
 ) -> Params:
     """Parameters of the local operator that differ: those of the dimensions in `spans`."""
     for name, place in _PLACED.items():
@@ -83,14 +86,14 @@ class _Windowed:
     signature: Signature
     rule: Rule
     blocks: Mapping[str, int]
-    spans: Mapping[OperandDim, Span]
+    spans: Mapping[OperandDim, WindowBlock]
 
     def reach(self, dim: int) -> int:
         """Numerators that the blocks need of a dimension of the first operand."""
         return reach(self.rule.operands[0][dim], self.blocks)
 
 
-def _padding(needed: int, span: Span) -> tuple[int, int]:
+def _padding(needed: int, span: WindowBlock) -> tuple[int, int]:
     """Padding around a span so that the windows of the block fit exactly; it may be negative."""
     return span.phase, needed - span.phase - max((span.length - 1) * span.base + 1, 0)
 

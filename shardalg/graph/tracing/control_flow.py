@@ -25,7 +25,7 @@ KERNELS = frozenset({"mosaic"})
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RegionCall:
     """One call with its bodies, as value indices.
 
     Attributes:
@@ -43,7 +43,7 @@ class Call:
     results: Sequence[int]
 
 
-def scan_arguments(call: Call) -> Iterator[RegionArgument]:
+def scan_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of a scan: constants, carries (each with its three), xs, ys.
 
     >>> call = Call(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
@@ -65,7 +65,7 @@ def scan_arguments(call: Call) -> Iterator[RegionArgument]:
         yield RegionArgument(call.node, "ys", made, result)
 
 
-def while_arguments(call: Call) -> Iterator[RegionArgument]:
+def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of a while loop, whose bodies are its condition and its body.
 
     The condition reads what enters the body: its carry is a constant to it.
@@ -107,7 +107,7 @@ def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
     return taken if len(taken) == 1 else branches
 
 
-def branch_arguments(call: Call) -> Iterator[RegionArgument]:
+def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of branches: all read the same operands, behind the branch's number.
 
     >>> call = Call(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
@@ -122,7 +122,7 @@ def branch_arguments(call: Call) -> Iterator[RegionArgument]:
             yield RegionArgument(call.node, "result", inner, outer)
 
 
-def manual_arguments(call: Call) -> Iterator[RegionArgument]:
+def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of a manual region: a block of each operand enters, of results leaves.
 
     >>> call = Call(9, (), (0,), [(1,)], [(2,)], (3,))
@@ -136,7 +136,7 @@ def manual_arguments(call: Call) -> Iterator[RegionArgument]:
 
 
 # A call with bodies, and its region arguments. Others stay opaque nodes without bodies.
-CALLS: dict[str, Callable[[Call], Iterator[RegionArgument]]] = {
+CALLS: dict[str, Callable[[RegionCall], Iterator[RegionArgument]]] = {
     "scan": scan_arguments,
     "while": while_arguments,
     "cond": branch_arguments,

@@ -16,7 +16,7 @@ from shardalg.graph.tracing.control_flow import (
     CALLS,
     INDEXED,
     INLINED,
-    Call,
+    RegionCall,
     call_params,
     taken_branches,
 )
@@ -29,7 +29,7 @@ HOST_MEMORY = ("MemorySpace.Host", "pinned_host")
 
 
 @dataclass(slots=True)
-class _Span:
+class _OpenRegion:
     """A region while its nodes are collected."""
 
     index: int
@@ -59,7 +59,7 @@ class Scope(NamedTuple):
       order: all axes of the mesh of the region that it is in, as that mesh orders them.
     """
 
-    spans: tuple[_Span, ...]
+    spans: tuple[_OpenRegion, ...]
     source: str = ""
     flags: int = 0
     module: str = ""
@@ -68,11 +68,11 @@ class Scope(NamedTuple):
     order: tuple[str, ...] = ()
 
 
-Placing = Callable[["Builder", Any, list[int], Scope], Sequence[int]]
+Placing = Callable[["GraphBuilder", Any, list[int], Scope], Sequence[int]]
 """(builder, equation, operands, place) -> results."""
 
 
-class Builder:
+class GraphBuilder:
     """Reads equations into nodes; collects the regions, region arguments and sites among them.
 
     Args:
@@ -109,7 +109,7 @@ class Builder:
         self._sources = Sources()
         self._drafts: list[Draft] = []
         self._bindings: list[object] = []
-        self._spans = [_Span(0, "root", None, 1)]
+        self._spans = [_OpenRegion(0, "root", None, 1)]
 
     def graph(self, closed: Any, argument_paths: Sequence[str], paths: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr whose inputs, and outputs, have these paths."""
@@ -166,9 +166,9 @@ class Builder:
         # A literal holds its value, and cannot be hashed.
         return [self.parts.constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
 
-    def open(self, kind: str, parent: _Span, trips: int = 1) -> _Span:
+    def open(self, kind: str, parent: _OpenRegion, trips: int = 1) -> _OpenRegion:
         """A new region inside `parent`."""
-        span = _Span(len(self._spans), kind, parent.index, parent.trip_count * trips)
+        span = _OpenRegion(len(self._spans), kind, parent.index, parent.trip_count * trips)
         self._spans.append(span)
         return span
 
@@ -195,7 +195,9 @@ class Builder:
         return index
 
 
-def plain_node(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def plain_node(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """An equation that is one node."""
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
@@ -207,12 +209,16 @@ def plain_node(builder: Builder, equation: Any, operands: list[int], place: Scop
     return results
 
 
-def _inline(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _inline(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
 
-def _write_out(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _write_out(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     body = builder.written_out(equation)
     if body is None:
         return plain_node(builder, equation, operands, place)
@@ -220,7 +226,7 @@ def _write_out(builder: Builder, equation: Any, operands: list[int], place: Scop
 
 
 def _linear_solve(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A linear solve is its solver; the other functions are for its derivatives."""
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
@@ -229,7 +235,7 @@ def _linear_solve(
     return builder.run(bodies.solve, given, place)
 
 
-def _jit(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _jit(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A jitted function is its body; the shardings it was given are constraints."""
     params = equation.params
     operands = _placed(builder, operands, params.get("in_shardings", ()), place)
@@ -238,7 +244,7 @@ def _jit(builder: Builder, equation: Any, operands: list[int], place: Scope) -> 
 
 
 def _placed(
-    builder: Builder, values: Sequence[int], shardings: Sequence[object], place: Scope
+    builder: GraphBuilder, values: Sequence[int], shardings: Sequence[object], place: Scope
 ) -> list[int]:
     """The values behind a site each, where a sharding names axes."""
     placed = []
@@ -249,7 +255,7 @@ def _placed(
     return placed
 
 
-def _scan(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _scan(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """A loop: its body once, in a region of its own."""
     params = equation.params
     counts = _scan_counts(params)
@@ -260,7 +266,9 @@ def _scan(builder: Builder, equation: Any, operands: list[int], place: Scope) ->
     return call(builder, equation, operands, place, Bodies(bodies, counts, counted))
 
 
-def _while(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _while(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """A loop of unknown length: its condition and its body, each in a region of its own."""
     params = equation.params
     if params["cond_jaxpr"].out_avals[0].shape:
@@ -279,7 +287,7 @@ def _while(builder: Builder, equation: Any, operands: list[int], place: Scope) -
     return call(builder, equation, operands, place, Bodies(bodies, counts))
 
 
-def _cond(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """Branches: each in a region of its own; the only one that is ever taken is its body."""
     branches = taken_branches(equation.params)
     if len(branches) == 1:
@@ -294,7 +302,7 @@ class Bodies(NamedTuple):
 
     Attributes:
       bodies: per body, its jaxpr and the labels of its arguments.
-      counts: of `Call`.
+      counts: of `RegionCall`.
       counted: parameters that this version of jax does not spell out.
     """
 
@@ -304,7 +312,7 @@ class Bodies(NamedTuple):
 
 
 def call(
-    builder: Builder, equation: Any, operands: list[int], place: Scope, inside: Bodies
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope, inside: Bodies
 ) -> Sequence[int]:
     """A node whose bodies are regions, tied to what is around it."""
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
@@ -325,7 +333,7 @@ def call(
     for span in spans:
         span.node = node
     borders = [span.arguments for span in spans], [span.results for span in spans]
-    call = Call(node, inside.counts, operands, *borders, results)
+    call = RegionCall(node, inside.counts, operands, *borders, results)
     builder.region_arguments.extend(CALLS[kind](call))
     return results
 
@@ -349,14 +357,14 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
 
 
 def _annotation(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """Our own identity: a site."""
     return site(builder, operands, equation.params, place)
 
 
 def _constraint(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """JAX's constraint: a site with the axis names of its spec, and the mesh that it brings."""
     params = equation.params
@@ -369,12 +377,14 @@ def _constraint(
     return _constrained(builder, operands[0], sharding, place)
 
 
-def _constrained(builder: Builder, value: int, sharding: Any, place: Scope) -> Sequence[int]:
+def _constrained(builder: GraphBuilder, value: int, sharding: Any, place: Scope) -> Sequence[int]:
     params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
     return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
 
 
-def _reshard(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _reshard(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """A constraint; nothing where JAX's own broadcasting, or its transpose, adds it.
 
     That is on a mesh of automatic axes, or on none.
@@ -387,7 +397,7 @@ def _reshard(builder: Builder, equation: Any, operands: list[int], place: Scope)
 
 
 def _device_put(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A placement inside the function: a constraint if it names axes, else nothing.
 
@@ -413,7 +423,7 @@ def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
 
 
 def site(
-    builder: Builder,
+    builder: GraphBuilder,
     operands: list[int],
     params: Mapping[str, Any],
     place: Scope,

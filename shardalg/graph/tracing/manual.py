@@ -18,7 +18,7 @@ from shardalg.graph.ir import ValueType
 from shardalg.graph.source import Sources
 from shardalg.graph.tracing.jaxpr import (
     Bodies,
-    Builder,
+    GraphBuilder,
     Placing,
     Scope,
     call,
@@ -30,7 +30,9 @@ from shardalg.graph.tracing.parts import sorts_permutes
 from shardalg.graph.tracing.subgroups import Axes, Dims, mapped_over
 
 
-def _region(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _region(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """The operands and results behind sites that lay them out as the region's specs say.
 
     Of a region over some axes of the mesh the body is planned on the others (`subgroups.py`), as is
@@ -147,7 +149,7 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
 
 
 def _laid_out(
-    builder: Builder,
+    builder: GraphBuilder,
     values: Sequence[int],
     specs: Sequence[Sequence[object]],
     place: Scope,
@@ -171,7 +173,7 @@ def _laid_out(
 
 
 def _collective(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A collective of the user's over whole axes; over dimensions (`vmap`) each device's own."""
     _check(equation, place)
@@ -188,7 +190,9 @@ def _collective(
     return results
 
 
-def _permute(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _permute(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """JAX counts along the mesh of the region, however axes are named; nodes count as named.
 
     Newer versions of JAX, which ask about another order, count as named where it is allowed.
@@ -215,7 +219,7 @@ def _check(equation: Any, place: Scope) -> None:
 
 
 def _axis_index(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A number of the device: 0, to which its place is added."""
     zero = builder.parts.constant(equation.outvars[0].aval, 0)
@@ -223,7 +227,7 @@ def _axis_index(
 
 
 def _all_gather(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """Blocks on a new dimension are blocks side by side along one of size 1."""
     _check(equation, place)
@@ -236,7 +240,7 @@ def _all_gather(
 
 
 def _reduce_scatter(
-    builder: Builder, equation: Any, operands: list[int], place: Scope
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """A dimension that is scattered entirely is left with size 1, and dropped."""
     _check(equation, place)
@@ -246,7 +250,9 @@ def _reduce_scatter(
     return _reshaped(builder, made, tuple(map(int, equation.outvars[0].aval.shape)), place)
 
 
-def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Scope) -> Sequence[int]:
+def _tiled(
+    builder: GraphBuilder, equation: Any, operands: Sequence[int], place: Scope
+) -> Sequence[int]:
     """The tiled form of a gather or a scatter."""
     parts, params = builder.parts, {**equation.params, "tiled": True}
     kind, size = parts.values[operands[0]].type, int(params["axis_size"])
@@ -262,7 +268,7 @@ def _tiled(builder: Builder, equation: Any, operands: Sequence[int], place: Scop
 
 
 def _reshaped(
-    builder: Builder, value: int, shape: tuple[int, ...], place: Scope
+    builder: GraphBuilder, value: int, shape: tuple[int, ...], place: Scope
 ) -> tuple[int, ...]:
     parts = builder.parts
     kind = ValueType(shape, parts.values[value].type.dtype)
@@ -272,12 +278,16 @@ def _reshaped(
     return results
 
 
-def _alike(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _alike(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """What JAX's types say about copies: nothing happens to the value."""
     return operands
 
 
-def _refused(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _refused(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     raise TraceError(
         f"{equation.primitive.name} at {place.source or 'an unknown line'} has no plan: inside "
         f"shard_map these are planned: {', '.join(sorted(PLANNED))}. Write it with them."

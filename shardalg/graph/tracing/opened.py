@@ -20,11 +20,13 @@ from jax.interpreters import mlir
 from shardalg.errors import TraceError
 from shardalg.graph.evaluate import primitives
 from shardalg.graph.ir import LeftOut, ValueType
-from shardalg.graph.tracing.jaxpr import HANDLERS, Builder, Placing, Scope, plain_node
+from shardalg.graph.tracing.jaxpr import HANDLERS, GraphBuilder, Placing, Scope, plain_node
 from shardalg.graph.tracing.manual import MANUAL_HANDLERS
 
 
-def _remat(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _remat(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
     params = equation.params
     if not params.get("differentiated", True):
@@ -38,7 +40,7 @@ def _remat(builder: Builder, equation: Any, operands: list[int], place: Scope) -
     return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
 
 
-def _barrier(builder: Builder, operands: Sequence[int], place: Scope) -> dict[int, int]:
+def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> dict[int, int]:
     """Operand to what a barrier hands on; constants need none."""
     parts = builder.parts
     held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
@@ -106,7 +108,9 @@ def _lowered(primitive: Any) -> Callable[..., Any] | None:
     return inspect.getclosurevars(rule).nonlocals.get("fun") if made else None
 
 
-def _opened(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _opened(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
     """A body of a primitive, where JAX traces it; else one node.
 
     Inside a `shard_map` it stays a node: there a body may ask for the axes that are manual.
@@ -122,7 +126,7 @@ def _opened(builder: Builder, equation: Any, operands: list[int], place: Scope) 
     return builder.run(body, given, place._replace(opened=place.opened | {key}))
 
 
-def _number(builder: Builder, atom: Any, value: int) -> Any | None:
+def _number(builder: GraphBuilder, atom: Any, value: int) -> Any | None:
     """What an operand is, where it is a number; one of a weak type would lose that."""
     return None if getattr(atom.aval, "weak_type", False) else builder.parts.numbers.get(value)
 
@@ -154,7 +158,7 @@ def _type(aval: Any) -> tuple[object, object]:
     return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
 
 
-def _leaf(builder: Builder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
+def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
     """One node; what has an effect and no result is left out, and noted.
 
     Raises:

@@ -81,7 +81,9 @@ def trace(
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
-    made = partial(build.Builder, ours, written_out=written_out, wrapped=wrapped, mesh_of=mesh_of)
+    made = partial(
+        build.GraphBuilder, ours, written_out=written_out, wrapped=wrapped, mesh_of=mesh_of
+    )
     builder = made(read)
     graph = builder.graph(closed, paths, result_paths)
     check(graph)

@@ -32,7 +32,7 @@ from shardalg.lab.evaluation.two_dimensional import CHIP, plans, topology
 from shardalg.models.deeper import priced
 
 if TYPE_CHECKING:
-    from shardalg.costs.calibration.by_cause import Amounts
+    from shardalg.costs.calibration.by_cause import ProgramAmounts
 
 FITTED = ("matrix_efficiency", "exposed")
 HELD = {"traffic": 0.0}
@@ -41,12 +41,12 @@ PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 a
 
 
 @cache
-def done(column: Column) -> Amounts:
+def done(column: Column) -> ProgramAmounts:
     """What a step of a 2D column does, by cause, on the slice that it ran on."""
     return done_on(column, topology(column))
 
 
-def done_on(column: Column, machine: Topology | Hardware) -> Amounts:
+def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
     """The same on another machine."""
     return priced(column.facts["L"], plans(column), machine)[0]
 
@@ -65,7 +65,7 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
     return max(mixed, key=lambda chosen: _information([rows[c] for c in chosen]))
 
 
-def _sensitivity(amounts: Amounts) -> np.ndarray:
+def _sensitivity(amounts: ProgramAmounts) -> np.ndarray:
     """Shares of the datasheet's step that each fitted constant multiplies."""
     seconds = amounts.by_cause()
     shares = np.array([seconds["matrix"], seconds["link"]])

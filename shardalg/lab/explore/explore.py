@@ -173,7 +173,7 @@ class Exploration:
             data = runs.sample(self.train_settings, strategies.TRAIN_STEP)
             name = f"train step, {settings.strategies[-1]}"
             found.append((name, self.last_step, runs.run(settings, self.last_step, data)))
-        return runs.section(settings, [runs.Run(*ran, hardware) for ran in found])
+        return runs.section(settings, [runs.ExploredPlan(*ran, hardware) for ran in found])
 
     def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
         """The layer under each strategy, run on the same numbers."""

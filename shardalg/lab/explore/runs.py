@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Run:
+class ExploredPlan:
     """A plan, and what came of running it."""
 
     name: str
@@ -149,7 +149,7 @@ def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
 
 
-def _ran(devices: int, runs: Sequence[Run]) -> str:
+def _ran(devices: int, runs: Sequence[ExploredPlan]) -> str:
     worst = max(r.compared.relative_error for r in runs)
     totals = [next(iter(r.beside.where(kind="all"))) for r in runs]
     ours, theirs = (sum(total[n] for total in totals) for n in SENT)
@@ -157,7 +157,7 @@ def _ran(devices: int, runs: Sequence[Run]) -> str:
     return f"On {devices} CPU devices: errors of at most {worst:.0e} against one device; {share}."
 
 
-def regathered(runs: Sequence[Run]) -> tuple[str, ...]:
+def regathered(runs: Sequence[ExploredPlan]) -> tuple[str, ...]:
     """Which runs gather more often than XLA, and for what; nothing where none does."""
     found = {r.name: r.plan.gathers()["option"].eq("keep_gathers").sum() for r in runs if _more(r)}
     if not any(found.values()):
@@ -166,7 +166,7 @@ def regathered(runs: Sequence[Run]) -> tuple[str, ...]:
     return (REGATHERED.format(names=", ".join(found), values=counts),)
 
 
-def _more(run: Run) -> bool:
+def _more(run: ExploredPlan) -> bool:
     """Whether a plan's collectives are XLA's but for more all-gathers."""
     kinds: dict[str, int] = {}
     for row in run.beside:
@@ -176,7 +176,7 @@ def _more(run: Run) -> bool:
     return more > 0 and not any(kinds.values())
 
 
-def section(settings: Settings, runs: Sequence[Run]) -> Section:
+def section(settings: Settings, runs: Sequence[ExploredPlan]) -> Section:
     """Errors, bytes, times and memory of all runs, and each plan's collectives beside XLA's."""
     devices, hardware = settings.mesh.size, runs[0].hardware
     timed = {r.name: r.compared.measurement.table() for r in runs}

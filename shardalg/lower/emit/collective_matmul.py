@@ -20,11 +20,11 @@ def _collective_matmul(
     emitter: Emitter, instruction: Instruction[CollectiveMatmul], *operands: Array
 ) -> list[Array]:
     a = instruction.attributes
-    ring = _Ring(emitter, a, dict(zip(a.body.arguments, operands, strict=True)))
+    ring = _LoweredRing(emitter, a, dict(zip(a.body.arguments, operands, strict=True)))
     return [ring.gathered() if a.gathers else ring.scattered()]
 
 
-class _Ring:
+class _LoweredRing:
     """One ring, on what the product and the collective read."""
 
     def __init__(self, emitter: Emitter, a: CollectiveMatmul, env: dict[int, Array]) -> None:

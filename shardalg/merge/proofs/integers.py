@@ -34,14 +34,14 @@ Value: TypeAlias = z3.ExprRef
 
 
 @dataclass(frozen=True)
-class Condition:
+class IntegerFormula:
     """A formula, and the definitions of the quotients that stand in it."""
 
     formula: z3.BoolRef
     definitions: tuple[z3.BoolRef, ...]
 
 
-def conditions(text: str) -> tuple[Condition, ...]:
+def conditions(text: str) -> tuple[IntegerFormula, ...]:
     """The conditions of a text, in their order.
 
     Raises:
@@ -61,12 +61,12 @@ def conditions(text: str) -> tuple[Condition, ...]:
     return tuple(_condition(text, part) for part in parts)
 
 
-def _condition(text: str, node: ast.expr) -> Condition:
-    reader = _Reader(text)
-    return Condition(reader.truth(node), tuple(reader.definitions.values()))
+def _condition(text: str, node: ast.expr) -> IntegerFormula:
+    reader = _ConditionReader(text)
+    return IntegerFormula(reader.truth(node), tuple(reader.definitions.values()))
 
 
-class _Reader:
+class _ConditionReader:
     """Reads one condition; quotients that read alike are one unknown."""
 
     def __init__(self, text: str) -> None:
@@ -110,7 +110,7 @@ class _Reader:
         )
 
 
-def _binary(reader: _Reader, node: ast.BinOp) -> Value:
+def _binary(reader: _ConditionReader, node: ast.BinOp) -> Value:
     x, y = reader.number(node.left), reader.number(node.right)
     if isinstance(node.op, ast.FloorDiv):
         return reader.quotient(node, x, y)
@@ -121,7 +121,7 @@ def _binary(reader: _Reader, node: ast.BinOp) -> Value:
     return _OPERATORS[type(node.op)](x, y)
 
 
-def _compare(reader: _Reader, node: ast.Compare) -> Value:
+def _compare(reader: _ConditionReader, node: ast.Compare) -> Value:
     of_truths = isinstance(reader.read(node.left), z3.BoolRef)
     known = _EQUALITIES if of_truths else _COMPARISONS
     if any(type(op) not in known for op in node.ops):
@@ -133,7 +133,7 @@ def _compare(reader: _Reader, node: ast.Compare) -> Value:
     return found[0] if len(found) == 1 else z3.And(*found)
 
 
-def _unary(reader: _Reader, node: ast.UnaryOp) -> Value:
+def _unary(reader: _ConditionReader, node: ast.UnaryOp) -> Value:
     if isinstance(node.op, ast.USub):
         return -reader.number(node.operand)
     if isinstance(node.op, ast.Not):
@@ -141,17 +141,17 @@ def _unary(reader: _Reader, node: ast.UnaryOp) -> Value:
     raise reader.unknown(node)
 
 
-def _bool(reader: _Reader, node: ast.BoolOp) -> Value:
+def _bool(reader: _ConditionReader, node: ast.BoolOp) -> Value:
     join = z3.And if isinstance(node.op, ast.And) else z3.Or
     return join(*(reader.truth(part) for part in node.values))
 
 
-def _choice(reader: _Reader, node: ast.IfExp) -> Value:
+def _choice(reader: _ConditionReader, node: ast.IfExp) -> Value:
     values = reader.number(node.body), reader.number(node.orelse)
     return z3.If(reader.truth(node.test), *values)
 
 
-def _call(reader: _Reader, node: ast.Call) -> Value:
+def _call(reader: _ConditionReader, node: ast.Call) -> Value:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in _ARITY or node.keywords:
         raise reader.unknown(node)
@@ -165,7 +165,7 @@ def _call(reader: _Reader, node: ast.Call) -> Value:
     return _CHOICES[name](*values)
 
 
-def _constant(reader: _Reader, node: ast.Constant) -> Value:
+def _constant(reader: _ConditionReader, node: ast.Constant) -> Value:
     if type(node.value) is not int:
         raise reader.unknown(node)
     return z3.IntVal(node.value)
@@ -219,7 +219,7 @@ class PartitionId:
 
 
 @dataclass(frozen=True, slots=True)
-class Quotient:
+class FloorQuotient:
     """`floor(number / by)`."""
 
     number: Number
@@ -234,7 +234,7 @@ class Remainder:
     by: int
 
 
-Atom = str | PartitionId | Quotient | Remainder
+Atom = str | PartitionId | FloorQuotient | Remainder
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Number:
     def __floordiv__(self, by: int) -> Number:
         if by == 1:
             return self
-        return Number.of(Quotient(self, by)) if self.terms else Number((), self.constant // by)
+        return Number.of(FloorQuotient(self, by)) if self.terms else Number((), self.constant // by)
 
     def __mod__(self, by: int) -> Number:
         return Number.of(Remainder(self, by)) if self.terms else Number((), self.constant % by)
@@ -293,16 +293,16 @@ class Number:
         total = Number((), self.constant)
         for atom, coefficient in self.terms:
             new = change(atom)
-            if new is None and isinstance(atom, Quotient | Remainder):
+            if new is None and isinstance(atom, FloorQuotient | Remainder):
                 inner = atom.number.replaced(change)
-                new = inner // atom.by if isinstance(atom, Quotient) else inner % atom.by
+                new = inner // atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
             total += (Number.of(atom) if new is None else new) * coefficient
         return total
 
     def atoms(self) -> Iterator[str | PartitionId]:
         """Every unknown and partition id, quotients and remainders opened."""
         for atom, _ in self.terms:
-            if isinstance(atom, Quotient | Remainder):
+            if isinstance(atom, FloorQuotient | Remainder):
                 yield from atom.number.atoms()
             else:
                 yield atom
@@ -311,7 +311,7 @@ class Number:
         """The value, given those of its unknowns and partition ids: ints, or arrays of them."""
         total = self.constant
         for atom, coefficient in self.terms:
-            if isinstance(atom, Quotient):
+            if isinstance(atom, FloorQuotient):
                 total += coefficient * (atom.number.at(values) // atom.by)
             elif isinstance(atom, Remainder):
                 total += coefficient * (atom.number.at(values) % atom.by)
@@ -333,7 +333,7 @@ def _text(atom: Atom) -> str:
         return f"p{atom.member}({written})"
     if isinstance(atom, str):
         return atom
-    return f"({atom.number}){'//' if isinstance(atom, Quotient) else '%'}{atom.by}"
+    return f"({atom.number}){'//' if isinstance(atom, FloorQuotient) else '%'}{atom.by}"
 
 
 def number(index: Index, values: Mapping[str, Number]) -> Number:

@@ -26,7 +26,7 @@ from shardalg.merge.proofs.claims import (
 )
 from shardalg.merge.proofs.claims import LEMMAS as HALO_LEMMAS
 from shardalg.merge.proofs.encode import Devices, Number, Obligation, Unprovable, Values, devices_of
-from shardalg.merge.proofs.integers import Condition, IntegerClaim, conditions
+from shardalg.merge.proofs.integers import IntegerClaim, IntegerFormula, conditions
 from shardalg.merge.proofs.merging import major_part, merging, refusing
 from shardalg.merge.proofs.solve import integer_obligations
 from shardalg.merge.refinement import apart_along
@@ -175,7 +175,7 @@ def _stated(statement: Statement) -> list[Obligation]:
     return [replace(_implied(given, condition), witness=read) for condition in shown]
 
 
-def _implied(given: tuple[Condition, ...], shown: Condition) -> Obligation:
+def _implied(given: tuple[IntegerFormula, ...], shown: IntegerFormula) -> Obligation:
     definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
     return Obligation((*(c.formula for c in given), *definitions), shown.formula)
 

@@ -17,12 +17,12 @@ from shardalg.merge.proofs.integers import (
     Atom,
     Compare,
     Either,
+    FloorQuotient,
     Formula,
     IntegerClaim,
     Not,
     Number,
     PartitionId,
-    Quotient,
 )
 
 
@@ -76,7 +76,7 @@ class _Encoder:
         if isinstance(atom, PartitionId):
             return self.partition_id(atom)
         inner = self.number(atom.number)
-        return inner / atom.by if isinstance(atom, Quotient) else inner % atom.by
+        return inner / atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
 
     def formula(self, formula: Formula) -> z3.BoolRef:
         """A comparison, or formulas joined by and, or, not."""

@@ -29,7 +29,7 @@ _NAMES = {2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
 @dataclass(frozen=True)
-class Program:
+class CalibrationProgram:
     """A function, the shapes of its arguments, and their layouts on the one axis of a mesh."""
 
     name: str
@@ -57,47 +57,49 @@ class Program:
         )
 
 
-def programs(devices: int) -> tuple[Program, ...]:
+def programs(devices: int) -> tuple[CalibrationProgram, ...]:
     """All of them, for so many devices."""
     return (*_products(devices), *_convolutions(devices), *_pointwise(devices), *_moves(devices))
 
 
-def _products(n: int) -> tuple[Program, ...]:
+def _products(n: int) -> tuple[CalibrationProgram, ...]:
     sharded = (ROWS, WHOLE, WHOLE)
     large, small = ((256 * n, 256), (256, 512), (512, 256)), ((64 * n, 64), (64, 128), (128, 64))
     heads = (ROWS, WHOLE, WHOLE, WHOLE)
     return (
-        Program("large products", _gradient(_mlp), large, sharded),
-        Program("small products", _gradient(_mlp), small, sharded),
-        Program("bfloat16 products", _gradient(_mlp), large, sharded, dtype="bfloat16"),
-        Program("attention", _gradient(_attention), ((2 * n, 64, 64), *[(64, 4, 16)] * 3), heads),
+        CalibrationProgram("large products", _gradient(_mlp), large, sharded),
+        CalibrationProgram("small products", _gradient(_mlp), small, sharded),
+        CalibrationProgram("bfloat16 products", _gradient(_mlp), large, sharded, dtype="bfloat16"),
+        CalibrationProgram(
+            "attention", _gradient(_attention), ((2 * n, 64, 64), *[(64, 4, 16)] * 3), heads
+        ),
     )
 
 
-def _convolutions(n: int) -> tuple[Program, ...]:
+def _convolutions(n: int) -> tuple[CalibrationProgram, ...]:
     flat = ((2 * n, 32, 32, 16), (3, 3, 16, 32), (3, 3, 32, 32))
     deep = ((n, 8, 16, 16, 8), (3, 3, 3, 8, 8), (3, 3, 3, 8, 16))
     doubled = ((n, 8, 8, 8, 16), (2, 2, 2, 16, 8))
     layouts = (ROWS, WHOLE, WHOLE)
     return (
-        Program("2D convolutions", _gradient(partial(_convolved, 2)), flat, layouts),
-        Program("3D convolutions", _gradient(partial(_convolved, 3)), deep, layouts),
-        Program("dilated convolutions", _gradient(_doubled), doubled, layouts[:2]),
+        CalibrationProgram("2D convolutions", _gradient(partial(_convolved, 2)), flat, layouts),
+        CalibrationProgram("3D convolutions", _gradient(partial(_convolved, 3)), deep, layouts),
+        CalibrationProgram("dilated convolutions", _gradient(_doubled), doubled, layouts[:2]),
     )
 
 
-def _pointwise(n: int) -> tuple[Program, ...]:
+def _pointwise(n: int) -> tuple[CalibrationProgram, ...]:
     tokens = ((256 * n, 256), (256,))
     matrices = ((128 * n, 512),) * 4
     return (
-        Program("norms", _gradient(_normed), tokens, (ROWS, WHOLE)),
-        Program("activations", _gradient(_activated), tokens, (ROWS, WHOLE)),
-        Program("softmax", _gradient(_softmax), ((8 * n, 8, 64, 64),), (ROWS,)),
-        Program("optimizer", _adam, matrices, (ROWS,) * 4),
+        CalibrationProgram("norms", _gradient(_normed), tokens, (ROWS, WHOLE)),
+        CalibrationProgram("activations", _gradient(_activated), tokens, (ROWS, WHOLE)),
+        CalibrationProgram("softmax", _gradient(_softmax), ((8 * n, 8, 64, 64),), (ROWS,)),
+        CalibrationProgram("optimizer", _adam, matrices, (ROWS,) * 4),
     )
 
 
-def _moves(n: int) -> tuple[Program, ...]:
+def _moves(n: int) -> tuple[CalibrationProgram, ...]:
     found = []
     for size, rows in (("small", 8 * n), ("large", 64 * n)):
         two = ((rows, rows),) * 2
@@ -107,12 +109,14 @@ def _moves(n: int) -> tuple[Program, ...]:
             whole = {"there": WHOLE, "back": layout}
             pair = (layout, layout)
             name = f"{size} gathers of {dim}"
-            found.append(Program(name, _there_and_back, two, pair, whole, layout))
+            found.append(CalibrationProgram(name, _there_and_back, two, pair, whole, layout))
         found += [
-            Program(f"{size} sums", _sums, sums, (ROWS,), out=ROWS),
-            Program(f"{size} scatters", _scattered, sums, (ROWS,), {"part": ROWS}, ROWS),
-            Program(f"{size} all-to-alls", _there_and_back, two, (ROWS, ROWS), across, ROWS),
-            Program(f"{size} permutes", _rolled, two[:1], (ROWS,), out=ROWS),
+            CalibrationProgram(f"{size} sums", _sums, sums, (ROWS,), out=ROWS),
+            CalibrationProgram(f"{size} scatters", _scattered, sums, (ROWS,), {"part": ROWS}, ROWS),
+            CalibrationProgram(
+                f"{size} all-to-alls", _there_and_back, two, (ROWS, ROWS), across, ROWS
+            ),
+            CalibrationProgram(f"{size} permutes", _rolled, two[:1], (ROWS,), out=ROWS),
         ]
     return tuple(found)
 

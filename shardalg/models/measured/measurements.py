@@ -47,7 +47,7 @@ _FIELDS = tuple(field.name for field in fields(DenseTransformer))
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasuredStep:
     """A step that was run.
 
     Attributes:
@@ -63,7 +63,7 @@ class Measurement:
     step_time_s: float
 
 
-def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> Measurement:
+def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> MeasuredStep:
     """What a row says.
 
     Args:
@@ -80,7 +80,7 @@ def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> Measurement:
     if given.get("slices", 1) > 1:
         mesh = {"slice": given["slices"], **mesh}
     model = _model(given, math.prod(mesh.values()))
-    return Measurement(
+    return MeasuredStep(
         _name(given, mesh),
         model,
         mesh,
@@ -185,7 +185,7 @@ def _seconds(given: Row, model: DenseTransformer, devices: int) -> float:
     return float(model.counted_flops / (devices * given["tflops_per_chip"] * 1e12))
 
 
-def read(table: Any) -> tuple[Measurement, ...]:
+def read(table: Any) -> tuple[MeasuredStep, ...]:
     """The measurements of a table: rows, a pandas table, or the path of a CSV or JSON file.
 
     A JSON file is a list of rows, or {"rows": [...], "dims": {name: sizes}}.
@@ -214,7 +214,7 @@ def read(table: Any) -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def told_apart(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
+def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     """The same, where each has a name of its own: those of one name say in what they differ.
 
     >>> one = published("tpu")[0]
@@ -225,7 +225,7 @@ def told_apart(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
     v5e 16B 2048 on fsdp=256, optimizer=sgd
     v5e 16B 2048 on fsdp=256, optimizer=sgd, again 1
     """
-    alike: dict[str, list[Measurement]] = {}
+    alike: dict[str, list[MeasuredStep]] = {}
     for row in rows:
         alike.setdefault(row.name, []).append(row)
     differ = {name: _differing(found) for name, found in alike.items()}
@@ -240,13 +240,13 @@ def told_apart(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
     return tuple(made)
 
 
-def _differing(rows: Sequence[Measurement]) -> list[str]:
+def _differing(rows: Sequence[MeasuredStep]) -> list[str]:
     """What is not the same in all of some rows."""
     every = [_sizes(row) for row in rows]
     return [field for field, value in every[0].items() if any(s[field] != value for s in every)]
 
 
-def _sizes(row: Measurement) -> dict[str, Any]:
+def _sizes(row: MeasuredStep) -> dict[str, Any]:
     """What a row says beside its chip, its mesh and its seconds."""
     return {**{name: getattr(row.model, name) for name in _FIELDS}, "strategy": row.strategy}
 
@@ -299,7 +299,7 @@ def _value(cell: Any) -> Any:
 
 
 @cache
-def published(kind: str) -> tuple[Measurement, ...]:
+def published(kind: str) -> tuple[MeasuredStep, ...]:
     """The measurements that come with the package, with their sources: "tpu" or "gpu".
 
     >>> len(published("tpu")), len(published("gpu"))
@@ -338,10 +338,10 @@ def calibrate(
 
 
 def _is_read(table: Any) -> bool:
-    return isinstance(table, tuple) and all(isinstance(row, Measurement) for row in table)
+    return isinstance(table, tuple) and all(isinstance(row, MeasuredStep) for row in table)
 
 
-def _measured(number: int, row: Measurement) -> Measured:
+def _measured(number: int, row: MeasuredStep) -> Measured:
     """The same as `measured`, with the number of the row in what it raises."""
     try:
         return measured(row)
@@ -349,7 +349,7 @@ def _measured(number: int, row: Measurement) -> Measured:
         raise type(error)(f"row {number}: {error}") from None
 
 
-def measured(row: Measurement) -> Measured:
+def measured(row: MeasuredStep) -> Measured:
     """A measured step beside what its plan does."""
     mesh = mesh_of(row.mesh)
     on = machine_for(mesh, row.chip)

@@ -22,7 +22,7 @@ from shardalg.costs.calibration.operator_rates import MATMUL, OPERATOR_UNITS, Op
 from shardalg.costs.hardware import UNITS, Hardware, Source, load, own_names
 from shardalg.lower.measure import Timing, cores, once, probed
 from shardalg.lower.shard_map import Lowered
-from shardalg.models.measured.calibration_programs import Program, programs
+from shardalg.models.measured.calibration_programs import CalibrationProgram, programs
 from shardalg.plan.plan import Plan
 
 REPEATS = 15
@@ -67,7 +67,7 @@ def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
     return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
 
 
-def run(program: Program, devices: Sequence[jax.Device]) -> CoreTime:
+def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
     """A program of the calibration, timed."""
     planned = program.plan(len(devices))
     timing = runs(planned.lower(devices), program.arguments(), REPEATS)

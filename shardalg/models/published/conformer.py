@@ -20,24 +20,24 @@ from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
 from shardalg.models import transformer
-from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.model import Data, DimensionAxes, Model, Parameter
 from shardalg.models.pipeline import Pipeline, pipeline
 
 Array = jax.Array
 
-PIPELINED = Layout({"L": "L"}, {"B": ("X", "L"), "b": "X"})
+PIPELINED = DimensionAxes({"L": "L"}, {"B": ("X", "L"), "b": "X"})
 # b are the sequences of a microbatch
 SITES = {"subsampled": "BSM", "layer_output": "bSM", "labels": "BSV"}
 _WEIGHTS = {
-    "in_1": Weight("LnMH", 1, 2),
-    "out_1": Weight("LnHM", 1, 2),
-    **{name: Weight("LnMND", 1, 2) for name in ("w_q", "w_k", "w_v")},
-    "w_o": Weight("LnNDM", 2, 2),
-    "pointwise_1": Weight("LnMG", 1, 2),
-    "depthwise": Weight("LnKM", 1, 2),
-    "pointwise_2": Weight("LnMM", 1, 2),
-    "in_2": Weight("LnMH", 1, 2),
-    "out_2": Weight("LnHM", 1, 2),
+    "in_1": Parameter("LnMH", 1, 2),
+    "out_1": Parameter("LnHM", 1, 2),
+    **{name: Parameter("LnMND", 1, 2) for name in ("w_q", "w_k", "w_v")},
+    "w_o": Parameter("LnNDM", 2, 2),
+    "pointwise_1": Parameter("LnMG", 1, 2),
+    "depthwise": Parameter("LnKM", 1, 2),
+    "pointwise_2": Parameter("LnMM", 1, 2),
+    "in_2": Parameter("LnMH", 1, 2),
+    "out_2": Parameter("LnHM", 1, 2),
 }
 
 
@@ -105,13 +105,13 @@ class Conformer:
         sizes = {letter: getattr(self, letter) for letter in "BSMHNKFCV"}
         more = {"L": stages, "n": self.L // stages, "D": self.M // self.N, "G": 2 * self.M}
         taps = {"3": 3, "1": 1, "Q": (half + 1) // 2, "T": 4 * self.S}
-        before = {"first": Weight("331C", 3), "second": Weight("33CC", 3)}
+        before = {"first": Parameter("331C", 3), "second": Parameter("33CC", 3)}
         return Model(
             sizes={**sizes, **more, **taps, "b": self.schedule.microbatch_size(self.B)},
             weights={
-                "subsampling": {**before, "project": Weight("QCM", 2)},
+                "subsampling": {**before, "project": Parameter("QCM", 2)},
                 "layers": dict(_WEIGHTS),
-                "labels": Weight("MV"),
+                "labels": Parameter("MV"),
             },
             data=(Data("BTF"), Data("BS", below="V")),
             loss=partial(loss, self),

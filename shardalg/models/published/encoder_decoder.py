@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.graph.annotate import annotate
 from shardalg.models import transformer
-from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.model import Data, DimensionAxes, Model, Parameter
 from shardalg.models.pipeline import pipeline
 from shardalg.models.published import moe
 from shardalg.models.published.moe import BALANCE, MoEConfig
@@ -28,7 +28,7 @@ from shardalg.models.published.moe import BALANCE, MoEConfig
 Array = jax.Array
 State = tuple[Array, Array]
 
-FIGURE_2 = Layout({"L": "X", "V": "Y", "E": "Y"}, {"B": "X", "V": "Y", "b": "Y", "E": "Y"})
+FIGURE_2 = DimensionAxes({"L": "X", "V": "Y", "E": "Y"}, {"B": "X", "V": "Y", "b": "Y", "E": "Y"})
 # b are the sequences of a microbatch; e and z are experts and those where Y has the other letter
 SITES = {
     "attention_heads": "bSND",
@@ -109,16 +109,16 @@ class EncoderDecoder:
         decoder = jax.tree.map(partial(_stacked, stacked="Lr"), {**dense, **across})
         return Model(
             sizes={**config.model.sizes, **mine},
-            weights={"embedding": Weight("VM"), "encoder": encoder, "decoder": decoder},
+            weights={"embedding": Parameter("VM"), "encoder": encoder, "decoder": decoder},
             data=(Data("BS", below="V"),) * 3,
             loss=self.loss,
             sites=SITES,
         )
 
 
-def _stacked(weight: Weight, stacked: str) -> Weight:
+def _stacked(weight: Parameter, stacked: str) -> Parameter:
     """Numbered by stage and place in it, instead of by place alone; E stays an own dimension."""
-    return Weight(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
+    return Parameter(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
 
 
 def _encoder_part(config: MoEConfig, weights: Any, state: State) -> State:

@@ -26,13 +26,13 @@ from jax import lax
 from shardalg.errors import StrategyError
 from shardalg.graph.annotate import annotate
 from shardalg.models import transformer
-from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.model import Data, DimensionAxes, Model, Parameter
 
 Array = jax.Array
 
-SPARSE = Layout({"E": "X"}, {"B": "X", "E": "X"})
+SPARSE = DimensionAxes({"E": "X"}, {"B": "X", "E": "X"})
 _Y = {"N": "Y", "H": "Y", "V": "Y"}
-HYBRID = Layout({"E": "X", "M": "X", **_Y}, {"B": "X", "E": "X", "M": "Y", **_Y})
+HYBRID = DimensionAxes({"E": "X", "M": "X", **_Y}, {"B": "X", "E": "X", "M": "Y", **_Y})
 # e and b are experts and sequences where the other letter of the pair is partitioned
 SITES = {
     "attention_heads": "BSND",
@@ -95,19 +95,19 @@ class MoEConfig:
         >>> MoEConfig().model.types()["layers"]["moe"]["w_in"].shape
         (1, 8, 16, 32)
         """
-        attention = {name: Weight("nMND", 1, 1) for name in ("w_q", "w_k", "w_v")}
-        attention["w_o"] = Weight("nNDM", 2, 1)
-        ffn = {"w_in": Weight("nMH", 1, 1), "w_out": Weight("nHM", 1, 1)}
+        attention = {name: Parameter("nMND", 1, 1) for name in ("w_q", "w_k", "w_v")}
+        attention["w_o"] = Parameter("nNDM", 2, 1)
+        ffn = {"w_in": Parameter("nMH", 1, 1), "w_out": Parameter("nHM", 1, 1)}
         experts = {
-            "w_gate": Weight("nme", 1, 1),
-            "w_in": Weight("nEMH", 1, 2),
-            "w_out": Weight("nEHM", 1, 2),
+            "w_gate": Parameter("nme", 1, 1),
+            "w_in": Parameter("nEMH", 1, 2),
+            "w_out": Parameter("nEHM", 1, 2),
         }
         sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "dtype"}
         return Model(
             sizes={**sizes, "n": self.L // 2, "e": self.E, "b": self.B, "m": self.M},
             weights={
-                "embedding": Weight("VM"),
+                "embedding": Parameter("VM"),
                 "layers": {"dense": {**attention, **ffn}, "moe": {**attention, **experts}},
             },
             data=(Data("BS", below="V"), Data("BS", below="V")),

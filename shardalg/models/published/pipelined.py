@@ -17,7 +17,7 @@ import jax
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.graph.annotate import annotate
 from shardalg.models import transformer
-from shardalg.models.model import Axes, Data, Layout, Model, Weight
+from shardalg.models.model import Axes, Data, DimensionAxes, Model, Parameter
 from shardalg.models.pipeline import Pipeline, pipeline
 from shardalg.models.transformer import Config
 from shardalg.planner.propagate.options import Options, Switches
@@ -25,10 +25,10 @@ from shardalg.planner.propagate.options import Options, Switches
 Array = jax.Array
 
 _INSIDE: dict[str, Axes] = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
-TABLE_4 = Layout({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
+TABLE_4 = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
 ONCE_A_STEP = Options(switches=Switches(defer_in_loops=True))
 """Gradients are reduced over the data once behind the loop, not for every microbatch."""
-GATHERED = Layout({"L": "L", "N": "Y", "H": "Y", "V": "Y", "M": "X"}, _INSIDE)
+GATHERED = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y", "M": "X"}, _INSIDE)
 SITES = {
     "attention_heads": "bSND",
     "ffn_hidden": "bSH",
@@ -98,7 +98,7 @@ class Pipelined:
         """
         config, stages = self.config, self.schedule.stages
         sizes = {letter: getattr(config, letter) for letter in "BSMHNDV"}
-        layers = {name: Weight("Ln" + dims, _ROWS[name], 2) for name, dims in _LETTERS.items()}
+        layers = {name: Parameter("Ln" + dims, _ROWS[name], 2) for name, dims in _LETTERS.items()}
         return Model(
             sizes={
                 **sizes,
@@ -106,7 +106,7 @@ class Pipelined:
                 "L": stages,
                 "n": config.L // stages,
             },
-            weights={"embedding": Weight("VM"), "layers": layers},
+            weights={"embedding": Parameter("VM"), "layers": layers},
             data=(Data("BS", below="V"), Data("BS", below="V")),
             loss=self.loss,
             sites=SITES,

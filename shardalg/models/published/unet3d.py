@@ -18,11 +18,11 @@ from jax import lax
 
 from shardalg.errors import StrategyError
 from shardalg.models import transformer
-from shardalg.models.model import Data, Layout, Model, Weight
+from shardalg.models.model import Data, DimensionAxes, Model, Parameter
 
 Array = jax.Array
 
-SPATIAL = Layout(None, {"B": "X", "d": "Y"}, ())
+SPATIAL = DimensionAxes(None, {"B": "X", "d": "Y"}, ())
 _NAMES = ("NDHWC", "DHWIO", "NDHWC")
 MOST_LEVELS = 8
 
@@ -79,17 +79,17 @@ class UNet3D:
             sites={},
         )
 
-    def _weights(self) -> Iterator[tuple[str, Weight]]:
+    def _weights(self) -> Iterator[tuple[str, Parameter]]:
         for i in range(self.levels):
             here = _channel(i)
-            yield f"down {i} first", Weight("333" + (_channel(i - 1) if i else "i") + here, 4)
-            yield f"down {i} second", Weight("333" + here + here, 4)
+            yield f"down {i} first", Parameter("333" + (_channel(i - 1) if i else "i") + here, 4)
+            yield f"down {i} second", Parameter("333" + here + here, 4)
         for i in range(self.levels - 1):
             here = _channel(i)
-            yield f"up {i} doubles", Weight("222" + _channel(i + 1) + here, 4)
-            yield f"up {i} first", Weight("333" + _joined(i) + here, 4)
-            yield f"up {i} second", Weight("333" + here + here, 4)
-        yield "classes", Weight(_channel(0) + "o")
+            yield f"up {i} doubles", Parameter("222" + _channel(i + 1) + here, 4)
+            yield f"up {i} first", Parameter("333" + _joined(i) + here, 4)
+            yield f"up {i} second", Parameter("333" + here + here, 4)
+        yield "classes", Parameter(_channel(0) + "o")
 
 
 def _channel(level: int) -> str:

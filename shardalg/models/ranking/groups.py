@@ -64,7 +64,7 @@ class Price:
 
 
 @dataclass(eq=False)
-class Pricing:
+class CandidatePricing:
     """Prices of candidates; a step of one form is traced for all of them.
 
     Attributes:
@@ -177,7 +177,7 @@ def price(cost: Cost) -> Price:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _StepPlan:
     """A plan of a step in recorded sizes, which holds at the sizes of other candidates too.
 
     Attributes:
@@ -220,7 +220,7 @@ def _planned(
     templates: Mapping[int, Template],
     on: Hardware | Topology,
     names: Iterable[str],
-) -> _Plan:
+) -> _StepPlan:
     """Plan and price a candidate's step; sizes with names record what is asked of them."""
     point, chip = _points(one), chip_of(on)
     asked = recorder({name: point[name] for name in names})
@@ -243,7 +243,7 @@ def _planned(
         low, high = sorted(made)
         held, _ = held_bytes(made[low], made[high], (depth - low) // (high - low))
     kept = tuple(dict.fromkeys(map(formula_of, held)))
-    return _Plan(depth, one.mesh.size, chip, Guards(asked), done, kept)
+    return _StepPlan(depth, one.mesh.size, chip, Guards(asked), done, kept)
 
 
 def _stages(one: Candidate, traced: Traced) -> Stages:

@@ -26,9 +26,9 @@ from shardalg.errors import HardwareError, ShardalgError, StrategyError
 from shardalg.models.deeper import chip_of, machine_for
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.ranking.candidate import Candidate
-from shardalg.models.ranking.groups import Price, Pricing, by_step
+from shardalg.models.ranking.groups import CandidatePricing, Price, by_step
 from shardalg.models.ranking.space import Refused, candidates, chosen, grouped
-from shardalg.models.ranking.workers import Done, Task, Workers, cores, done
+from shardalg.models.ranking.workers import Done, PricingTask, Workers, cores, done
 from shardalg.show.html import Page, Section
 from shardalg.tables import MOST_ROWS, Table, bytes_text, html_part, repr_part
 
@@ -248,7 +248,7 @@ def strategies(
     memory = has if memory_bytes is None else memory_bytes
     slices = on.slices if isinstance(on, Topology) else 1
     found = grouped(candidates(model, devices, slices, chosen(model, choices or {})))
-    search = _Search(on, memory, progress, processes or cores())
+    search = _CandidateSearch(on, memory, progress, processes or cores())
     ranking = search.over(found)
     if not ranking.ranked and not ranking.left:
         raise search.nothing(devices, ranking.refused)
@@ -270,7 +270,7 @@ def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | To
     return on
 
 
-class _Search:
+class _CandidateSearch:
     """Prices candidates, those of one step on one mesh together."""
 
     def __init__(
@@ -281,7 +281,7 @@ class _Search:
         processes: int,
     ) -> None:
         self.on, self.memory, self.progress = on, memory, progress
-        self.processes, self.pricing = processes, Pricing()
+        self.processes, self.pricing = processes, CandidatePricing()
         self.ranked: list[Ranked] = []
         self.refused: list[Refused] = []
         self.large: list[tuple[int, Candidate]] = []
@@ -327,7 +327,7 @@ class _Search:
             else:
                 yield one
 
-    def task(self, group: Sequence[Candidate]) -> Task:
+    def task(self, group: Sequence[Candidate]) -> PricingTask:
         """Those of one step on one mesh that may fit; the others are refused."""
         try:
             state = group[0].state_bytes()
@@ -337,9 +337,9 @@ class _Search:
             group = ()
         else:
             group = list(self.holding(group, state))
-        return Task(group, machine_for(group[0].mesh, self.on) if group else self.on)
+        return PricingTask(group, machine_for(group[0].mesh, self.on) if group else self.on)
 
-    def rank(self, task: Task, made: Done) -> None:
+    def rank(self, task: PricingTask, made: Done) -> None:
         """Rank what fits, and say why the rest does not."""
         if made.refused:
             for one in task.group:
@@ -375,7 +375,7 @@ class _Search:
         groups = by_step(one for _, one in self.large)
         for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
             hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
-            made = done(Task(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
+            made = done(PricingTask(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
             for one, price in zip(hopeful, made.prices, strict=True):
                 found = price.peak_memory_bytes, str(one)
                 best = min(best or found, found)

@@ -48,7 +48,7 @@ class NoTemplateError(ShardalgError, ValueError):
     """The step is another program at other sizes, so that each is traced by itself."""
 
 
-class Monomial(NamedTuple):
+class ProductTerm(NamedTuple):
     """`factor * product of names + more`."""
 
     names: tuple[str, ...]
@@ -158,10 +158,10 @@ class Template:
         return graphs
 
     @cached_property
-    def _known(self) -> dict[tuple[int, ...], Monomial]:
+    def _known(self) -> dict[tuple[int, ...], ProductTerm]:
         return {}
 
-    def read(self, values: tuple[int, ...]) -> Monomial:
+    def read(self, values: tuple[int, ...]) -> ProductTerm:
         """The formula that has these values at the points.
 
         Raises:
@@ -174,15 +174,15 @@ class Template:
             self._known[values] = found
         return self._known[values]
 
-    def _fitting(self, values: tuple[int, ...]) -> Iterator[Monomial]:
+    def _fitting(self, values: tuple[int, ...]) -> Iterator[ProductTerm]:
         one, other, third = values
         if one == other == third:
-            yield Monomial((), Fraction(1), Fraction(one - 1))
+            yield ProductTerm((), Fraction(1), Fraction(one - 1))
             return
         for names, (here, there, last) in self._products:
             if (one - other) * (here - last) == (one - third) * (here - there):
                 factor = Fraction(one - other, here - there)
-                yield Monomial(names, factor, one - factor * here)
+                yield ProductTerm(names, factor, one - factor * here)
 
     @cached_property
     def _products(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -238,7 +238,7 @@ class Template:
         return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
 
 
-def _plainest(found: Monomial) -> tuple[Any, ...]:
+def _plainest(found: ProductTerm) -> tuple[Any, ...]:
     return found.more != 0, len(found.names), found.factor.denominator, abs(found.more)
 
 

@@ -21,7 +21,7 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
 from shardalg.errors import ShardalgError
 from shardalg.models.ranking.candidate import Candidate
-from shardalg.models.ranking.groups import Price, Pricing
+from shardalg.models.ranking.groups import CandidatePricing, Price
 
 ALONE_S = 1.0
 """Until then there are none: a worker takes about as long to start."""
@@ -31,7 +31,7 @@ _SERVE = f"from {__name__} import serve; serve()"
 
 
 @dataclass(frozen=True)
-class Task:
+class PricingTask:
     """Candidates of one step on one mesh, and what they are priced for."""
 
     group: Sequence[Candidate]
@@ -51,7 +51,7 @@ class Done:
     refused: str = ""
 
 
-def done(task: Task, pricing: Pricing) -> Done:
+def done(task: PricingTask, pricing: CandidatePricing) -> Done:
     """The task's prices, made in this process."""
     before = pricing.planned
     if not task.group:
@@ -73,7 +73,7 @@ def serve() -> None:
     """Price what comes in until nothing does: the whole of a worker."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what others print is no answer
-    pricing = Pricing()
+    pricing = CandidatePricing()
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             pickle.dump(done(pickle.load(sys.stdin.buffer), pricing), answers)
@@ -104,10 +104,10 @@ class Workers:
       done: what is priced by now, by place; all of them after `run`.
     """
 
-    tasks: Sequence[Task]
+    tasks: Sequence[PricingTask]
     begun: Callable[[int], None]
     count: int
-    pricing: Pricing = field(default_factory=Pricing)
+    pricing: CandidatePricing = field(default_factory=CandidatePricing)
     done: dict[int, Done] = field(default_factory=dict)
     _taken: int = 0
     _told: int = 0

@@ -17,7 +17,7 @@ from shardalg.algebra.notation.read import mesh_of
 from shardalg.costs.matrix_unit import check_products
 from shardalg.costs.topology import machine
 from shardalg.errors import CommandError
-from shardalg.plan.commands.messages import ProgramError, plain
+from shardalg.plan.commands.messages import UserProgramError, plain
 
 if TYPE_CHECKING:
     from shardalg.algebra.mesh import Mesh
@@ -170,4 +170,4 @@ def _said(run: Callable[[], Any], what: str) -> Any:
         if missing and f"{what}.".startswith(f"{missing}."):
             words = f"{what}: there is no {missing}. Write its name as Python imports it."
             raise CommandError(words) from None
-        raise ProgramError(f"{what} fails; run it in Python first") from error
+        raise UserProgramError(f"{what} fails; run it in Python first") from error

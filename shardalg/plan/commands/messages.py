@@ -26,7 +26,7 @@ _PHRASES = (
 )  # fmt: skip
 
 
-class ProgramError(CommandError):
+class UserProgramError(CommandError):
     """The user's own code fails; the exception is its cause."""
 
 

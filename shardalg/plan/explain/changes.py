@@ -24,7 +24,7 @@ Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Change:
+class AnnotationChange:
     """One annotation with another layout.
 
     Attributes:
@@ -45,7 +45,7 @@ class Change:
         return sum(before != after for before, after in pairs)
 
     @property
-    def steps(self) -> tuple[Change, ...]:
+    def steps(self) -> tuple[AnnotationChange, ...]:
         """The change itself, as a tuple: of `Changes` each."""
         return (self,)
 
@@ -61,7 +61,7 @@ class Change:
 class Changes:
     """Changes of different annotations, together."""
 
-    steps: tuple[Change, ...]
+    steps: tuple[AnnotationChange, ...]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -95,7 +95,7 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
     return replace(given, **made)
 
 
-def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[Change]:
+def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
     """Each annotation of two sides that disagree, changed.
 
     Some of the axes along which the collective runs are dropped, added or moved; or the layout is
@@ -106,15 +106,15 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
         same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
         for dims in dict.fromkeys((*_edits(before, digits), *same)):
             if dims != before.dims:
-                yield Change(place, slots, before, before.with_dims(dims))
+                yield AnnotationChange(place, slots, before, before.with_dims(dims))
 
 
-def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[Change]:
+def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
     """Each annotation of two sides that disagree, without any of the collective's axes."""
     for place, slots, before in _places(stages, sides):
         kept = tuple(tuple(d for d in dim if not _meets(d, digits)) for dim in before.dims)
         if kept != before.dims:
-            yield Change(place, slots, before, before.with_dims(kept))
+            yield AnnotationChange(place, slots, before, before.with_dims(kept))
 
 
 def _meets(digit: Digit, digits: Digits) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardalg.costs.collectives import MovedValue
 from shardalg.errors import StrategyError
-from shardalg.plan.explain.changes import Change, Changes
+from shardalg.plan.explain.changes import AnnotationChange, Changes
 from shardalg.plan.explain.disagreements import Side, disagreement
 from shardalg.plan.explain.explained import Annotated
 from shardalg.plan.explain.removals import (
@@ -25,7 +25,7 @@ from shardalg.plan.explain.removals import (
 from shardalg.planner.padded_samples import stacks
 from shardalg.planner.partition.choose.regions import stops
 from shardalg.planner.stages import Stages
-from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.planner.trips import executions_text
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Instruction
@@ -95,7 +95,7 @@ class CollectiveExplanation(Answer):
         return together(self._trials, self.moved)
 
     @property
-    def change(self) -> Change | Changes | None:
+    def change(self) -> AnnotationChange | Changes | None:
         """The change that removes the collective at the lowest price, `Changes` if of several.
 
         The price is that of a step on the chip: seconds, then memory. See `helps`.
@@ -213,7 +213,7 @@ _SETS = {
 }
 
 
-def _effect(now: Outcome, then: Outcome, chip: str) -> str:
+def _effect(now: TrialOutcome, then: TrialOutcome, chip: str) -> str:
     """What a step then takes, sends and holds, and whether that is more than now."""
     sent, left = number(now.wire_bytes), number(then.wire_bytes)
     verdict = "as much as now"

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import islice
 
 from shardalg.costs.collectives import MovedValue
-from shardalg.plan.explain.changes import Change, Changes, changes, drops
+from shardalg.plan.explain.changes import AnnotationChange, Changes, changes, drops
 from shardalg.plan.explain.disagreements import Side, disagreement
 from shardalg.planner.stages import Stages
-from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trials import TrialOutcome, Trials
 
 MOST_FIRST = 8
 """So many single changes, those that leave fewest bytes at the operator, get a second one."""
@@ -62,16 +62,16 @@ class Trial:
         plan does not fit the chip, whether it then does.
     """
 
-    change: Change | Changes
+    change: AnnotationChange | Changes
     removes: bool
     left_bytes: int | float
     wire_bytes: int | float
     more: bool
     helps: bool
-    _outcome: Callable[[], Outcome] = field(repr=False, compare=False)
+    _outcome: Callable[[], TrialOutcome] = field(repr=False, compare=False)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrialOutcome:
         """The figures of the plan with this change; a plan without a price is priced here."""
         return self._outcome()
 
@@ -126,7 +126,7 @@ def singles(
     return ranked(tried[number] for number in sorted(tried))
 
 
-def _promising(found: Sequence[Change], sides: tuple[Side, Side]) -> list[int]:
+def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> list[int]:
     """Return the numbers of the changes, the most promising first.
 
     Changes to the layout of either side come first. The others follow in turns of one change per
@@ -159,7 +159,7 @@ def pairs(
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
     """Pairs, the second change of each first one in turn, so that all get some."""
-    first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, Change)]
+    first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
     seconds = [_second(trials, moved, change) for change in first]
     while seconds:
         for found in tuple(seconds):
@@ -170,7 +170,7 @@ def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Itera
                 yield pair
 
 
-def _second(trials: Trials, moved: MovedValue, first: Change) -> Iterator[Changes]:
+def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Iterator[Changes]:
     """What is left of a collective after a change, explained and changed too."""
     stages = trials.under(first.applied(trials.stages.annotations))
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
@@ -183,7 +183,7 @@ def _second(trials: Trials, moved: MovedValue, first: Change) -> Iterator[Change
 def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
     """A set of changes, none of which can be left out; empty where axes stay without annotation."""
     most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
-    found: tuple[Change, ...] = ()
+    found: tuple[AnnotationChange, ...] = ()
     for _ in range(most // 2):
         stages = trials.under(Changes(found).applied(trials.stages.annotations))
         more = _dropped(trials, stages, moved, found)
@@ -197,8 +197,8 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
 
 
 def _dropped(
-    trials: Trials, stages: Stages, moved: MovedValue, found: tuple[Change, ...]
-) -> tuple[Change, ...]:
+    trials: Trials, stages: Stages, moved: MovedValue, found: tuple[AnnotationChange, ...]
+) -> tuple[AnnotationChange, ...]:
     """Changes, and those of what brings the axes along which something still moves under them."""
     known = {change.slots: change for change in found}
     for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
@@ -210,7 +210,9 @@ def _dropped(
     return tuple(known.values())
 
 
-def _fewest(trials: Trials, moved: MovedValue, trial: Trial, order: tuple[Change, ...]) -> Trial:
+def _fewest(
+    trials: Trials, moved: MovedValue, trial: Trial, order: tuple[AnnotationChange, ...]
+) -> Trial:
     """The trial without changes that can be left out, tried one after the other."""
     kept = None
     while kept != trial:
@@ -235,7 +237,7 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
     return [*new[:most], *same[:most]] or alike[:most]
 
 
-def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial:
+def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes) -> Trial:
     annotations, now = change.applied(trials.stages.annotations), trials.now
     found = trials.traffic(annotations, partial(_removes, moved, now))
     removes = _removes(moved, now, found)
@@ -246,7 +248,7 @@ def _tried(trials: Trials, moved: MovedValue, change: Change | Changes) -> Trial
     return Trial(change, removes, left, found.wire_bytes, more, helps, outcome)
 
 
-def _removes(moved: MovedValue, now: Outcome, then: Outcome) -> bool:
+def _removes(moved: MovedValue, now: TrialOutcome, then: TrialOutcome) -> bool:
     """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
 
     Nothing moves the value at that operator, and collectives of its kind along its axes run fewer

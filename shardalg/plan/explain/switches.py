@@ -21,7 +21,7 @@ from shardalg.planner.propagate.options import POLICIES, Options
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.reshard.closed_forms import primes
 from shardalg.planner.stages import Completions, Stages, planned, priced
-from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.show.formatting import formatting
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
@@ -59,11 +59,11 @@ def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
     )
 
 
-def _outcome(stages: Stages, hardware: Hardware | Topology) -> Outcome:
+def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
     """Return the figures of a plan on some hardware."""
     cost = priced(stages.traced, stages.program, hardware)
     figures = {"step_time_s": cost.step_time_s, "fits": cost.fits}
-    return replace(Outcome.of(stages), peak_memory_bytes=cost.peak_memory_bytes, **figures)
+    return replace(TrialOutcome.of(stages), peak_memory_bytes=cost.peak_memory_bytes, **figures)
 
 
 def _others(trials: Trials) -> Iterator[tuple[str, Stages]]:
@@ -86,8 +86,8 @@ def _search_size(stages: Stages) -> int:
 
 
 def _annotation(
-    trials: Trials, other: Stages, then: Outcome, hardware: Hardware | Topology
-) -> tuple[str, Outcome] | None:
+    trials: Trials, other: Stages, then: TrialOutcome, hardware: Hardware | Topology
+) -> tuple[str, TrialOutcome] | None:
     """Return the first annotation, in program order, that makes a step as cheap as the other."""
     stages = trials.stages
     if other.graph is not stages.graph:
@@ -106,7 +106,7 @@ def _annotation(
     return None
 
 
-def _change(now: Outcome, then: Outcome) -> str:
+def _change(now: TrialOutcome, then: TrialOutcome) -> str:
     return (
         f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
         f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}"
@@ -163,7 +163,7 @@ def _is_same(one: Stages, other: Stages) -> bool:
 
 
 def _switch_outcome(stages: Stages) -> tuple[object, ...]:
-    outcome = Outcome.of(stages)
+    outcome = TrialOutcome.of(stages)
     steps = [step.instruction.attributes for step in walk(stages.program)]
     local = sum(not isinstance(attributes, Collective) for attributes in steps)
     moved = formatting(stages.program, stages.graph)["memory_bytes"][-1]

@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"(?:\s|#[^\n]*)*(?P<token>[\[\],]|'[^']*'|\"[^\"]*\"|[^\s\[
 
 
 @dataclass(frozen=True)
-class Rule:
+class LogicalRule:
     """One rule: `axes` are empty where it says that the dimension is not split."""
 
     name: str
@@ -49,7 +49,7 @@ class LogicalRules:
       rules: as they were given; axes that the mesh lacks are left out when they are applied.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[LogicalRule, ...]
     mesh: Mesh
 
     def spec(self, names: Sequence[str | None]) -> PartitionSpec:
@@ -69,7 +69,7 @@ class LogicalRules:
         axes = [self._present(laid[at]) if at in laid else () for at in range(len(names))]
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
-    def _laid(self, names: Sequence[str | None]) -> dict[int, Rule]:
+    def _laid(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
         """Dimension to the rule that lays it out."""
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -77,7 +77,7 @@ class LogicalRules:
                 f"logical axes {tuple(names)!r} have {twice[0]!r} twice: a rule would split two "
                 "dimensions along the same mesh axes. Name them apart."
             )
-        found: dict[int, Rule] = {}
+        found: dict[int, LogicalRule] = {}
         used: set[str] = set()
         for rule in self.rules:
             at = names.index(rule.name) if rule.name in names else None
@@ -87,7 +87,7 @@ class LogicalRules:
                 used.update(axes)
         return found
 
-    def _present(self, rule: Rule) -> Axes:
+    def _present(self, rule: LogicalRule) -> Axes:
         return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
 
     def specs(self, logical: Any) -> Any:
@@ -153,7 +153,7 @@ class LogicalRules:
         self,
         place: int,
         arrays: Sequence[Sequence[str | None]],
-        applied: Sequence[Mapping[int, Rule]],
+        applied: Sequence[Mapping[int, LogicalRule]],
     ) -> str:
         """Return which earlier rules keep a rule from every array that has its name.
 
@@ -261,7 +261,7 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
     return LogicalRules(tuple(map(_rule, pairs)), mesh)
 
 
-def _rule(pair: Any) -> Rule:
+def _rule(pair: Any) -> LogicalRule:
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise StrategyError(f"{pair!r:.80} is no logical-axis rule: write them as {_EXAMPLE}.")
     name, axes = pair
@@ -272,7 +272,7 @@ def _rule(pair: Any) -> Rule:
             f"the logical-axis rule {pair!r:.80} has a name, and axes of the mesh: write them as "
             f"{_EXAMPLE}."
         )
-    return Rule(name, listed)
+    return LogicalRule(name, listed)
 
 
 def _names(leaf: object) -> bool:

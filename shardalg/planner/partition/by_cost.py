@@ -14,13 +14,19 @@ from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import Topology, machine
 from shardalg.graph.ir import Graph, Node
 from shardalg.graph.ops.rows import rules
-from shardalg.planner.partition.choose.choices import Candidate, candidates
+from shardalg.planner.partition.choose.choices import ComponentCandidate, candidates
 from shardalg.planner.partition.choose.component import components
 from shardalg.planner.partition.choose.key import LoopDigits
 from shardalg.planner.partition.choose.node_classes import remade_values
 from shardalg.planner.partition.choose.regions import TiedArguments, border, laid, layouts, tied
-from shardalg.planner.partition.descent import Asked, Option, Problem, best_of
-from shardalg.planner.partition.prices import Neighbours, Part, fused_values, move_s, operator_s
+from shardalg.planner.partition.descent import Asked, Option, UnitProblem, best_of
+from shardalg.planner.partition.prices import (
+    Neighbours,
+    OperatorPart,
+    fused_values,
+    move_s,
+    operator_s,
+)
 from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.sharded import Reason, RegionBorder, ShardedGraph
@@ -95,7 +101,7 @@ class CostProblem:
         )
 
     @cached_property
-    def found(self) -> tuple[tuple[Candidate, ...], ...]:
+    def found(self) -> tuple[tuple[ComponentCandidate, ...], ...]:
         """Per unit its candidates; of a node without a row the one of whole operands."""
         return tuple(self._candidates(node, place) for node, place in self.places)
 
@@ -114,7 +120,7 @@ class CostProblem:
         """What are arguments of bodies among these."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
-    def _candidates(self, node: Node, place: int) -> tuple[Candidate, ...]:
+    def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
         value_shardings = tuple(self.value_shardings[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
             return candidates(
@@ -127,10 +133,10 @@ class CostProblem:
         makes = tuple(
             (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[count:])
         )
-        return (Candidate((), asks, makes),)
+        return (ComponentCandidate((), asks, makes),)
 
     @cached_property
-    def problem(self) -> Problem:
+    def problem(self) -> UnitProblem:
         """Units, values, and seconds of moves."""
         units = [
             tuple(self._option(node, place, candidate) for candidate in found)
@@ -146,13 +152,13 @@ class CostProblem:
         wanted = tuple(self._wanted())
         asked = {value for value, _ in wanted}
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
-        return Problem(
+        return UnitProblem(
             tuple(units), given, value_shardings, wanted,
             move=self._move, first_move=partial(self._moved, is_first=True),
             alone=frozenset(alone), still=frozenset(still),
         )  # fmt: skip
 
-    def _option(self, node: Node, place: int, candidate: Candidate) -> Option:
+    def _option(self, node: Node, place: int, candidate: ComponentCandidate) -> Option:
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)
         made, read = fused_values(self.graph)
@@ -160,7 +166,7 @@ class CostProblem:
         fused = frozenset(
             k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
         )
-        part = Part(node.signature, place, shardings, fused, self.finite)
+        part = OperatorPart(node.signature, place, shardings, fused, self.finite)
         seconds = operator_s(part, candidate, self.hardware)
         times = self.graph.trip_count(node)
         asks = tuple((node.operands[k], layout) for k, layout in candidate.required_shardings)

@@ -49,7 +49,7 @@ class Option:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class UnitProblem:
     """Units with their options, and the values between them.
 
     Attributes:
@@ -169,7 +169,7 @@ class Problem:
         return self.units[unit][taken[unit]].seconds + moves
 
 
-def descend(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
+def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
     """Better and better options, one unit at a time, until none is better alone."""
     taken = list(start)
     for _ in range(SWEEPS):
@@ -182,7 +182,7 @@ def descend(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def _improve(problem: Problem, unit: int, taken: list[int]) -> None:
+def _improve(problem: UnitProblem, unit: int, taken: list[int]) -> None:
     kept = taken[unit]
     best = problem.around(unit, taken)
     for option in range(len(problem.units[unit])):
@@ -194,7 +194,7 @@ def _improve(problem: Problem, unit: int, taken: list[int]) -> None:
     taken[unit] = kept
 
 
-def rippled(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
+def rippled(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
     """Better options where several units have to change together, as along a chain of operators.
 
     Every option of every unit is tried with its nearest units answering it, until none is better.
@@ -216,7 +216,7 @@ def rippled(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def _nearest(problem: Problem, unit: int) -> tuple[int, ...]:
+def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
     """Units that share a value with this one, then those around them: `NEAR` in all."""
     found = [unit]
     for reached in found:
@@ -229,7 +229,7 @@ def _nearest(problem: Problem, unit: int) -> tuple[int, ...]:
     return tuple(found[1 : NEAR + 1])
 
 
-def best_of(problem: Problem, start: Sequence[int], *, more: int) -> tuple[int, ...]:
+def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[int, ...]:
     """The best of the descents from a start and from `more` random ones, by a fixed seed.
 
     With random starts, units near each other are then changed together too (`rippled`).

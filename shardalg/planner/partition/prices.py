@@ -22,7 +22,7 @@ from shardalg.costs.step_time import pricing
 from shardalg.costs.topology import Machine
 from shardalg.graph.ir import Graph, Node, Region, Signature, Value, ValueType, once_per_graph
 from shardalg.graph.ops.rows import rules
-from shardalg.planner.partition.choose.choices import Candidate
+from shardalg.planner.partition.choose.choices import ComponentCandidate
 from shardalg.planner.partition.choose.component import components
 from shardalg.planner.partition.emit.context import Cause, PartitionContext
 from shardalg.planner.pipeline import after_passes, partition
@@ -55,7 +55,7 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(made), frozenset(read)
 
 
-class Part(NamedTuple):
+class OperatorPart(NamedTuple):
     """A part of an operator that is decided alone.
 
     Attributes:
@@ -73,7 +73,7 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 14)
-def operator_s(part: Part, choice: Candidate, hardware: Machine) -> float:
+def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine) -> float:
     """Return the seconds of one execution of an operator on operands in the layouts it requires."""
     signature, place = part.signature, part.place
     layouts = [whole(sharding) for sharding in part.shardings]

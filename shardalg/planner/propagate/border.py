@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.planner.propagate.gspmd.index import Index
+from shardalg.planner.propagate.gspmd.index import SweepIndex
 from shardalg.planner.propagate.layouts import Layouts
 from shardalg.planner.propagate.strategy import Annotations
 
@@ -34,7 +34,9 @@ def told(graph: Graph, annotations: Annotations, policy: str) -> Told:
     return own, tuple((node, numbers[s], not s.unspecified_dims) for node, s in sites)
 
 
-def seed(graph: Graph, annotations: Annotations, layouts: Layouts, index: Index) -> dict[int, int]:
+def seed(
+    graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
+) -> dict[int, int]:
     """Layout numbers of the annotated values, as far as they take part in the first round."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _on_operands(graph, annotations, index, set(seeds)).items():
@@ -45,7 +47,7 @@ def seed(graph: Graph, annotations: Annotations, layouts: Layouts, index: Index)
 
 
 def _on_operands(
-    graph: Graph, annotations: Annotations, index: Index, known: set[int]
+    graph: Graph, annotations: Annotations, index: SweepIndex, known: set[int]
 ) -> dict[int, Sharding]:
     """Annotations inside that also hold for the value they are put on, which has none of its own.
 
@@ -101,7 +103,7 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
     )
 
 
-def rounds(graph: Graph, annotations: Annotations, index: Index) -> list[tuple[int, Rows]]:
+def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tuple[int, Rows]]:
     """(priority, annotated values and stand-ins that it concerns) of the rounds after the first."""
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
@@ -114,7 +116,7 @@ def rounds(graph: Graph, annotations: Annotations, index: Index) -> list[tuple[i
 
 
 def start(
-    graph: Graph, annotations: Annotations, layouts: Layouts, index: Index
+    graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
 ) -> tuple[list[int], dict[int, int]]:
     """A layout number per value and per stand-in of a result, and those of annotated values.
 

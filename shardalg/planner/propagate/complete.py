@@ -21,7 +21,7 @@ from shardalg.planner.propagate import border
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.fixpoint import LONGEST_CHAIN, Fixpoint
 from shardalg.planner.propagate.gspmd.index import Rules, index
-from shardalg.planner.propagate.gspmd.step import Outcome
+from shardalg.planner.propagate.gspmd.step import StepOutcome
 from shardalg.planner.propagate.gspmd.tuple_steps import computations
 from shardalg.planner.propagate.history import Record, conflicts, history, merges
 from shardalg.planner.propagate.layouts import Layouts, extends
@@ -46,7 +46,7 @@ class Contested(Fixpoint):
     turned: frozenset[int] = frozenset()
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
-    def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:
+    def _looked_ahead(self, position: int, outcome: StepOutcome) -> StepOutcome:
         found = super()._looked_ahead(position, outcome)
         if found is not outcome or outcome.other is None:
             return found
@@ -89,7 +89,7 @@ class Contested(Fixpoint):
 DEFAULT = Options()
 
 
-class Way(NamedTuple):
+class CompletionOrder(NamedTuple):
     """How layouts spread over a graph.
 
     Attributes:
@@ -103,9 +103,9 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "paper": Way(index, Contested, is_carried=True),
-    "gspmd": Way(computations, Fixpoint),
-    "shardy": Way(edge_index, Worklist),
+    "paper": CompletionOrder(index, Contested, is_carried=True),
+    "gspmd": CompletionOrder(computations, Fixpoint),
+    "shardy": CompletionOrder(edge_index, Worklist),
 }
 
 

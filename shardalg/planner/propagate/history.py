@@ -13,7 +13,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
 from shardalg.planner.propagate.border import Settled
 from shardalg.planner.propagate.gspmd import image
-from shardalg.planner.propagate.gspmd.fixpoint import Change, Fixpoint
+from shardalg.planner.propagate.gspmd.fixpoint import Fixpoint, ShardingChange
 from shardalg.planner.propagate.gspmd.step import Numbers, Offer, offers, wishes
 from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims, OperatorClass
@@ -72,7 +72,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
-def _without_step(record: Record, change: Change, layout: Sharding) -> Reason:
+def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> Reason:
     """Of an annotation that takes part from a later round on, a product, or a tuple's element."""
     if change.sources:
         names = record.fixpoint.index.names
@@ -144,26 +144,26 @@ def _replayed(record: Record) -> Iterator[Merge]:
             target = _target(steps.tensors[change.step], kind, change)
             shape = layouts.shapes[numbers[value]]
             named = steps.names[value]
-            for parts in MERGED[layouts.policy](kind, key, layouts, Taken(target, change)):
+            for parts in MERGED[layouts.policy](kind, key, layouts, TensorChange(target, change)):
                 first, second, both = (Sharding(layouts.mesh, shape, dims) for dims in parts)
                 yield named, first, second, both
         numbers[value] = change.number
 
 
-class Taken(NamedTuple):
+class TensorChange(NamedTuple):
     """A change, and which of the operator's tensors has it."""
 
     target: int
-    change: Change
+    change: ShardingChange
 
 
-def _target(tensors: Numbers, kind: OperatorClass, change: Change) -> int:
+def _target(tensors: Numbers, kind: OperatorClass, change: ShardingChange) -> int:
     side = kind.results if change.direction == image.FORWARD else kind.operands
     return next(k for k in side if tensors[k] == change.value)
 
 
 def _merged(
-    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken
+    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """(first, second, merged) of the offers that a change took, in that order."""
     number = key[taken.target]
@@ -182,7 +182,7 @@ def _merged(
 
 
 def _extended(
-    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken
+    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """What Shardy's step added to other dimensions of a tensor that was partitioned already.
 
@@ -200,7 +200,9 @@ MERGED = {"gspmd": _merged, "shardy": _extended}
 """Per policy, (first, second, merged) of what a change took."""
 
 
-def _offers_of(kind: OperatorClass, key: Numbers, layouts: Layouts, taken: Taken) -> list[Offer]:
+def _offers_of(
+    kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
+) -> list[Offer]:
     target, change = taken
     asks = offers if change.direction == image.FORWARD else wishes
     order = change.sources

@@ -42,7 +42,7 @@ def apart_from_stages(sharded: ShardedGraph, *, meetings: bool) -> tuple[tuple[i
         stages = dict(_stages(sharded, node, region))
         axes |= stages.keys()
         if stages:
-            body = _Joined(graph, region)
+            body = _DimensionClasses(graph, region)
             for value in (*region.arguments, *region.results):
                 if value not in sharded.fixed:
                     found |= _without(sharded, body, value, stages)
@@ -91,7 +91,7 @@ def _shifted(node: Node) -> Iterator[int]:
 
 
 def _without(
-    sharded: ShardedGraph, body: _Joined, value: int, stages: dict[Digit, Place]
+    sharded: ShardedGraph, body: _DimensionClasses, value: int, stages: dict[Digit, Place]
 ) -> dict[int, Sharding]:
     """The value in its layout without the digits of stages that another dimension has."""
     layout = sharded.shardings[value]
@@ -107,7 +107,7 @@ def _without(
     return {} if same else {value: interned(layout.mesh, layout.shape, dims, ())}
 
 
-class _Joined:
+class _DimensionClasses:
     """The dimensions of a body's values, joined where operators hand one on as another."""
 
     def __init__(self, graph: Graph, region: Region) -> None:

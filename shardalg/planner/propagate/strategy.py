@@ -131,7 +131,7 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
     trees = graph.trees or (None, None)
     given = _flat(strategy.in_shardings, trees[0], graph.argument_paths, "in_shardings")
     wanted = _flat(strategy.out_shardings, trees[1], graph.result_paths, "out_shardings")
-    reader = _Reader(graph, strategy.mesh)
+    reader = _SpecReader(graph, strategy.mesh)
     arguments = [
         reader.of_border(spec, value, f"argument {path}")
         for spec, value, path in zip(given, graph.arguments, graph.argument_paths, strict=True)
@@ -170,7 +170,7 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
             faults.append(f"{len(layouts)} layouts do not fit values of the shapes {shapes[:8]}")
     faults += _other_regions(graph, mesh)
     faults += misplaced(given, annotations.orders, mesh)
-    reader, turned = _Reader(graph, mesh), dict(_of_sites(annotations.orders))
+    reader, turned = _SpecReader(graph, mesh), dict(_of_sites(annotations.orders))
     for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
         if layout is not None and number in turned:
             layout = replace(layout, mesh=turned[number])
@@ -190,7 +190,7 @@ def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     Raises:
       StrategyError: it does not fit the value.
     """
-    reader, kind = _Reader(graph, mesh), graph.values[value]
+    reader, kind = _SpecReader(graph, mesh), graph.values[value]
     made = reader.read(spec, value, kind.name)
     if made is None:
         faults = reader.faults or [f"{kind.name} {kind.type!r}: None is no layout; P() replicates"]
@@ -218,7 +218,7 @@ def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[ob
 
 
 @dataclass(eq=False)
-class _Reader:
+class _SpecReader:
     """Reads specs against values; faults are collected, so that all are named at once."""
 
     graph: Graph
@@ -317,7 +317,7 @@ def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
 
 
 def _read_site(
-    reader: _Reader, site: Site, given: Mapping[str, object], first_mesh: Mesh
+    reader: _SpecReader, site: Site, given: Mapping[str, object], first_mesh: Mesh
 ) -> Sharding | None:
     """The strategy's spec for a site's name, else the one that the site carries."""
     node = reader.graph.nodes[site.node]
@@ -330,7 +330,7 @@ def _read_site(
     return reader.read(spec, node.results[0], name, added=added)
 
 
-def _own_spec(reader: _Reader, site: Site, first_mesh: Mesh) -> object:
+def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
     """What a site carries: axes by name, or a layout on the mesh that it brings."""
     spec = site.spec or ()
     free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]

@@ -1,6 +1,6 @@
 """One search for all chains of moves: the cheapest first, by a lower bound of what is left (A*).
 
-What is searched is a `Problem`: its states, the moves from each with their prices, and the bound.
+A `SearchProblem` has the states, the moves from each with their prices, and the bound.
 Even blocks, blocks of which a size does not divide, unequal links and all-to-alls in open orders
 are one each; closed forms come before all of them (`closed_forms.py`).
 """
@@ -21,7 +21,7 @@ Cost = tuple[Any, int]
 FREE: Cost = (0, 0)
 
 
-class Problem(Protocol, Generic[State, Move]):
+class SearchProblem(Protocol, Generic[State, Move]):
     """What may be done from a state, and what it costs at least to go on from there."""
 
     def least(self, state: State) -> Any:
@@ -35,7 +35,7 @@ class Problem(Protocol, Generic[State, Move]):
 
 
 def best_first(
-    problem: Problem[State, How],
+    problem: SearchProblem[State, How],
     starts: Iterable[State],
     *,
     limit: Cost | None = None,
@@ -49,10 +49,10 @@ def best_first(
       most: states after which the search gives up.
       latest: whether of ways that may cost as much the one found last goes on.
     """
-    return _Search(problem, limit, latest=latest).run(starts, most)
+    return _SearchQueue(problem, limit, latest=latest).run(starts, most)
 
 
-class _Search(Generic[State, How]):
+class _SearchQueue(Generic[State, How]):
     """States to go on from, the one first from which the goal may be nearest.
 
     Attributes:
@@ -60,7 +60,9 @@ class _Search(Generic[State, How]):
       came: of each state the one before it, and the move.
     """
 
-    def __init__(self, problem: Problem[State, How], limit: Cost | None, *, latest: bool) -> None:
+    def __init__(
+        self, problem: SearchProblem[State, How], limit: Cost | None, *, latest: bool
+    ) -> None:
         self.problem, self.limit = problem, limit
         self.best: dict[State, Cost] = {}
         self.came: dict[State, tuple[State, How]] = {}

@@ -200,12 +200,12 @@ class Linked(EvenBlocks):
             for digit in free:
                 yield from _slice(shape, state, dim, (digit,))
             for keep in range(len(held)):
-                way = Way(shape, *state)
+                way = MoveSequence(shape, *state)
                 way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
                 yield from way.steps
         yield from _swaps(shape, state, EVERY_ORDER)
         for wanted in self.renamed(dims) if not pending else ():
-            way = Way(shape, *state)
+            way = MoveSequence(shape, *state)
             way.permute(wanted)
             yield from way.steps
 
@@ -218,7 +218,7 @@ class Linked(EvenBlocks):
                 cut = dims[dim] + digits
                 if self.shape[dim] % parts(cut) == 0:
                     rest = tuple(d for d in pending if d not in digits)
-                    way = Way(self.shape, dims, rest)
+                    way = MoveSequence(self.shape, dims, rest)
                     way.add(ReduceScatter(dim, digits), replaced(dims, dim, cut), "reduce_scatter")
                     yield from way.steps
 
@@ -279,7 +279,7 @@ def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Sear
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[SearchStep]:
     """A route as moves with their prices."""
-    way = Way(shape, *start)
+    way = MoveSequence(shape, *start)
     way.slices(route.first)
     for exchange in together(route.exchange):
         if isinstance(exchange, list):
@@ -297,7 +297,7 @@ def plain(dims: Dims) -> Dims:
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
-class Way:
+class MoveSequence:
     """Moves one after the other, with what they cost."""
 
     def __init__(self, shape: Shape, dims: Dims, pending: Digits) -> None:
@@ -477,6 +477,6 @@ def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
             moved = digits[at:]
             if source != target and shape[target] % parts(state[0][target] + moved) == 0:
                 for arriving in permutations(moved) if len(moved) <= every else (moved,):
-                    way = Way(shape, *state)
+                    way = MoveSequence(shape, *state)
                     way.swap(Swap(source, target, moved, arriving))
                     yield from way.steps

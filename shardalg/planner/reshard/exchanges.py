@@ -31,7 +31,7 @@ from shardalg.algebra.affine import Index
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import FEW, Classes, Runs, classes_of, neighbours
 from shardalg.algebra.halos.exchange import Exchange
-from shardalg.algebra.halos.transfers import Piece, Reader, Round, Transfer, transfers
+from shardalg.algebra.halos.transfers import BlockReader, Piece, Round, Transfer, transfers
 from shardalg.graph.ops.rule import PICK
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import (
@@ -140,7 +140,7 @@ def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> t
     """
     pairs = zip(exchanges, tensors, strict=True)
     classes = classes_of(exchanges)
-    return transfers([Reader(_rounds(e, classes), e.block, t) for e, t in pairs])
+    return transfers([BlockReader(_rounds(e, classes), e.block, t) for e, t in pairs])
 
 
 def _rounds(exchange: Exchange, classes: Classes | None) -> tuple[Round, ...]:

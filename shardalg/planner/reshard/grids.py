@@ -33,7 +33,7 @@ Layout = tuple[Rows, Labels]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Held:
+class BlockedDimension:
     """One dimension: its digits, the parts that they make and the size of a block.
 
     One object per content in a search: states are then compared as fast as can be.
@@ -44,12 +44,12 @@ class Held:
     block: int
 
 
-Dims = tuple[Held, ...]
+Dims = tuple[BlockedDimension, ...]
 State = tuple[Dims, Labels]
 """All dimensions, and digits along which sums are pending."""
 
 
-class Hop(NamedTuple):
+class GridMove(NamedTuple):
     """A move on some grid.
 
     Attributes:
@@ -87,7 +87,7 @@ class Puzzle:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, Hop], ...] | None:
+def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, GridMove], ...] | None:
     """The cheapest hops, each with the state before it; None where none are below the limit."""
     grids = _Grids(puzzle)
     found = best_first(grids, (grids.start,), limit=limit, latest=True)
@@ -108,7 +108,7 @@ class _Grids:
         wanted = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
-        self.shared: tuple[dict[Held, int], ...] = tuple({} for _ in self.shape)
+        self.shared: tuple[dict[BlockedDimension, int], ...] = tuple({} for _ in self.shape)
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
         """The state of a layout, each dimension in blocks of `ceil(size / n)`."""
@@ -119,11 +119,11 @@ class _Grids:
         ]
         return tuple(held), pending
 
-    def held(self, digits: Labels, n: int, block: int) -> Held:
+    def held(self, digits: Labels, n: int, block: int) -> BlockedDimension:
         """One object per digits and block, so that states compare by identity first."""
         found = self.known.get((digits, block))
         if found is None:
-            found = self.known[digits, block] = Held(digits, n, block)
+            found = self.known[digits, block] = BlockedDimension(digits, n, block)
         return found
 
     def parts(self, digits: Labels) -> int:
@@ -153,7 +153,7 @@ class _Grids:
             shared *= found
         return self.needed - shared
 
-    def _overlap(self, dim: int, held: Held) -> int:
+    def _overlap(self, dim: int, held: BlockedDimension) -> int:
         first = 0
         for digit in held.digits:
             last = 0 if digit in self.named else self.sizes[digit] - 1
@@ -169,19 +169,21 @@ class _Grids:
         """Elements that are sent from a state at least."""
         return self.lacking(state[0])
 
-    def onward(self, state: State, _: Cost) -> Iterator[tuple[Cost, State, Hop]]:
+    def onward(self, state: State, _: Cost) -> Iterator[tuple[Cost, State, GridMove]]:
         """Every move, with its price and the state that it leads to."""
         for hop in self.moves(*state):
             yield (hop.sent, hop.sent > 0), hop.after, hop
 
-    def moves(self, dims: Dims, pending: Labels) -> Iterator[Hop]:
+    def moves(self, dims: Dims, pending: Labels) -> Iterator[GridMove]:
         """The moves of even blocks, then every dimension on other grids."""
         local = prod([held.block for held in dims])
         yield from self.sums(dims, pending, local)
         for digit in self.free(dims, pending):
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
-                    yield Hop(0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,))
+                    yield GridMove(
+                        0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,)
+                    )
         # sums are added before anything else is sent, unless some stay pending
         if not pending or self.kept:
             yield from self.gathers(dims, pending, local)
@@ -189,44 +191,44 @@ class _Grids:
             yield from self.permutes(dims, local) if not pending else ()
         yield from self.retiles(dims, pending, local)
 
-    def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+    def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """Every dimension on other grids."""
         for dim, held in enumerate(dims):
             for width, after in self.retiled(dim, held):
                 state = replaced(dims, dim, after), pending
-                yield Hop(local // held.block * width, state, "retile", (dim,))
+                yield GridMove(local // held.block * width, state, "retile", (dim,))
 
-    def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+    def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """All-gathers."""
         for dim, held in enumerate(dims):
             for after, leaving in self.left(dim, held):
                 sent, made = local * (held.count // after.count - 1), replaced(dims, dim, after)
-                yield Hop(sent, (made, pending), "all_gather", (dim,), leaving)
+                yield GridMove(sent, (made, pending), "all_gather", (dim,), leaving)
 
-    def permutes(self, dims: Dims, local: int) -> Iterator[Hop]:
+    def permutes(self, dims: Dims, local: int) -> Iterator[GridMove]:
         """Collective permutes."""
         for rows in self.arranged(tuple([held.count for held in dims])):
             pairs = zip(dims, rows, strict=True)
             made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
             if made != dims:
-                yield Hop(local, (made, ()), "collective_permute")
+                yield GridMove(local, (made, ()), "collective_permute")
 
-    def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+    def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """All-reduces and reduce-scatters of sums that the goal does not leave pending."""
         todo = tuple(d for d in pending if d not in self.kept)
         for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
             rest = tuple(d for d in pending if d not in digits)
             sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
-            yield Hop(sent, (dims, rest), "all_reduce", (), digits)
+            yield GridMove(sent, (dims, rest), "all_reduce", (), digits)
         for digit in todo:
             n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
                     padded, made = _grown(local, held, after), replaced(dims, dim, after)
                     sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
-                    yield Hop(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
+                    yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
-    def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[Hop]:
+    def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """All-to-alls."""
         for source, held in enumerate(dims):
             for stays, leaving in self.left(source, held):
@@ -236,7 +238,9 @@ class _Grids:
                         for after in self.cut(dim, other, arriving):
                             sent = _grown(local, other, after) // n * (n - 1)
                             made, on = replaced(rest, dim, after), (dim, source)
-                            yield Hop(sent, (made, pending), "all_to_all", on, leaving, arriving)
+                            yield GridMove(
+                                sent, (made, pending), "all_to_all", on, leaving, arriving
+                            )
 
     def free(self, dims: Dims, pending: Labels) -> Iterator[int]:
         """Digits that nothing uses; of those that the goal does not name, one of each size."""
@@ -272,7 +276,7 @@ class _Grids:
                 blocked = used.union(self.overlaps[digit])
                 yield from self._filled((*head, digit), n // size, blocked)
 
-    def cut(self, dim: int, held: Held, digits: Labels) -> list[Held]:
+    def cut(self, dim: int, held: BlockedDimension, digits: Labels) -> list[BlockedDimension]:
         """A dimension with more digits: on its grid, or on any if it was whole."""
         found = self.known.get((dim, held, digits))
         if found is None:
@@ -284,7 +288,7 @@ class _Grids:
             ]
         return found
 
-    def left(self, dim: int, held: Held) -> list[tuple[Held, Labels]]:
+    def left(self, dim: int, held: BlockedDimension) -> list[tuple[BlockedDimension, Labels]]:
         """What stays of a dimension on a grid that its last digits leave, and those digits."""
         found = self.known.get((dim, held))
         if found is None:
@@ -297,7 +301,7 @@ class _Grids:
                     found.append((self.held(digits, n, block), leaving))
         return found
 
-    def retiled(self, dim: int, held: Held) -> list[tuple[int, Held]]:
+    def retiled(self, dim: int, held: BlockedDimension) -> list[tuple[int, BlockedDimension]]:
         """A dimension on other grids, and the places of it that are fetched for that."""
         found = self.known.get((held, dim))
         if found is None:
@@ -310,6 +314,6 @@ class _Grids:
         return found
 
 
-def _grown(local: int, held: Held, after: Held) -> int:
+def _grown(local: int, held: BlockedDimension, after: BlockedDimension) -> int:
     """Elements on a device with a dimension padded so that the cut comes out even."""
     return local // max(held.block, 1) * after.block * (after.count // held.count)

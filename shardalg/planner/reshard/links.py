@@ -12,7 +12,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import axis_names, kind_seconds
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.network.placement import CHIP, Unknown, Wiring
+from shardalg.costs.network.placement import CHIP, UnplacedAxes, Wiring
 from shardalg.costs.topology import Topology
 
 
@@ -70,7 +70,7 @@ class Links:
         return self if itemsize == self.itemsize else replace(self, itemsize=itemsize)
 
     @cached_property
-    def _wiring(self) -> Unknown | Wiring:
+    def _wiring(self) -> UnplacedAxes | Wiring:
         return self.hardware.wiring(self.mesh)
 
     @cached_property

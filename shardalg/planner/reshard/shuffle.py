@@ -20,7 +20,7 @@ Order = tuple[int, ...]
 Other = TypeVar("Other")
 
 
-class Hop(NamedTuple):
+class AllToAllHop(NamedTuple):
     """One all-to-all: the blocks `moved` leave the minor end of `source` for that of `target`."""
 
     source: int
@@ -28,7 +28,7 @@ class Hop(NamedTuple):
     moved: Stack
 
 
-Hops = tuple[Hop, ...]
+Hops = tuple[AllToAllHop, ...]
 
 
 class Swap(NamedTuple):
@@ -151,7 +151,7 @@ Needs(lacks=0, leaves=2, blocked=0))
         price = self.price
         return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
-    def onward(self, stacks: Stacks, cost: Cost) -> Iterator[tuple[Cost, Stacks, Hop]]:
+    def onward(self, stacks: Stacks, cost: Cost) -> Iterator[tuple[Cost, Stacks, AllToAllHop]]:
         """Every hop after which less may be needed than the limit leaves, and the layout."""
         found, limit = self.found(stacks), self.limit[0] - cost[0]
         lacks = sum([need.lacks for need in found])
@@ -167,7 +167,7 @@ Needs(lacks=0, leaves=2, blocked=0))
                 if self.fits or not self.shape[target] % self.parts[sum(held) | group]:
                     after = list(stacks)
                     after[source], after[target] = rest, (*held, group)
-                    yield (price, 1), tuple(after), Hop(source, target, moved)
+                    yield (price, 1), tuple(after), AllToAllHop(source, target, moved)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -193,7 +193,7 @@ def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
 
 
 def settled(
-    first: Stacks, hops: Sequence[Hop], goal: Sequence[Order]
+    first: Stacks, hops: Sequence[AllToAllHop], goal: Sequence[Order]
 ) -> tuple[tuple[Order, ...], tuple[Swap, ...], tuple[Order, ...]]:
     """The layout before the hops, the hops, and the layout after them, all digits in order.
 

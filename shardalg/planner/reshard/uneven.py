@@ -15,7 +15,7 @@ from shardalg.planner.reshard.closed_forms import primes, unused
 from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, plain
 from shardalg.planner.reshard.exchanges import Retile
 from shardalg.planner.reshard.grids import Dims as Blocks
-from shardalg.planner.reshard.grids import Hop, Labels, Layout, Puzzle, solve
+from shardalg.planner.reshard.grids import GridMove, Labels, Layout, Puzzle, solve
 from shardalg.planner.reshard.grids import State as Found
 from shardalg.planner.reshard.padded import gathered, padded_path
 from shardalg.sizes.recorded import are_numbers
@@ -94,7 +94,7 @@ def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: b
     return Puzzle(shape, sizes, overlaps, start, goal, padded)
 
 
-def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> SearchStep:
+def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchStep:
     """A hop as a move of the mesh's digits."""
 
     def named(labels: Labels) -> Digits:
@@ -110,7 +110,7 @@ def _step(shape: Shape, before: Found, hop: Hop, names: Digits) -> SearchStep:
     return SearchStep(move, (dims, named(pending)), hop.sent, padded)
 
 
-def _move(shape: Shape, before: Blocks, hop: Hop, named: Callable[[Labels], Digits]) -> Move:
+def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels], Digits]) -> Move:
     after, leaving = hop.after[0], named(hop.leaving)
     dim = hop.dims[0] if hop.dims else -1
     match hop.kind:

@@ -74,10 +74,10 @@ def extents(signature: Signature) -> Extents:
     >>> found.equal, found.equations
     ((((0, 1), (1, 2)),), (Equation(kind='product', left=((0, 0),), right=((1, 0), (1, 1))),))
     """
-    return _Reader(signature).extents()
+    return _IndexSorter(signature).extents()
 
 
-class _Reader:
+class _IndexSorter:
     """Sorts every index of the rows: one loop, nested loops, folded, or shifted."""
 
     def __init__(self, signature: Signature) -> None:

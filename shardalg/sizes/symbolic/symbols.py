@@ -288,7 +288,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     def shapes(rows: Iterable[Sequence[Any]]) -> tuple[Shape, ...]:
         return tuple(tuple(from_data(size) for size in row) for row in rows)
 
-    saved = read(_Saved, data, "symbols")
+    saved = read(_SavedSymbols, data, "symbols")
     trips = tuple(from_data(trips) for trips in saved.trips)
     lifted = Lifted(
         graph, shapes(saved.shapes), trips, tuple(Constant(*c) for c in saved.constants)
@@ -309,7 +309,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedSymbols:
     """What a file holds of the formulas."""
 
     dims: tuple[tuple[Data, ...], ...]

@@ -9,25 +9,25 @@ import numpy as np
 from shardalg.algebra.digits import partition_id
 from shardalg.spmd.host.blocks import Stack
 from shardalg.spmd.host.collectives import combined
-from shardalg.spmd.host.run import SIMULATE, Run, everywhere, exchange, simulates
+from shardalg.spmd.host.run import SIMULATE, HostRun, everywhere, exchange, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import CollectiveMatmul, Direction
 
 
 @simulates(CollectiveMatmul)
 def _collective_matmul(
-    run: Run, instruction: Instruction[CollectiveMatmul], *stacks: Stack
+    run: HostRun, instruction: Instruction[CollectiveMatmul], *stacks: Stack
 ) -> list[Stack]:
     a = instruction.attributes
     env = dict(zip(a.body.arguments, stacks, strict=True))
-    ring = _Ring(run, a, env)
+    ring = _SimulatedRing(run, a, env)
     return [ring.gathered() if a.gathers else ring.scattered()]
 
 
-class _Ring:
+class _SimulatedRing:
     """One ring, on what the product and the collective read."""
 
-    def __init__(self, run: Run, a: CollectiveMatmul, env: dict[int, Stack]) -> None:
+    def __init__(self, run: HostRun, a: CollectiveMatmul, env: dict[int, Stack]) -> None:
         self.run, self.a, self.env = run, a, env
         self.product, self.collective = a.product, a.collective
         self.ids = [partition_id(a.ring, position) for position in run.positions]

@@ -12,7 +12,7 @@ import numpy as np
 from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack, groups
-from shardalg.spmd.host.run import Run, exchange, on_blocks, simulates
+from shardalg.spmd.host.run import HostRun, exchange, on_blocks, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
@@ -131,7 +131,9 @@ def _permute(a: CollectivePermute, x: Stack) -> Stack:
 
 
 @simulates(HaloExchange)
-def _halo_exchange(run: Run, instruction: Instruction[HaloExchange], *stacks: Stack) -> list[Stack]:
+def _halo_exchange(
+    run: HostRun, instruction: Instruction[HaloExchange], *stacks: Stack
+) -> list[Stack]:
     """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
     return [_read(reading, stacks[reading.operand]) for reading in instruction.attributes.readings]
 

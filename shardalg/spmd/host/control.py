@@ -16,13 +16,13 @@ from shardalg.graph.abstract import zeros
 from shardalg.graph.evaluate import apply, by_word
 from shardalg.spmd.bound import bound
 from shardalg.spmd.host.blocks import Stack
-from shardalg.spmd.host.run import Run, run_block, simulates
+from shardalg.spmd.host.run import HostRun, run_block, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply, Branches, Loop, Manual, While
 
 
 @simulates(Apply)
-def _apply(run: Run, instruction: Instruction[Apply], *stacks: Stack) -> list[Stack]:
+def _apply(run: HostRun, instruction: Instruction[Apply], *stacks: Stack) -> list[Stack]:
     primitive = instruction.attributes.primitive
     binding, params = bound(run.graph, instruction)
     done: dict[tuple[int, ...], list[np.ndarray]] = {}
@@ -47,7 +47,7 @@ def on_host(array: Any) -> Any:
 
 
 @simulates(Loop)
-def _loop(run: Run, instruction: Instruction[Loop], *stacks: Stack) -> list[Stack]:
+def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[Stack]:
     a = instruction.attributes
     consts, rest = stacks[: a.num_consts], stacks[a.num_consts :]
     carry, xs = list(rest[: a.num_carry]), rest[a.num_carry :]
@@ -61,7 +61,7 @@ def _loop(run: Run, instruction: Instruction[Loop], *stacks: Stack) -> list[Stac
 
 
 @simulates(While)
-def _while(run: Run, instruction: Instruction[While], *stacks: Stack) -> list[Stack]:
+def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> list[Stack]:
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
     carry = list(stacks[both:])
@@ -76,7 +76,7 @@ def _while(run: Run, instruction: Instruction[While], *stacks: Stack) -> list[St
 
 @simulates(Branches)
 def _branches(
-    run: Run, instruction: Instruction[Branches], which: Stack, *stacks: Stack
+    run: HostRun, instruction: Instruction[Branches], which: Stack, *stacks: Stack
 ) -> list[Stack]:
     blocks = instruction.attributes.blocks
     ways = [min(max(way, 0), len(blocks) - 1) for way in _ways(run, instruction, which)]
@@ -85,7 +85,7 @@ def _branches(
     return [_taken(ways, {way: made[way][k] for way in made}) for k in range(count)]
 
 
-def _ways(run: Run, instruction: Instruction, stack: Stack) -> list[int]:
+def _ways(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
     """The number that each device holds: outside of manual regions all must go one way."""
     ways = [int(block) for block in stack]
     if len(set(ways)) > 1 and not run.manual:
@@ -101,12 +101,12 @@ def _taken(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> St
 
 
 @simulates(Manual)
-def _manual(run: Run, instruction: Instruction[Manual], *stacks: Stack) -> list[Stack]:
+def _manual(run: HostRun, instruction: Instruction[Manual], *stacks: Stack) -> list[Stack]:
     return run_block(replace(run, manual=True), instruction.attributes.body, stacks)
 
 
 def _stacked(
-    run: Run, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
+    run: HostRun, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
 ) -> list[Stack]:
     """What a loop hands out per iteration, on a new leading dimension."""
     a = instruction.attributes

@@ -11,7 +11,7 @@ from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.host.blocks import Stack, groups
 from shardalg.spmd.host.collectives import combined
 from shardalg.spmd.host.control import on_host
-from shardalg.spmd.host.run import Run, everywhere, on_blocks, simulates
+from shardalg.spmd.host.run import HostRun, everywhere, on_blocks, simulates
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
@@ -44,7 +44,7 @@ def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
 
 
 @simulates(Top)
-def _top(run: Run, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
+def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
     """By a stable sort: of what is equally good, what has the lower place stays first."""
     a = instruction.attributes
     found = list(values), list(places)
@@ -86,7 +86,7 @@ def _join(a: Join, x: Stack, one: Stack) -> Stack:
 
 
 @simulates(Fold)
-def _fold(run: Run, instruction: Instruction[Fold], *stacks: Stack) -> list[Stack]:
+def _fold(run: HostRun, instruction: Instruction[Fold], *stacks: Stack) -> list[Stack]:
     count, node = len(instruction.results), node_of(run.graph, instruction)
     results = [list(stack) for stack in stacks[:count]]
     binding, params = bound(run.graph, instruction)

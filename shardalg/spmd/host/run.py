@@ -27,7 +27,7 @@ Operands = ParamSpec("Operands")
 
 
 @dataclass(frozen=True)
-class Run:
+class HostRun:
     """The program that runs, and the graph whose primitives it applies.
 
     Attributes:
@@ -60,7 +60,7 @@ class Run:
 SIMULATE: dict[type[Attributes], Callable[..., list[Stack]]] = {}
 """Per kind of instruction what its results are: `(run, instruction, *stacks)`."""
 
-Simulate = Callable[Concatenate[Run, Instruction[A], Operands], list[Stack]]
+Simulate = Callable[Concatenate[HostRun, Instruction[A], Operands], list[Stack]]
 OnBlocks = Callable[Concatenate[A, Operands], Stack]
 
 
@@ -79,7 +79,7 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
 
     def register(function: OnBlocks[A, Operands]) -> OnBlocks[A, Operands]:
         def simulate(
-            run: Run,
+            run: HostRun,
             instruction: Instruction[A],
             *stacks: Operands.args,
             **named: Operands.kwargs,
@@ -111,7 +111,7 @@ def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -
     return result
 
 
-def run_block(run: Run, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
+def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
     """The results of a block on its arguments."""
     env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
     for instruction in block.instructions:
@@ -125,7 +125,7 @@ def run_block(run: Run, block: Block, arguments: Iterable[Stack]) -> list[Stack]
     return [env[index] for index in block.results]
 
 
-def _check_result(run: Run, instruction: Instruction, index: int, stack: Stack) -> None:
+def _check_result(run: HostRun, instruction: Instruction, index: int, stack: Stack) -> None:
     local = run.program.locals[index]
     if stack[0].shape != local.shape:
         raise ProgramError(
@@ -137,7 +137,7 @@ def _check_result(run: Run, instruction: Instruction, index: int, stack: Stack) 
     check_copies(run, stack, local.sharding, f"{run.place(instruction)} leaves")
 
 
-def check_copies(run: Run, stack: Stack, sharding: Sharding, what: str) -> None:
+def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> None:
     """Devices that should hold copies of one block do.
 
     Raises:

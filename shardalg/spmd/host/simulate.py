@@ -17,7 +17,7 @@ from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
 from shardalg.spmd.host import collective_matmul, collectives, control, joins, masks, pads, slices
 from shardalg.spmd.host.blocks import Stack, in_order, join_blocks, split_array
-from shardalg.spmd.host.run import Run, check_copies, run_block
+from shardalg.spmd.host.run import HostRun, check_copies, run_block
 from shardalg.spmd.program import SpmdProgram
 
 REGISTERED = (collective_matmul, collectives, control, joins, masks, pads, slices)
@@ -31,7 +31,7 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np
       ProgramError: the arguments do not fit, copies of a value differ between devices, a local
         value has not the shape that the program declares, or a slice reaches outside its operand.
     """
-    run = Run(program, graph, _constants(program, graph))
+    run = HostRun(program, graph, _constants(program, graph))
     _check_arguments(run, global_arrays)
     arguments = []
     for index, array, sharding in zip(
@@ -50,7 +50,7 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np
     ]
 
 
-def _check_arguments(run: Run, arrays: Sequence[Any]) -> None:
+def _check_arguments(run: HostRun, arrays: Sequence[Any]) -> None:
     shardings = run.program.argument_shardings
     if len(arrays) != len(shardings):
         raise ProgramError(f"the program takes {len(shardings)} arrays, got {len(arrays)}.")

@@ -33,8 +33,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.verify.contents import (
     Contents,
+    DimensionContents,
     Fill,
-    Held,
     at_member,
     fill_number,
     partition_number,
@@ -65,7 +65,11 @@ from shardalg.verify.report import Decided
 
 
 def _arrives(
-    step: CheckedInstruction[Collective], arriving: Number, said: Held, length: int, place: Number
+    step: CheckedInstruction[Collective],
+    arriving: Number,
+    said: DimensionContents,
+    length: int,
+    place: Number,
 ) -> Stated:
     """The element at place `x` of what a member sends stands at `place` of the result."""
     digits = step.attributes.digits

@@ -20,7 +20,13 @@ from shardalg.spmd.instructions import (
     MaskIndexed,
     Offset,
 )
-from shardalg.verify.contents import Contents, Held, Selected, partition_number, start_number
+from shardalg.verify.contents import (
+    Contents,
+    DimensionContents,
+    PendingSelection,
+    partition_number,
+    start_number,
+)
 from shardalg.verify.move import (
     CheckedInstruction,
     Result,
@@ -58,14 +64,14 @@ def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
 @moves(MaskIndexed)
 def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
     """What has no index is selected by garbage: it is 0, or what is filled in."""
-    task = Selected(step.attributes, step.operands[1].changes)
+    task = PendingSelection(step.attributes, step.operands[1].changes)
     selected = filled_with(step, 0 if step.attributes.fill is None else None)
     return _changed(step, task, selected, _by_same_indices(step))
 
 
 def _changed(
     step: CheckedInstruction,
-    task: Attributes | Selected,
+    task: Attributes | PendingSelection,
     made: Contents,
     claims: Iterable[Stated] = (),
 ) -> Result:
@@ -90,11 +96,11 @@ def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Stated]:
         yield "selected", Decided(words, all(alike) and whole and ready)
 
 
-def _is_whole(held: Held) -> bool:
-    return _place(held) == Held(Number(), held.size, held.size)
+def _is_whole(held: DimensionContents) -> bool:
+    return _place(held) == DimensionContents(Number(), held.size, held.size)
 
 
-def _place(held: Held) -> Held:
+def _place(held: DimensionContents) -> DimensionContents:
     return replace(held, fill=None, gap=None)
 
 

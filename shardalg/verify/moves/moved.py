@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from shardalg.merge.proofs.integers import All, equal, implies, less, within
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Regroup, Slice, SliceAt
-from shardalg.verify.contents import Contents, Held
+from shardalg.verify.contents import Contents, DimensionContents
 from shardalg.verify.move import MOVES, CheckedInstruction, Result, Stated, X
 from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
@@ -69,7 +69,9 @@ def _settled(step: CheckedInstruction, made: Contents, stated: list[Stated]) -> 
     return replace(said, dims=fills, combine=made.combine), stated
 
 
-def agreement(step: CheckedInstruction, held: Held, said: Held, words: str) -> Iterator[Stated]:
+def agreement(
+    step: CheckedInstruction, held: DimensionContents, said: DimensionContents, words: str
+) -> Iterator[Stated]:
     """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
     if (held.start, held.length, held.wanted) == (said.start, said.length, ()):
         return

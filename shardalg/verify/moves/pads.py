@@ -14,7 +14,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ops.rule import SUM
 from shardalg.merge.proofs.integers import Compare, Number, equal, implies
 from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize, leading
-from shardalg.verify.contents import Held, fill_number
+from shardalg.verify.contents import DimensionContents, fill_number
 from shardalg.verify.move import (
     CheckedInstruction,
     Result,
@@ -105,7 +105,7 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     return filled, [("delivers", Decided(words, plain)), *fillers(step)]
 
 
-def _nothing_around(mesh: Mesh, held: Held, dilate: Dilate) -> bool:
+def _nothing_around(mesh: Mesh, held: DimensionContents, dilate: Dilate) -> bool:
     """Return whether no element that exists and is wanted belongs to the places that are added."""
     positions = np.arange(mesh.size)
     start = numbers_at(held.start, positions)
@@ -119,7 +119,7 @@ def _nothing_around(mesh: Mesh, held: Held, dilate: Dilate) -> bool:
     return not bool((before | after).any())
 
 
-def _full(mesh: Mesh, held: Held) -> bool:
+def _full(mesh: Mesh, held: DimensionContents) -> bool:
     """Whether every place holds an element, on every device."""
     starts = numbers_at(held.start, np.arange(mesh.size))
     return bool(((starts >= 0) & (starts + held.length <= held.size)).all())
@@ -128,7 +128,7 @@ def _full(mesh: Mesh, held: Held) -> bool:
 @moves(Regroup)
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     """Flat elements of each group of dimensions, and then those of the ones in their place."""
-    dims: list[Held] = []
+    dims: list[DimensionContents] = []
     words = "what becomes other dimensions waits for nothing in its own"
     stated: list[Stated] = [("delivers", Decided(words, not step.given.tasks))]
     rest = list(step.given.dims)
@@ -147,7 +147,9 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     return replace(step.given, dims=tuple(dims), viewed=True), stated
 
 
-def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[Stated]]:
+def _flat(
+    step: CheckedInstruction, group: list[DimensionContents]
+) -> tuple[DimensionContents, list[Stated]]:
     """The dimensions of a group as one."""
     first = leading(tuple(held.size for held in group))
     inner, led = prod(held.size for held in group[first + 1 :]), group[first]
@@ -157,12 +159,12 @@ def _flat(step: CheckedInstruction, group: list[Held]) -> tuple[Held, list[State
     )
     words = "of dimensions that become others only the first is held in part"
     stated = [*nothing_beyond(step, led), ("delivers", Decided(words, others and led.base == 1))]
-    return Held(led.start * inner, led.length * inner, led.size * inner), stated
+    return DimensionContents(led.start * inner, led.length * inner, led.size * inner), stated
 
 
 def _rows(
-    step: CheckedInstruction, flat: Held, sizes: tuple[int, ...], first: int
-) -> tuple[list[Held], list[Stated]]:
+    step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
+) -> tuple[list[DimensionContents], list[Stated]]:
     """Return the dimensions of a run of flat elements, with `first` held in part.
 
     A device holds one element of each dimension before `first`. A run that ends after its row has
@@ -175,12 +177,12 @@ def _rows(
     if inner > 1:
         words = f"{flat.start} is the start of a row"
         stated.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
-    dims = [Held(Number(), size, size) for size in sizes]
+    dims = [DimensionContents(Number(), size, size) for size in sizes]
     row = flat.start // inner
     if first > leading(sizes):
         for d in range(leading(sizes), first):
             own = row // prod(sizes[d + 1 : first + 1])
-            dims[d] = Held(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])
+            dims[d] = DimensionContents(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])
         row = row % sizes[first]
-    dims[first] = Held(row, flat.length // inner, sizes[first])
+    dims[first] = DimensionContents(row, flat.length // inner, sizes[first])
     return dims, stated

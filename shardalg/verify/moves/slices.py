@@ -10,7 +10,7 @@ from shardalg.graph.ops.rule import PICK, SUM
 from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
 from shardalg.spmd.instruction import Along
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
-from shardalg.verify.contents import Held, as_set, partition_number, start_number
+from shardalg.verify.contents import DimensionContents, as_set, partition_number, start_number
 from shardalg.verify.move import (
     CheckedInstruction,
     Result,
@@ -83,4 +83,4 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     ]
     pending = as_set((*given.unreduced, *a.digits))
     made = replace(filled_with(step, 0), unreduced=pending, combine=PICK if alone else SUM)
-    return with_dim(made, a.dim, Held(Number.of(a.index), 1, held.size)), stated
+    return with_dim(made, a.dim, DimensionContents(Number.of(a.index), 1, held.size)), stated

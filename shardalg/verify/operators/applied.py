@@ -21,9 +21,16 @@ from shardalg.graph.ops.rule import PICK, SUM, Rule
 from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instruction import Operator
 from shardalg.spmd.instructions import Apply
-from shardalg.verify.contents import Contents, Fill, Held, Made, fill_number, laid_out
+from shardalg.verify.contents import (
+    Contents,
+    DeclaredLocal,
+    DimensionContents,
+    Fill,
+    fill_number,
+    laid_out,
+)
 from shardalg.verify.move import Stated, finished
-from shardalg.verify.operators.local_rows import Run, local_signature
+from shardalg.verify.operators.local_rows import LocalOperator, local_signature
 from shardalg.verify.report import Decided
 
 # What a device may say otherwise than the node: the rows read these, so the claims compare them.
@@ -57,7 +64,7 @@ class Applied(Generic[O_co]):
     signature: Signature
     apply: O_co
     operands: tuple[Contents, ...]
-    made: tuple[Made, ...]
+    made: tuple[DeclaredLocal, ...]
     finite: bool = False
     firsts: tuple[int, ...] = ()
 
@@ -190,7 +197,7 @@ def is_alone(what: Applied, rule: Rule) -> bool:
 class Filling:
     """An operator whose operands may be filled beyond their elements."""
 
-    run: Run
+    run: LocalOperator
     signature: Signature
     operands: Mapping[int, Contents]
 
@@ -209,7 +216,7 @@ class Filling:
         )
         return replace(said, dims=dims, number=self.along("", None))
 
-    def along(self, loop: str, beside: Held | None) -> FillNumber | None:
+    def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:
         """The number beyond the elements of a loop; with no loop the one that all elements are."""
         along = operands_along(self.run.rule, loop)
         if along is None or along != operands_along(self.run.local, loop):
@@ -219,7 +226,7 @@ class Filling:
         fills = {(k, dim): self.fill(k, dim, beside) for k, dim in places}
         return number_along(self.signature, along, numbers, fills)
 
-    def fill(self, operand: int, dim: int, beside: Held | None) -> FillNumber | None:
+    def fill(self, operand: int, dim: int, beside: DimensionContents | None) -> FillNumber | None:
         """What stands where an operand has no element, if it lies as the result does."""
         held = self.operands[operand].dims[dim]
         if beside is None:

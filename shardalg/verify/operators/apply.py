@@ -39,7 +39,7 @@ from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
-from shardalg.verify.contents import Contents, Made, Selected, as_set, laid_out
+from shardalg.verify.contents import Contents, DeclaredLocal, PendingSelection, as_set, laid_out
 from shardalg.verify.move import CheckedInstruction, Result, Stated
 from shardalg.verify.moves.masks import chosen
 from shardalg.verify.operators.applied import (
@@ -57,7 +57,7 @@ from shardalg.verify.operators.applied import (
     semantics,
 )
 from shardalg.verify.operators.local_rows import (
-    Run,
+    LocalOperator,
     by_blocks,
     emitted,
     padding,
@@ -108,7 +108,7 @@ def _apply(what: Applied[Apply]) -> Outcome:
 def _chosen(what: Applied[Choose]) -> Outcome:
     """Each place is that of the one alternative which exists: as if the others were masked."""
     rule = _row(what)
-    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    run = LocalOperator(what.mesh, rule, rule, _loops(what, rule))
     made = rule.results[0]
     pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
     run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
@@ -139,7 +139,7 @@ def _insert(what: Applied[Insert]) -> Outcome:
 def _boxed(what: Applied[Extract | Insert]) -> Outcome:
     """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
     rule = _row(what)
-    run = Run(what.mesh, rule, rule, _loops(what, rule))
+    run = LocalOperator(what.mesh, rule, rule, _loops(what, rule))
     run = replace(run, local=by_blocks(rule, run.blocks))
     cut = {name for name, digits in run.digits.items() if digits}
     places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
@@ -170,7 +170,7 @@ def _row(what: Applied) -> Rule:
     return rule
 
 
-def _emission(what: Applied, rule: Rule, run: Run) -> Emission:
+def _emission(what: Applied, rule: Rule, run: LocalOperator) -> Emission:
     """Which run-time numbers the row shifts (its parameters are compared through the rows)."""
     moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
               if windowed(rule, k, d) for v in index.variables}  # fmt: skip
@@ -220,10 +220,10 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
     return MergeClaim(first, single[-1], joint)
 
 
-def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[Stated]]:
+def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[LocalOperator, list[Stated]]:
     loops = _loops(what, rule)
     if what.signature.param("new_sizes") is not None:
-        run = Run(what.mesh, rule, rule, loops)
+        run = LocalOperator(what.mesh, rule, rule, loops)
         run = replace(run, local=by_blocks(rule, run.blocks))
         return run, [row_major(run, what.signature, on_blocks(what))]
     local = rules(on_blocks(what))
@@ -231,12 +231,12 @@ def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[Run, list[State
         f"{on_blocks(what).primitive} has a row for one shape and not for another"
     )
     dtypes = tuple(type_.dtype for type_ in what.signature.operands)
-    run = Run(what.mesh, rule, local[number], loops, dtypes=dtypes, firsts=what.firsts)
+    run = LocalOperator(what.mesh, rule, local[number], loops, dtypes=dtypes, firsts=what.firsts)
     run = replace(run, wider=tuple(_wider(what, run)))
     return run, list(emitted(run))
 
 
-def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
+def _wider(what: Applied, run: LocalOperator) -> Iterator[tuple[str, Number]]:
     """Loops of the result of which more is run than the block, and where: by what is read there.
 
     Any number would do: the claims show that what is kept of it is right. None is of what the
@@ -253,7 +253,7 @@ def _wider(what: Applied, run: Run) -> Iterator[tuple[str, Number]]:
             yield from ((name, first) for first in islice(_first(what, run, name), 1))
 
 
-def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
+def _first(what: Applied, run: LocalOperator, name: str) -> Iterator[Number]:
     """The iteration of a loop that reads the first place, where the others are at 0."""
     for operand, dims in run.rule.operands.items():
         for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
@@ -262,7 +262,7 @@ def _first(what: Applied, run: Run, name: str) -> Iterator[Number]:
                 yield start + (local.constant - index.constant)
 
 
-def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
+def _operator(what: Applied, run: LocalOperator, emission: Emission) -> Iterator[Stated]:
     held = {k: what.operands[k] for k in run.rule.operands}
     yield from reads(run, held)
     yield from padding(run, held)
@@ -276,7 +276,7 @@ def _operator(what: Applied, run: Run, emission: Emission) -> Iterator[Stated]:
         yield "emitted", Decided(words, tuple(map(_comparable, contents.changes)) == wanted)
 
 
-def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+def _zeros(run: LocalOperator, held: Mapping[int, Contents]) -> Iterator[Stated]:
     """What is read beside the block, and summed with what others have there, is 0."""
     for name, _ in run.wider:
         places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
@@ -290,19 +290,19 @@ def _zeros(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
             yield "reads", run.claim(words, goal, (name,)) if zero else Decided(words, holds=False)
 
 
-def _comparable(attributes: Attributes | Selected) -> Attributes | Selected:
+def _comparable(attributes: Attributes | PendingSelection) -> Attributes | PendingSelection:
     """Digits whose order does not matter, in one order."""
     if isinstance(attributes, p.FirstMember):
         return replace(attributes, digits=as_set(attributes.digits))
     return attributes
 
 
-def _own_digits(run: Run) -> Digits:
+def _own_digits(run: LocalOperator) -> Digits:
     """Digits of the loops whose iterations are combined."""
     return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
 
 
-def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Attributes]:
+def _expected(run: LocalOperator, emission: Emission, operand: int | None) -> Iterator[Attributes]:
     """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
     for shift in emission.shifts:
         if shift.operand == operand and run.digits[shift.loop]:
@@ -321,7 +321,7 @@ def _expected(run: Run, emission: Emission, operand: int | None) -> Iterator[Att
         yield p.FirstMember(_own_digits(run), run.rule.combine)
 
 
-def _joined(run: Run) -> Iterator[Attributes]:
+def _joined(run: LocalOperator) -> Iterator[Attributes]:
     """What makes partial results one, where no all-reduce does."""
     combine = run.rule.combine
     if combine == USER:
@@ -333,10 +333,12 @@ def _joined(run: Run) -> Iterator[Attributes]:
         yield p.Top(*where) if combine == TOP else p.ArgReduce(*where, combine)
 
 
-def _result(what: Applied, run: Run, emission: Emission, nth: int, made: Made) -> Result:
+def _result(
+    what: Applied, run: LocalOperator, emission: Emission, nth: int, made: DeclaredLocal
+) -> Result:
     digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
     said = _more(run, nth, laid_out(made.sharding, made.shape, None))
-    awaits: tuple[Attributes | Selected, ...]
+    awaits: tuple[Attributes | PendingSelection, ...]
     awaits = (*_masked(run, emission), *_expected(run, emission, None))
     words = "just the digits of the combined loops are pending"
     stated: list[Stated] = [
@@ -351,7 +353,7 @@ def _result(what: Applied, run: Run, emission: Emission, nth: int, made: Made) -
     return replace(filling.made(nth, said), combine=combine, awaits=awaits), stated
 
 
-def _more(run: Run, nth: int, said: Contents) -> Contents:
+def _more(run: LocalOperator, nth: int, said: Contents) -> Contents:
     """With all iterations that are run, of which those of the block are right."""
     first = dict(run.wider)
     pairs = zip(run.rule.results[nth], said.dims, strict=True)
@@ -364,7 +366,7 @@ def _more(run: Run, nth: int, said: Contents) -> Contents:
     return replace(said, dims=dims)
 
 
-def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
+def _masked(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
     """What has to be left out of a gathered value: what other partitions hold."""
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
@@ -378,4 +380,4 @@ def _masked(run: Run, emission: Emission) -> Iterator[Selected]:
         )
         margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
         mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
-        yield Selected(mask, tuple(_expected(run, emission, 1)))
+        yield PendingSelection(mask, tuple(_expected(run, emission, 1)))

@@ -31,7 +31,14 @@ from shardalg.merge.proofs.integers import (
     numerator,
     within,
 )
-from shardalg.verify.contents import Contents, Fill, Held, as_set, fill_number, partition_number
+from shardalg.verify.contents import (
+    Contents,
+    DimensionContents,
+    Fill,
+    as_set,
+    fill_number,
+    partition_number,
+)
 from shardalg.verify.report import Decided
 
 TRUE = All(())
@@ -39,7 +46,7 @@ Stated = tuple[str, Decided | IntegerClaim]
 
 
 @dataclass(frozen=True)
-class Run:
+class LocalOperator:
     """An operator as a device runs it, by one row.
 
     Attributes:
@@ -123,7 +130,7 @@ def local_signature(
     return Signature(signature.primitive, merged, local[:count], local[count:])
 
 
-def emitted(run: Run) -> Iterator[Stated]:
+def emitted(run: LocalOperator) -> Iterator[Stated]:
     """The local operator runs over just the blocks of the loops."""
     extents = run.local.extents
     # A group of its own is no group: loops of one iteration come and go.
@@ -137,7 +144,7 @@ def emitted(run: Run) -> Iterator[Stated]:
     yield "emitted", Decided(f"the local operator runs over {words}", right)
 
 
-def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+def reads(run: LocalOperator, held: Mapping[int, Contents]) -> Iterator[Stated]:
     """Every read of every operand is at its element, or at nothing on both sides."""
     for mine, theirs in _all_accesses(run.rule, run.local):
         rows = zip(mine.dims, theirs.dims, held[mine.operand].dims, strict=True)
@@ -147,7 +154,7 @@ def reads(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
                 yield "reads", _where_read(run, index, claim)
 
 
-def _where_read(run: Run, index: Index, claim: IntegerClaim) -> IntegerClaim:
+def _where_read(run: LocalOperator, index: Index, claim: IntegerClaim) -> IntegerClaim:
     """What a block holds matters where the iteration's other reads, one by one, are inside."""
     rule, names = run.rule, set(index.variables)
     if not rule.whole & names:
@@ -177,14 +184,16 @@ def _accesses(rule: Rule, local: Rule) -> Iterator[tuple[Access, Access]]:
         yield from zip(mine, theirs, strict=True)
 
 
-def _is_whole(run: Run, index: Index, local: Index, held: Held) -> bool:
+def _is_whole(run: LocalOperator, index: Index, local: Index, held: DimensionContents) -> bool:
     """Nothing depends on the device: the same read of the same elements."""
     split = any(run.digits.get(n) for n in index.variables)
     whole = (held.start, held.length, held.base) == (Number(), held.size, 1) and not held.wanted
     return not split and index == local and whole
 
 
-def _read(run: Run, place: tuple[int, int], maps: tuple[Index, Index], held: Held) -> IntegerClaim:
+def _read(
+    run: LocalOperator, place: tuple[int, int], maps: tuple[Index, Index], held: DimensionContents
+) -> IntegerClaim:
     index, local = maps
     operand, dim = place
     hit, element = _element(index, run.iterations, held.size)
@@ -203,12 +212,14 @@ def _element(index: Index, values: Mapping[str, Number], size: int) -> tuple[For
     return All((exact, within(element, 0, size))), element
 
 
-def _holds(held: Held, position: Number, element: Number) -> Formula:
+def _holds(held: DimensionContents, position: Number, element: Number) -> Formula:
     """The place holds the element."""
     return equal(position + held.start, element * held.base)
 
 
-def _is_empty(run: Run, operand: int, held: Held, inside: Formula, position: Number) -> Formula:
+def _is_empty(
+    run: LocalOperator, operand: int, held: DimensionContents, inside: Formula, position: Number
+) -> Formula:
     """A local read that finds nothing: outside the buffer, or at a place that is filled."""
     at = position + held.start
     found: list[Formula] = [Not(inside)]
@@ -219,13 +230,13 @@ def _is_empty(run: Run, operand: int, held: Held, inside: Formula, position: Num
     return Either(tuple(found))
 
 
-def _is_element(held: Held, position: Number) -> Formula:
+def _is_element(held: DimensionContents, position: Number) -> Formula:
     """The place holds an element that exists."""
     at = position + held.start
     return All((equal(at % held.base, 0), held.exists(at // held.base)))
 
 
-def _absorbs(run: Run, operand: int, fill: Fill) -> bool:
+def _absorbs(run: LocalOperator, operand: int, fill: Fill) -> bool:
     """Whether reading `fill` is as good as reading nothing."""
     filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
     if filler is not None or fill is None or fill == nothing:
@@ -235,7 +246,7 @@ def _absorbs(run: Run, operand: int, fill: Fill) -> bool:
     return number is not None and number == fill_number(nothing, dtype)
 
 
-def padding(run: Run, held: Mapping[int, Contents]) -> Iterator[Stated]:
+def padding(run: LocalOperator, held: Mapping[int, Contents]) -> Iterator[Stated]:
     """Iterations beyond an uneven loop that is combined add nothing.
 
     They read elements or filled places only, and of some factor a filled place.
@@ -255,7 +266,7 @@ def _joined(rule: Rule) -> tuple[str, ...]:
 
 
 def _beyond(
-    run: Run, name: str, reads: list[tuple[Access, Access]], held: Mapping[int, Contents]
+    run: LocalOperator, name: str, reads: list[tuple[Access, Access]], held: Mapping[int, Contents]
 ) -> IntegerClaim:
     names: dict[str, None] = {}
     known, absorbed = [], []
@@ -279,7 +290,7 @@ def _beyond(
     return run.claim(words, goal, tuple(names))
 
 
-def writes(run: Run, result: int, made: Contents) -> Iterator[Stated]:
+def writes(run: LocalOperator, result: int, made: Contents) -> Iterator[Stated]:
     """Every iteration writes its element, and every element of the block is written."""
     pairs = zip(run.rule.results[result], run.local.results[result], made.dims, strict=True)
     for dim, (index, local, held) in enumerate(pairs):
@@ -295,7 +306,9 @@ def writes(run: Run, result: int, made: Contents) -> Iterator[Stated]:
         yield "writes", _covered(run, dim, (index, local), held)
 
 
-def _covered(run: Run, dim: int, maps: tuple[Index, Index], held: Held) -> IntegerClaim:
+def _covered(
+    run: LocalOperator, dim: int, maps: tuple[Index, Index], held: DimensionContents
+) -> IntegerClaim:
     """The element at place `y` is written by the iteration whose loops are the digits of `y`."""
     index, local = maps
     y = Number.of("y")
@@ -310,7 +323,7 @@ def _covered(run: Run, dim: int, maps: tuple[Index, Index], held: Held) -> Integ
     return IntegerClaim(words, run.mesh, goal, (("y", held.length),))
 
 
-def pending(run: Run, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
+def pending(run: LocalOperator, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
     """Digits along which results are partial, and whether the operands' partial sums may pass.
 
     Partial sums pass a linear operator: all its addends pending alike, or one factor alone.
@@ -330,7 +343,7 @@ def pending(run: Run, held: Mapping[int, Contents]) -> tuple[Digits, Decided]:
     return as_set((*own, *digits)), Decided(words, may and alike)
 
 
-def passed(run: Run, held: Mapping[int, Contents], *, finite: bool) -> Iterator[Stated]:
+def passed(run: LocalOperator, held: Mapping[int, Contents], *, finite: bool) -> Iterator[Stated]:
     """What lets partial sums pass where an infinity or an overflow would tell (`Rule.passes`)."""
     partial = {k for k, contents in held.items() if contents.unreduced}
     scaled = sorted(partial & run.rule.scaled)
@@ -339,7 +352,7 @@ def passed(run: Run, held: Mapping[int, Contents], *, finite: bool) -> Iterator[
         yield "finite", Decided(words, holds=finite, trusted=finite)
 
 
-def row_major(run: Run, signature: Signature, local: Signature) -> Stated:
+def row_major(run: LocalOperator, signature: Signature, local: Signature) -> Stated:
     """A reshape keeps the row-major order: both sides of the local one count alike."""
     order = signature.param("dimensions") or range(len(signature.operands[0].shape))
     read = [run.local.indices(0)[d] for d in order]

@@ -9,11 +9,11 @@ from shardalg.graph.ops.local_parameters import Emission, IndexShift
 from shardalg.graph.ops.rule import CLIP, DROP, Guard
 from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.verify.contents import partition_number
-from shardalg.verify.operators.local_rows import Run, Stated
+from shardalg.verify.operators.local_rows import LocalOperator, Stated
 from shardalg.verify.report import Decided
 
 
-def selected(run: Run, emission: Emission) -> Iterator[Stated]:
+def selected(run: LocalOperator, emission: Emission) -> Iterator[Stated]:
     """The places that a run-time start names are on the partitions that have them, and no other."""
     starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:
@@ -34,7 +34,7 @@ def selected(run: Run, emission: Emission) -> Iterator[Stated]:
         yield "selected", Decided("each start that drops is seen", drops == len(emission.owned))
 
 
-def _place(run: Run, name: str) -> IntegerClaim:
+def _place(run: LocalOperator, name: str) -> IntegerClaim:
     block, extent = run.blocks[name], run.rule.extents[name]
     t, own = Number.of("t"), partition_number(run.digits[name])
     here, there = within(t - own * block, 0, block), equal(t // block, own)
@@ -45,7 +45,7 @@ def _place(run: Run, name: str) -> IntegerClaim:
     return IntegerClaim(words, run.mesh, goal, (("t", extent),))
 
 
-def _overlap(run: Run, guard: Guard, shift: IndexShift) -> IntegerClaim:
+def _overlap(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClaim:
     """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
 
     A start that misses the block and its margins is clamped to a window of the margin alone, or

@@ -246,7 +246,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Way:
+class OperatorDivision:
     """One division of an operator.
 
     Attributes:

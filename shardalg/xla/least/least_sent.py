@@ -17,8 +17,8 @@ from shardalg.planner.stages import Stages
 from shardalg.xla.least.divisions import (
     Dims,
     Loops,
+    OperatorDivision,
     Reads,
-    Way,
     lacking,
     lengths,
     missing,
@@ -145,7 +145,8 @@ class _Least:
             settled = all(facts[k].counted for k in rule.operands)
             loops = Loops(rule, tuple(fact.layout for fact in facts), settled)
             ways = (
-                self._sent(Way(loops, *way), facts, values.splits[result]) for way in loops.ways
+                self._sent(OperatorDivision(loops, *way), facts, values.splits[result])
+                for way in loops.ways
             )
             self._known[key] = tuple(ways)
         roots = [values.roots[values.numbers[v]] for v in node.operands]
@@ -157,7 +158,9 @@ class _Least:
             made.append(Division(least, results))
         return tuple(made)
 
-    def _sent(self, way: Way, facts: tuple[_Fact, ...], split: frozenset[Digit]) -> _Sent:
+    def _sent(
+        self, way: OperatorDivision, facts: tuple[_Fact, ...], split: frozenset[Digit]
+    ) -> _Sent:
         """Return the bytes that a device receives for one division of an operator.
 
         Args:

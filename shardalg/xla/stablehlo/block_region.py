@@ -18,10 +18,10 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import PartitionSpec
 
 from shardalg.xla.stablehlo.text_layouts import constrained, named, per_value
-from shardalg.xla.stablehlo.text_step import Step
+from shardalg.xla.stablehlo.text_step import TextStep
 
 
-def _manual(step: Step, *operands: Any) -> Any:
+def _manual(step: TextStep, *operands: Any) -> Any:
     """Free axes of a layout at the border are the partitioner's, as JAX has it."""
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
     parts = [name for name in step.mesh if "." in name]
@@ -95,14 +95,14 @@ def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
     return devices.transpose(order).reshape(-1, count)
 
 
-def _choices(step: Step) -> Iterator[tuple[str, ...]]:
+def _choices(step: TextStep) -> Iterator[tuple[str, ...]]:
     """Sets of manual axes, small ones first."""
     axes = tuple(step.mesh)
     for count in range(1, len(axes) + 1):
         yield from combinations(axes, count)
 
 
-def _axes(step: Step) -> tuple[str, ...]:
+def _axes(step: TextStep) -> tuple[str, ...]:
     """The axes along which the groups of a collective lie."""
     said = np.asarray(step.op.attributes["replica_groups"])
     for axes in _choices(step):
@@ -111,7 +111,7 @@ def _axes(step: Step) -> tuple[str, ...]:
     raise step.refused(f" among groups {said.tolist()}, which are no axes of the mesh,")
 
 
-def _permute(step: Step, x: Any) -> Any:
+def _permute(step: TextStep, x: Any) -> Any:
     """The same steps along the same axes in every group."""
     said = {*map(tuple, step.pairs("source_target_pairs", 0))}
     for axes in _choices(step):
@@ -126,26 +126,26 @@ def _permute(step: Step, x: Any) -> Any:
 _SUMS = {"add": lax.psum, "maximum": lax.pmax, "minimum": lax.pmin}
 
 
-def _all_reduce(step: Step, *operands: Any) -> Any:
+def _all_reduce(step: TextStep, *operands: Any) -> Any:
     how = step.only()
     if how not in _SUMS:
         raise step.refused(f" with a computation other than {', '.join(_SUMS)}")
     return tuple(_SUMS[how](x, _axes(step)) for x in operands)
 
 
-def _all_gather(step: Step, *operands: Any) -> Any:
+def _all_gather(step: TextStep, *operands: Any) -> Any:
     dim = step.number("all_gather_dim")
     return tuple(lax.all_gather(x, _axes(step), axis=dim, tiled=True) for x in operands)
 
 
-def _reduce_scatter(step: Step, x: Any) -> Any:
+def _reduce_scatter(step: TextStep, x: Any) -> Any:
     if step.only() != "add":
         raise step.refused(" with a computation other than add")
     dim = step.number("scatter_dimension")
     return lax.psum_scatter(x, _axes(step), scatter_dimension=dim, tiled=True)
 
 
-def _all_to_all(step: Step, *operands: Any) -> Any:
+def _all_to_all(step: TextStep, *operands: Any) -> Any:
     split, concat = step.number("split_dimension"), step.number("concat_dimension")
     return tuple(lax.all_to_all(x, _axes(step), split, concat, tiled=True) for x in operands)
 
@@ -160,7 +160,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _while(step: Step, *carry: Any) -> Any:
+def _while(step: TextStep, *carry: Any) -> Any:
     """A loop that counts runs so often as it counts; any other until its condition fails."""
     condition, body = step.region(0), step.region(1)
     turns = _turns(step, carry)
@@ -169,7 +169,7 @@ def _while(step: Step, *carry: Any) -> Any:
     return lax.scan(lambda c, _: (body(*c), None), carry, None, length=turns)[0]
 
 
-def _turns(step: Step, carry: tuple[Any, ...]) -> int | None:
+def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
     """How often the body runs, where a carried counter goes up by one to a constant."""
     condition, body = (region.blocks[0] for region in step.op.regions)
     *_, compare, end = condition.operations
@@ -201,11 +201,11 @@ def _number(value: Any) -> int | None:
     return int(said.get_splat_value().value) if said.is_splat else None
 
 
-def _if(step: Step, which: Any) -> Any:
+def _if(step: TextStep, which: Any) -> Any:
     return tuple(lax.cond(which, step.region(0), step.region(1)))
 
 
-def _case(step: Step, which: Any) -> Any:
+def _case(step: TextStep, which: Any) -> Any:
     """StableHLO takes the last branch for a number that is none's."""
     count = len(step.op.regions)
     index = lax.select((which < 0) | (which >= count), lax.full_like(which, count - 1), which)
@@ -224,7 +224,7 @@ def _as_stated(name: str) -> Callable[..., Any]:
     return lambda step, x: constrained(x, step.layout(step.op.attributes[name], np.shape(x)))
 
 
-def _reduced(step: Step, x: Any) -> Any:
+def _reduced(step: TextStep, x: Any) -> Any:
     """Return the sum, which is the operand's global value: the operand's blocks are partial sums.
 
     Of a value that no operator has left as partial sums, each device would have a summand of its

@@ -20,7 +20,7 @@ from shardalg.xla.stablehlo import block_region, contracted, reduced
 from shardalg.xla.stablehlo import block_region as control
 from shardalg.xla.stablehlo import block_region as shardy_moves
 from shardalg.xla.stablehlo.text_layouts import constrained
-from shardalg.xla.stablehlo.text_step import Step, array_type, literal
+from shardalg.xla.stablehlo.text_step import TextStep, array_type, literal
 
 _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
@@ -35,7 +35,7 @@ def called(target: str) -> Callable[..., Any] | None:
     return _CALLS.get(name[1]) if name else None
 
 
-def _said(step: Step, name: str) -> str:
+def _said(step: TextStep, name: str) -> str:
     """A letter of LAPACK, such as L or U for the triangle."""
     said = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
     if name not in said:
@@ -47,14 +47,14 @@ def _well(x: Any) -> Any:
     return jnp.zeros(x.shape[:-2], jnp.int32)
 
 
-def _cholesky(step: Step, x: Any) -> Any:
+def _cholesky(step: TextStep, x: Any) -> Any:
     if _said(step, "uplo") != "L":
         raise step.refused(" of the upper triangle")
     made = lax.linalg.cholesky(x, symmetrize_input=False)
     return made, jnp.isnan(made).any((-2, -1)).astype(jnp.int32)
 
 
-def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
+def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
     how = _said(step, "trans_x")
     return lax.linalg.triangular_solve(
         a,
@@ -67,18 +67,18 @@ def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
     )
 
 
-def _lu(step: Step, x: Any) -> Any:
+def _lu(step: TextStep, x: Any) -> Any:
     """LAPACK numbers rows from 1."""
     made, pivots, _ = lax.linalg.lu(x)
     return made, pivots + 1, _well(x)
 
 
-def _eigh(step: Step, x: Any) -> Any:
+def _eigh(step: TextStep, x: Any) -> Any:
     vectors, values = lax.linalg.eigh(x, lower=_said(step, "uplo") == "L", symmetrize_input=False)
     return vectors, values, _well(x)
 
 
-def _svd(step: Step, x: Any) -> Any:
+def _svd(step: TextStep, x: Any) -> Any:
     mode = _said(step, "mode")
     if mode == "N":
         values = lax.linalg.svd(x, full_matrices=False, compute_uv=False)
@@ -124,38 +124,38 @@ def _plain(name: str) -> Reading:
     return lambda step, *operands: function(*operands)
 
 
-def _constant(step: Step) -> Any:
+def _constant(step: TextStep) -> Any:
     """A scalar stays a literal, one number everywhere is a broadcast."""
     value = literal(step.op)
     same = value.size > 1 and bool((value == value.flat[0]).all())
     return lax.full(value.shape, value.flat[0]) if same else value
 
 
-def _broadcast(step: Step, x: Any) -> Any:
+def _broadcast(step: TextStep, x: Any) -> Any:
     """To its own shape it is the value, which a reduction is to know for its identity."""
     if np.shape(x) == step.shape:
         return x
     return lax.broadcast_in_dim(x, step.shape, step.ints("broadcast_dimensions"))
 
 
-def _compare(step: Step, x: Any, y: Any) -> Any:
+def _compare(step: TextStep, x: Any, y: Any) -> Any:
     return getattr(lax, step.word("comparison_direction").lower())(x, y)
 
 
-def _slice(step: Step, x: Any) -> Any:
+def _slice(step: TextStep, x: Any) -> Any:
     return lax.slice(x, *(step.ints(n) for n in ("start_indices", "limit_indices", "strides")))
 
 
-def _pad(step: Step, x: Any, value: Any) -> Any:
+def _pad(step: TextStep, x: Any, value: Any) -> Any:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     return lax.pad(x, value, tuple(zip(*map(step.ints, names), strict=True)))
 
 
-def _convert(step: Step, x: Any) -> Any:
+def _convert(step: TextStep, x: Any) -> Any:
     return lax.convert_element_type(x, step.dtype)
 
 
-def _custom_call(step: Step, *operands: Any) -> Any:
+def _custom_call(step: TextStep, *operands: Any) -> Any:
     """A constraint of HLO, or LAPACK's; every other target is a kernel of somebody's."""
     target = str(step.op.attributes["call_target_name"].value)
     of_lapack = called(target)
@@ -167,7 +167,7 @@ def _custom_call(step: Step, *operands: Any) -> Any:
     return constrained(operands[0], step.layout(said, step.shape))
 
 
-def _random_bits(step: Step, state: Any) -> Any:
+def _random_bits(step: TextStep, state: Any) -> Any:
     bits = step.op.results[1].type
     shape, dtype = tuple(bits.shape), np.dtype(f"uint{bits.element_type.width}")
     algorithm = lax.RandomAlgorithm[f"RNG_{step.word('rng_algorithm')}"]

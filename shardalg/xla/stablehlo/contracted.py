@@ -8,17 +8,17 @@ from typing import Any
 from jax import lax
 from jax.extend.mlir.dialects import stablehlo
 
-from shardalg.xla.stablehlo.text_step import Step
+from shardalg.xla.stablehlo.text_step import TextStep
 
 
-def _precision(step: Step) -> Any:
+def _precision(step: TextStep) -> Any:
     """None where every operand has the default."""
     said = step.op.attributes["precision_config"] if step.has("precision_config") else ()
     words = [str(word).rstrip(">").rpartition(" ")[2] for word in said]
     return tuple(map(lax.Precision.__getitem__, words)) if {*words} - {"DEFAULT"} else None
 
 
-def _dot(step: Step, x: Any, y: Any) -> Any:
+def _dot(step: TextStep, x: Any, y: Any) -> Any:
     if step.has("algorithm"):
         raise step.refused(" of an algorithm of its own")
     dims = stablehlo.DotDimensionNumbers(step.op.attributes["dot_dimension_numbers"])
@@ -31,7 +31,7 @@ def _dot(step: Step, x: Any, y: Any) -> Any:
     )
 
 
-def _convolution(step: Step, x: Any, kernel: Any) -> Any:
+def _convolution(step: TextStep, x: Any, kernel: Any) -> Any:
     dims = stablehlo.ConvDimensionNumbers(step.op.attributes["dimension_numbers"])
     rank = x.ndim - 2
     reversal = step.ints("window_reversal", (0,) * rank)
@@ -72,7 +72,7 @@ def _index_vectors(indices: Any, dimension: int) -> Any:
     return indices if order == sorted(order) else lax.transpose(indices, order)
 
 
-def _gather(step: Step, x: Any, indices: Any) -> Any:
+def _gather(step: TextStep, x: Any, indices: Any) -> Any:
     """StableHLO moves windows that reach out of the operand back into it."""
     dims = stablehlo.GatherDimensionNumbers(step.op.attributes["dimension_numbers"])
     numbers = lax.GatherDimensionNumbers(
@@ -101,7 +101,7 @@ _SCATTERS = {
 }
 
 
-def _scatter(step: Step, *operands: Any) -> Any:
+def _scatter(step: TextStep, *operands: Any) -> Any:
     """StableHLO leaves out updates whose window reaches out of the operand."""
     if len(operands) != 3:
         raise step.refused(f" of {len(operands) // 2} operands")
@@ -128,29 +128,29 @@ def _scatter(step: Step, *operands: Any) -> Any:
     )
 
 
-def _writes(step: Step) -> bool:
+def _writes(step: TextStep) -> bool:
     """Whether the computation returns the update as it is."""
     block = step.op.regions[0].blocks[0]
     only = list(block.operations)
     return len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
 
 
-def _said(step: Step, name: str) -> bool:
+def _said(step: TextStep, name: str) -> bool:
     return step.has(name) and bool(step.op.attributes[name].value)
 
 
-def _fft(step: Step, x: Any) -> Any:
+def _fft(step: TextStep, x: Any) -> Any:
     return lax.fft(x, lax.FftType[step.word("fft_type")], step.ints("fft_length"))
 
 
-def _cholesky(step: Step, x: Any) -> Any:
+def _cholesky(step: TextStep, x: Any) -> Any:
     """JAX has the lower one."""
     if not _said(step, "lower"):
         raise step.refused(" of the upper triangle")
     return lax.linalg.cholesky(x, symmetrize_input=False)
 
 
-def _triangular_solve(step: Step, a: Any, b: Any) -> Any:
+def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
     how = step.word("transpose_a")
     return lax.linalg.triangular_solve(
         a,

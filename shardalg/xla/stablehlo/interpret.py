@@ -15,7 +15,7 @@ from shardalg.errors import NotationError, ShardingError, StrategyError, TraceEr
 from shardalg.xla.stablehlo.called import OPERATORS
 from shardalg.xla.stablehlo.text_layouts import INLINED, SHARDY, constrained, per_value, read_layout
 from shardalg.xla.stablehlo.text_places import called_from, frames, scoped, shown
-from shardalg.xla.stablehlo.text_step import COMPOSITE, Step
+from shardalg.xla.stablehlo.text_step import COMPOSITE, TextStep
 
 Env = MutableMapping[Any, Any]
 _CALLS = {"func.call": "callee", COMPOSITE: "decomposition"}
@@ -25,7 +25,7 @@ _RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class StablehloProgram:
     """A module's functions, and the mesh on which its shardings are said.
 
     Attributes:
@@ -127,7 +127,7 @@ class Program:
         if op.name in _CALLS and name not in OPERATORS:
             return self.call, op.attributes[_CALLS[op.name]].value
         sizes = {} if self.mesh is None else self.mesh.shape
-        step = Step(op, self._region(op, env), self.layout, sizes, shown(location, self.path))
+        step = TextStep(op, self._region(op, env), self.layout, sizes, shown(location, self.path))
         if name not in OPERATORS:
             raise step.refused("")
         return OPERATORS[name], step

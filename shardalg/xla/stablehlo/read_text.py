@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import NotationError, ShardingError, StrategyError, TraceError
 from shardalg.planner.calls.jitted import STATED, Stated
-from shardalg.xla.stablehlo.interpret import Program
+from shardalg.xla.stablehlo.interpret import StablehloProgram
 from shardalg.xla.stablehlo.text_layouts import (
     HLO,
     INLINED,
@@ -89,7 +89,7 @@ def _traced(module: Any, path: str) -> Any:
     if "main" not in functions:
         have = ", ".join(functions) or "no functions"
         raise TraceError(f"{path} has {have}, and no function 'main'. Name the one to plan so.")
-    program = Program(functions, *_meshes(module, found, path))
+    program = StablehloProgram(functions, *_meshes(module, found, path))
     main = functions["main"]
     block = main.regions[0].blocks[0]
     types = [jax.ShapeDtypeStruct(*border_type(value.type)) for value in block.arguments]
@@ -127,7 +127,7 @@ def _attributes(main: Any, name: str, count: int) -> list[Any]:
 
 
 def _layouts(
-    program: Program,
+    program: StablehloProgram,
     said: Sequence[Any],
     shapes: Sequence[Any],
     places: Sequence[tuple[str, str]],

@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from shardalg.graph.evaluate import find_primitive
-from shardalg.xla.stablehlo.text_step import Step
+from shardalg.xla.stablehlo.text_step import TextStep
 
 _MONOIDS = {
     "add": lax.add,
@@ -31,7 +31,7 @@ _RUNNING = {
 }
 
 
-def _computation(step: Step) -> Any:
+def _computation(step: TextStep) -> Any:
     """The function of `lax` that the region is, else the region; pairs for JAX."""
     known = _MONOIDS.get(step.only())
     if known is not None:
@@ -50,7 +50,7 @@ _MOST_KEYS = 3
 """Of a sort whose comparison is tried: 3 to the sixth cases."""
 
 
-def _reduce(step: Step, *operands: Any) -> Any:
+def _reduce(step: TextStep, *operands: Any) -> Any:
     half = len(operands) // 2
     dims = step.ints("dimensions")
     found = _arg_reduce(step, operands, dims)
@@ -62,7 +62,7 @@ def _reduce(step: Step, *operands: Any) -> Any:
     return tuple(lax.reduce(tuple(xs), tuple(inits), _computation(step), dims))
 
 
-def _arg_reduce(step: Step, operands: tuple[Any, ...], dims: tuple[int, ...]) -> Any:
+def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]) -> Any:
     """`argmax` and `argmin` of JAX: values beside an iota, the first of the extreme ones kept."""
     if len(operands) != 4 or len(dims) != 1:
         return None
@@ -78,7 +78,7 @@ def _arg_reduce(step: Step, operands: tuple[Any, ...], dims: tuple[int, ...]) ->
     return None
 
 
-def _keeps_first(step: Step, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
+def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
     """Whether the computation, tried on values of every kind, keeps the place that `kept` does.
 
     Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
@@ -96,7 +96,7 @@ def _keeps_first(step: Step, kept: Callable[..., Any], types: tuple[Any, Any]) -
     return bool(np.array_equal(got, want))
 
 
-def _window(step: Step, x: Any, init: Any) -> Any:
+def _window(step: TextStep, x: Any, init: Any) -> Any:
     rank = x.ndim
     ones = (1,) * rank
     sizes, padding = step.ints("window_dimensions"), step.pairs("padding", rank)
@@ -116,7 +116,7 @@ def _window(step: Step, x: Any, init: Any) -> Any:
 _SELECTS = {"GE": "ge", "LE": "le"}
 
 
-def _select_and_scatter(step: Step, x: Any, source: Any, init: Any) -> Any:
+def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
     """As the gradient of a maximum over windows has it."""
     compare = step.op.regions[0].blocks[0].operations[0].operation
     word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
@@ -142,7 +142,7 @@ def _is_zero(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer) and not np.any(value)
 
 
-def _sort(step: Step, *operands: Any) -> Any:
+def _sort(step: TextStep, *operands: Any) -> Any:
     """JAX sorts upwards by its first operands: those that the comparison reads."""
     block = step.op.regions[0].blocks[0]
     keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
@@ -153,7 +153,7 @@ def _sort(step: Step, *operands: Any) -> Any:
     return tuple(lax.sort(operands, dimension=dim, is_stable=stable, num_keys=keys))
 
 
-def _is_upwards(step: Step, keys: int, types: Sequence[Any]) -> bool:
+def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:
     """Whether the comparison, tried on values, is that of these many first operands in order."""
     if not 1 <= keys <= _MOST_KEYS:
         return False

@@ -24,7 +24,7 @@ _KINDS = {"ui": "uint", "i": "int", "f": "float"}
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TextStep:
     """An operator and what it stands in.
 
     Attributes:

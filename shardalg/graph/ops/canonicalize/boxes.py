@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from math import prod
 
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
-from shardalg.graph.ops.canonicalize.known import Known, rewritten
+from shardalg.graph.ops.canonicalize.known import KnownValues, rewritten
 from shardalg.graph.ops.families.contraction import DimensionNumbers, numbers_of, window_of
 from shardalg.graph.ops.families.indexing import applies_code, mode, numbers, scatter_mode
 from shardalg.graph.ops.families.window import Taps
@@ -40,18 +40,18 @@ def starts_written(graph: Graph) -> Graph:
     A box is read or written where it happens to lie; of a slice or pad a device fetches what it
     lacks. JAX writes `zeros.at[1:].set(x)` and its gradient so.
     """
-    known = Known(graph)
+    known = KnownValues(graph)
     return rewritten(graph, {name: partial(write, known) for name, write in _WRITTEN.items()})
 
 
-def _dynamic_slice(known: Known, node: Node) -> Node | None:
+def _dynamic_slice(known: KnownValues, node: Node) -> Node | None:
     starts = known.integers(node.operands[1:])
     if starts is None:
         return None
     return _slice(node, _clamped(node, starts, node.signature.results[0].shape))
 
 
-def _gather(known: Known, node: Node) -> Node | None:
+def _gather(known: KnownValues, node: Node) -> Node | None:
     """Of one start, and all dimensions kept."""
     signature = node.signature
     if signature.param("slice_sizes") != signature.results[0].shape:
@@ -68,7 +68,7 @@ def _slice(node: Node, starts: Starts) -> Node | None:
     return _rewritten(node, "slice", params, node.operands[:1])
 
 
-def _dynamic_update_slice(known: Known, node: Node) -> Node | None:
+def _dynamic_update_slice(known: KnownValues, node: Node) -> Node | None:
     found = known.integers(node.operands[2:])
     if found is None:
         return None
@@ -76,7 +76,7 @@ def _dynamic_update_slice(known: Known, node: Node) -> Node | None:
     return _pad(known, node, node.operands[1], starts)
 
 
-def _scatter(known: Known, node: Node) -> Node | None:
+def _scatter(known: KnownValues, node: Node) -> Node | None:
     """Of one update, and all its dimensions kept."""
     update = node.signature.operands[2].shape
     whole = len(numbers(node.signature).window) == len(node.signature.results[0].shape)
@@ -86,7 +86,7 @@ def _scatter(known: Known, node: Node) -> Node | None:
     return _pad(known, node, node.operands[2], _starts(known, node, update, clips=clips))
 
 
-def _pad(known: Known, node: Node, update: int, starts: Starts) -> Node | None:
+def _pad(known: KnownValues, node: Node, update: int, starts: Starts) -> Node | None:
     """What is put into a fill stands between its numbers."""
     fill = known.fill(node.operands[0], node.region)
     if fill is None or starts is None:
@@ -99,7 +99,7 @@ def _pad(known: Known, node: Node, update: int, starts: Starts) -> Node | None:
     return replace(node, signature=signature, operands=(update, fill))
 
 
-def _starts(known: Known, node: Node, box: tuple[int, ...], *, clips: bool) -> Starts:
+def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool) -> Starts:
     """The starts of a gather or scatter of one box; None where they lie outside, and drop it."""
     found = known.vector(node.operands[1]) if len(node.signature.operands[1].shape) == 1 else None
     selected = numbers(node.signature).selected
@@ -124,7 +124,7 @@ def _rewritten(node: Node, primitive: str, params: Params, operands: tuple[int, 
     return replace(node, signature=signature, operands=operands)
 
 
-_WRITTEN: dict[str, Callable[[Known, Node], Node | None]] = {
+_WRITTEN: dict[str, Callable[[KnownValues, Node], Node | None]] = {
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
     "dynamic_update_slice": _dynamic_update_slice,
@@ -139,7 +139,7 @@ def ends_joined(graph: Graph) -> Graph:
     their own first. Of other ends the size of the result would lose its name. The gradient of a
     rotation is one, too, which JAX writes as a sum: each end of x in its new place, beside zeros.
     """
-    turned_back = partial(_turned_back, Known(graph))
+    turned_back = partial(_turned_back, KnownValues(graph))
     table = {"concatenate": partial(_joined, graph), "add": turned_back, "add_any": turned_back}
     return rewritten(graph, table)
 
@@ -187,7 +187,7 @@ def _joined(graph: Graph, node: Node) -> Node | None:
     return _ends(node, source, dim, tuple([v.shape[dim] for v in node.signature.operands]))
 
 
-def _turned_back(known: Known, node: Node) -> Node | None:
+def _turned_back(known: KnownValues, node: Node) -> Node | None:
     """`pad(x[a:]) + pad(x[:a])`, each end in the other's place and zeros around it."""
     found = sorted(
         [p for v in node.operands if (p := _placed(known, (v, node.region))) is not None]
@@ -202,7 +202,7 @@ def _turned_back(known: Known, node: Node) -> Node | None:
     return _ends(node, x, dim, (size - start, start)) if fits else None
 
 
-def _placed(known: Known, place: tuple[int, int]) -> tuple[int, int, int, int, int] | None:
+def _placed(known: KnownValues, place: tuple[int, int]) -> tuple[int, int, int, int, int] | None:
     """(before, x, dimension, start, limit) of `x[start:limit]` with so many zeros before it.
 
     None where zeros stand between its elements, too.
@@ -232,7 +232,7 @@ def _ends(node: Node, source: int, dim: int, sizes: tuple[int, ...]) -> Node:
 
 
 @dataclass(frozen=True)
-class Cut:
+class KernelSlice:
     """What stands for a convolution: a slice of its kernel, and the convolution by that."""
 
     kernel: Signature
@@ -240,7 +240,7 @@ class Cut:
 
 
 @lru_cache(maxsize=1 << 14)
-def unread_cut(signature: Signature) -> Cut | None:
+def unread_cut(signature: Signature) -> KernelSlice | None:
     """The same convolution without the taps at both ends that read no element of the image.
 
     None where every end reads one, where no tap does, and where the kernel is not the larger.
@@ -295,7 +295,7 @@ def _read(window: Taps, size: int, positions: int) -> range:
     return range(0) if first is None else range(first, next(filter(reads, reversed(taps))) + 1)
 
 
-def _cut_taps(signature: Signature, layout: DimensionNumbers, kept: list[range]) -> Cut:
+def _cut_taps(signature: Signature, layout: DimensionNumbers, kept: list[range]) -> KernelSlice:
     kernel, param = signature.operands[1], signature.param
     starts, limits, padding = [0] * len(kernel.shape), list(kernel.shape), []
     rows = zip(layout.rhs[2:], kept, param("rhs_dilation"), param("padding"), strict=True)
@@ -307,7 +307,7 @@ def _cut_taps(signature: Signature, layout: DimensionNumbers, kept: list[range])
     made = ValueType(shape, kernel.dtype)
     ends = ("limit_indices", tuple(limits)), ("start_indices", tuple(starts))
     params = tuple((k, tuple(padding) if k == "padding" else v) for k, v in signature.params)
-    return Cut(
+    return KernelSlice(
         Signature("slice", (*ends, ("strides", None)), (kernel,), (made,)),
         Signature(signature.primitive, params, (signature.operands[0], made), signature.results),
     )

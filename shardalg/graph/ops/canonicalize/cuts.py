@@ -11,7 +11,7 @@ from functools import partial
 from math import prod
 
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
-from shardalg.graph.ops.canonicalize.known import Known, rewritten, with_nodes
+from shardalg.graph.ops.canonicalize.known import KnownValues, rewritten, with_nodes
 from shardalg.graph.ops.families import pointwise
 from shardalg.graph.ops.rows import BUILDERS
 
@@ -157,7 +157,7 @@ def cuts_joined(graph: Graph) -> Graph:
     with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it. If a
     slice of a concatenation takes elements of only one operand, it reads this operand.
     """
-    known = Known(graph)
+    known = KnownValues(graph)
     join = partial(_joined, known)
     graph = rewritten(graph, {"concatenate": partial(_padded, known, join)})
     graph = slices_passed(graph, join)
@@ -193,13 +193,13 @@ def _part(node: Node, inner: Node) -> Node | None:
     return None
 
 
-def _padded(known: Known, join: Join, node: Node) -> Node | None:
+def _padded(known: KnownValues, join: Join, node: Node) -> Node | None:
     """A slice beside numbers as padded by them, where that is one node."""
     pad = _beside_numbers(known, node)
     return pad if pad is not None and joins(known.graph, pad, join) else None
 
 
-def _beside_numbers(known: Known, node: Node) -> Node | None:
+def _beside_numbers(known: KnownValues, node: Node) -> Node | None:
     """`concatenate([full(c), x, full(c)])` as a pad of x; None if it is none."""
     fills = [known.fill(value, node.region) for value in node.operands]
     numbers = [fill for fill in fills if fill is not None]
@@ -218,7 +218,7 @@ def _beside_numbers(known: Known, node: Node) -> Node | None:
     return replace(node, signature=signature, operands=(node.operands[place], numbers[0]))
 
 
-def _joined(known: Known, node: Node, inner: Node) -> Node | None:
+def _joined(known: KnownValues, node: Node, inner: Node) -> Node | None:
     """The one node that a slice or pad is with the one that it reads; None if it is none."""
     join = _JOINS.get((node.primitive, inner.primitive))
     if join is None or not (_has_elements(node) and _has_elements(inner)):

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from shardalg.graph.ir import Graph, Node, Params, Signature
-from shardalg.graph.ops.canonicalize.known import Known, rewritten
+from shardalg.graph.ops.canonicalize.known import KnownValues, rewritten
 from shardalg.graph.ops.families.building import record
 from shardalg.graph.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
@@ -279,11 +279,11 @@ def scatters_added(graph: Graph) -> Graph:
     no second table. Only where no two updates meet in one element: `x + (u + v)` would be
     `(x + u) + v`, which rounds otherwise.
     """
-    added = partial(_added, Known(graph))
+    added = partial(_added, KnownValues(graph))
     return rewritten(graph, {"add": added, "add_any": added})
 
 
-def _added(known: Known, node: Node) -> Node | None:
+def _added(known: KnownValues, node: Node) -> Node | None:
     """The scatter into the one operand that the other, a scatter into zeros, is."""
     for x, other in (node.operands, node.operands[::-1]):
         scatter = _into_zeros(known, node, other)
@@ -293,7 +293,7 @@ def _added(known: Known, node: Node) -> Node | None:
     return None
 
 
-def _into_zeros(known: Known, node: Node, value: int) -> Node | None:
+def _into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
     """The scatter into zeros that a value is, read by this node alone; None if it is none.
 
     It may stand in a remat span of the node's body, which hands its values out directly.

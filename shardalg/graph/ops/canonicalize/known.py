@@ -145,7 +145,7 @@ def with_nodes(graph: Graph, found: Mapping[int, Node]) -> Graph:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownValues:
     """The known values of one graph."""
 
     graph: Graph

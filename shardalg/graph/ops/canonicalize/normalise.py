@@ -80,7 +80,7 @@ def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
     return _Rewrite(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
 
 
-class Change(NamedTuple):
+class NodeReplacement(NamedTuple):
     """The replacement of a node that has one result.
 
     Attributes:
@@ -97,7 +97,7 @@ class Change(NamedTuple):
 class Padding(NamedTuple):
     """The nodes, and the types of values, that change if samples are padded."""
 
-    changes: tuple[tuple[int, Change], ...]
+    changes: tuple[tuple[int, NodeReplacement], ...]
     types: tuple[tuple[int, ValueType], ...]
 
 
@@ -344,7 +344,7 @@ class _Rewrite:
         return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
 
     def _changed(
-        self, node: Node, change: Change, operands: list[int]
+        self, node: Node, change: NodeReplacement, operands: list[int]
     ) -> tuple[Signature, list[int]]:
         """Add the operators of a change except the last; return the last one and its operands."""
         for position, steps in change.operands:

@@ -135,7 +135,7 @@ def _layout(signature: Signature, extents: dict[str, int], dims: Places, target:
 
 
 @dataclass(frozen=True)
-class Span:
+class DimensionRange:
     """Dimensions `range(start, stop)` of one side of a reshape, with their sizes."""
 
     start: int
@@ -164,7 +164,7 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
     return extents, read, write
 
 
-def groups(source: list[int], target: list[int]) -> list[tuple[Span, Span]]:
+def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, DimensionRange]]:
     """The shortest runs of dimensions with equal products on both sides."""
     found, i, j = [], 0, 0
     while i < len(source) or j < len(target):
@@ -177,19 +177,19 @@ def groups(source: list[int], target: list[int]) -> list[tuple[Span, Span]]:
             else:
                 right, j = right * target[j], j + 1
         spans = (
-            Span(start[0], tuple(source[start[0] : i])),
-            Span(start[1], tuple(target[start[1] : j])),
+            DimensionRange(start[0], tuple(source[start[0] : i])),
+            DimensionRange(start[1], tuple(target[start[1] : j])),
         )
         found.append(spans)
     return found
 
 
-def _cuts(left: Span, right: Span) -> list[int]:
+def _cuts(left: DimensionRange, right: DimensionRange) -> list[int]:
     total = math.prod(left.sizes)
     return sorted({total, 1, *left.strides, *right.strides}, reverse=True)
 
 
-Sides = tuple[tuple[Span, list[Index]], ...]
+Sides = tuple[tuple[DimensionRange, list[Index]], ...]
 
 
 def _name(extents: dict[str, int]) -> str:

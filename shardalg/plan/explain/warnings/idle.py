@@ -19,7 +19,7 @@ from shardalg.graph.ops.rule import Rule
 from shardalg.plan.explain.why_not import annotated_as
 from shardalg.planner.padded_samples import stacks
 from shardalg.planner.stages import Stages
-from shardalg.planner.trials import Outcome, Trials
+from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, flops_text, seconds_text
 
@@ -36,7 +36,7 @@ def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
     return () if other is None else tuple(_rows(trials, other))
 
 
-def _rows(trials: Trials, other: Outcome) -> Iterator[tuple[object, ...]]:
+def _rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, ...]]:
     stages = trials.stages
     moved: dict[int, float] = {}
     for one in stages.traffic.collectives:
@@ -55,7 +55,7 @@ def _rows(trials: Trials, other: Outcome) -> Iterator[tuple[object, ...]]:
 
 
 def _stack_row(
-    trials: Trials, node: Node, found: list[int], figures: tuple[int, float, Outcome]
+    trials: Trials, node: Node, found: list[int], figures: tuple[int, float, TrialOutcome]
 ) -> tuple[object, ...]:
     stages, (held, sent, other) = trials.stages, figures
     names = ", ".join(stages.graph.values[stack].name for stack in found)
@@ -78,7 +78,7 @@ def _stack_row(
     return (node.primitive, node.source, trips, sent, text, said, 0)
 
 
-def _change(trials: Trials, then: Outcome) -> str:
+def _change(trials: Trials, then: TrialOutcome) -> str:
     now = trials.now
     fits = "" if then.fits else ", which does not fit"
     return (
@@ -147,7 +147,10 @@ def _remedy(trials: Trials, one: Idle) -> str:
         for value, layout in islice(_layouts(stages, one, even=even), MOST_LAYOUTS):
             tried += 1
             other = trials.under(annotated_as(stages, value, layout))
-            outcome, left = Outcome.of(other), redundant_flops(idle(other.program, other.graph))
+            outcome, left = (
+                TrialOutcome.of(other),
+                redundant_flops(idle(other.program, other.graph)),
+            )
             rank = left, outcome.wire_bytes
             sent = f"{bytes_text(now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
             cheaper = left < before and outcome.price < now.price

@@ -25,9 +25,9 @@ from shardalg.planner.partition.choose.component import (
 )
 from shardalg.planner.partition.choose.key import (
     Choice,
+    CostWeights,
     NodeKey,
     Weighed,
-    Weight,
     available,
     devices_of,
     weight,
@@ -160,7 +160,7 @@ def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) ->
     if len(candidates) == 1:
         return candidates[0]
     weighs = component.rule.flops != 0
-    counts = weight(key) if weighs else Weight(1, 0, 1)
+    counts = weight(key) if weighs else CostWeights(1, 0, 1)
 
     def bound(choice: Choice) -> Any:
         return counts.time(choice, sent_bytes(key, choice, reshard_bound))

@@ -21,7 +21,7 @@ from shardalg.planner.partition.choose.key import Choice, NodeKey
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ComponentCandidate:
     """One way to compute a component of a node.
 
     Attributes:
@@ -42,7 +42,7 @@ def candidates(
     hardware: Machine,
     *,
     finite: bool = False,
-) -> tuple[Candidate, ...]:
+) -> tuple[ComponentCandidate, ...]:
     """The candidates of the component at `place`: each axis of the mesh on one loop or on none.
 
     Only even splits, and besides all that the layouts of operands and results suggest. A linear
@@ -57,7 +57,7 @@ def candidates(
     available, results = tuple((h,) for h in value_shardings[:count]), value_shardings[count:]
     rates = hardware.chip.rates(operand_type(signature))
     key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
-    found: dict[Candidate, None] = {}
+    found: dict[ComponentCandidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
         for made in (choice, *_passing(choice, component, key)):
             found[_candidate(component, made)] = None
@@ -109,10 +109,10 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
     return interned(layout.mesh, layout.shape, layout.dims, pending)
 
 
-def _candidate(component: Component, choice: Choice) -> Candidate:
+def _candidate(component: Component, choice: Choice) -> ComponentCandidate:
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)
     required_shardings = tuple((k, choice.required_shardings[k]) for k in operands)
     produced = tuple((k, choice.produced[k]) for k in results)
-    return Candidate(choice.loops, required_shardings, produced)
+    return ComponentCandidate(choice.loops, required_shardings, produced)

@@ -99,7 +99,7 @@ def devices_of(assigned: Assigned) -> int:
     return math.prod([parts(digits) for digits in assigned.values()])
 
 
-class Weight(NamedTuple):
+class CostWeights(NamedTuple):
     """How the time of a choice is counted, in whole flops of all devices together.
 
     Attributes:
@@ -116,9 +116,9 @@ class Weight(NamedTuple):
         return sent * self.byte * self.size + self.work * (self.size // choice.devices)
 
 
-def weight(key: NodeKey) -> Weight:
+def weight(key: NodeKey) -> CostWeights:
     """What bytes and arithmetic weigh at a node."""
     signature, rates = key.signature, key.rates
     written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
     work = signature_flops(signature) + written * rates.written_flops
-    return Weight(rates.sent_flops, work, key.value_shardings[0].mesh.size)
+    return CostWeights(rates.sent_flops, work, key.value_shardings[0].mesh.size)

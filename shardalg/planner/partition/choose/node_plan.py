@@ -25,7 +25,7 @@ from shardalg.planner.partition.choose.sent import through_windows
 from shardalg.planner.partition.choose.windows import (
     Before,
     Kept,
-    Window,
+    ShardedWindow,
     around,
     kept,
     masks,
@@ -76,7 +76,7 @@ class NodePlan:
     indexed: tuple[int, MaskIndexed] | None
     raw: tuple[Sharding, ...]
     why: Why
-    windows: tuple[Window, ...] = ()
+    windows: tuple[ShardedWindow, ...] = ()
     kept: tuple[Kept, ...] = ()
 
     @cached_property
@@ -93,7 +93,7 @@ class NodePlan:
         return self.apply
 
     @cached_property
-    def along(self) -> tuple[list[Window], ...]:
+    def along(self) -> tuple[list[ShardedWindow], ...]:
         """The windows of each dimension."""
         dims = sorted({window.dim for window in self.windows})
         return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
@@ -179,7 +179,7 @@ def _box(rule: Rule, choice: Choice, blocks: dict[str, int]) -> Extract | Insert
     return Extract(local_shape(rule, 0, blocks), places, choice.loops)
 
 
-def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[Window, ...]:
+def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[ShardedWindow, ...]:
     """What a device needs of dimensions that are read through windows (of one row)."""
     if len(rows) > 1 or not choice.loops or not through_windows(key.signature):
         return ()

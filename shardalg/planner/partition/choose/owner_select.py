@@ -18,13 +18,13 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
 from shardalg.graph.ops.families.building import is_number
 from shardalg.graph.ops.rule import SUM, Rule
-from shardalg.graph.ops.windows import Span, reach, windowed
+from shardalg.graph.ops.windows import WindowBlock, reach, windowed
 from shardalg.planner.partition.choose.component import as_set
 from shardalg.planner.partition.choose.key import Choice
 from shardalg.planner.reshard.even import tile
 from shardalg.spmd.instructions import OwnerSelect
 
-ELEMENT = Span(1)
+ELEMENT = WindowBlock(1)
 """What a device then has of the dimension."""
 
 

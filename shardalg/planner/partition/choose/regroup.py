@@ -19,7 +19,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
-from shardalg.graph.ops.families.data_formatting import Span, groups
+from shardalg.graph.ops.families.data_formatting import DimensionRange, groups
 from shardalg.planner.reshard.exchanges import (
     DimBuilder,
     DimProgram,
@@ -34,7 +34,7 @@ Dims = tuple[Digits, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class ReshapeGroup:
     """Dimensions of the operand of a reshape, and those of the result with the same elements.
 
     Attributes:
@@ -77,7 +77,7 @@ class Group:
 
 
 @lru_cache(maxsize=1 << 12)
-def regrouped(signature: Signature) -> tuple[Group, ...]:
+def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
     """The groups of a reshape; () of every other operator, of scalars, and of no elements.
 
     >>> from shardalg.graph.ir import ValueType
@@ -92,7 +92,7 @@ def regrouped(signature: Signature) -> tuple[Group, ...]:
     # What is planned on named sizes keeps to loops: an exchange needs numbers.
     if not shape or 0 in shape or not are_numbers((*shape, *out_shape)):
         return ()
-    found: list[Group] = []
+    found: list[ReshapeGroup] = []
     for left, right in groups(list(shape), list(out_shape)):
         found.append(_group(left, right))
         if not (left.sizes and right.sizes) and len(found) > 1:  # a dimension of size 1
@@ -100,13 +100,13 @@ def regrouped(signature: Signature) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def _group(left: Span, right: Span) -> Group:
-    return Group(left.start, left.sizes, right.start, right.sizes)
+def _group(left: DimensionRange, right: DimensionRange) -> ReshapeGroup:
+    return ReshapeGroup(left.start, left.sizes, right.start, right.sizes)
 
 
-def _joined(first: Group, second: Group) -> Group:
+def _joined(first: ReshapeGroup, second: ReshapeGroup) -> ReshapeGroup:
     sizes, out_sizes = first.sizes + second.sizes, first.out_sizes + second.out_sizes
-    return Group(first.start, sizes, first.out_start, out_sizes)
+    return ReshapeGroup(first.start, sizes, first.out_start, out_sizes)
 
 
 def layouts(
@@ -127,7 +127,7 @@ def layouts(
     yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
 
 
-def _as_home(every: tuple[Group, ...], out: Dims, home: Sharding) -> Dims:
+def _as_home(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
     """Return the result's digits, taken from its sharding in groups where its blocks are runs."""
     found = list(out)
     for group in every:
@@ -138,7 +138,7 @@ def _as_home(every: tuple[Group, ...], out: Dims, home: Sharding) -> Dims:
 
 
 def _layout(
-    every: tuple[Group, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
+    every: tuple[ReshapeGroup, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
 ) -> tuple[Dims, Dims]:
     """Digits of both sides, from those that the operand is held in.
 
@@ -159,7 +159,7 @@ def _layout(
     return tuple(dims), tuple(out)
 
 
-def _moves(every: tuple[Group, ...], dims: Dims, out: Dims) -> bool:
+def _moves(every: tuple[ReshapeGroup, ...], dims: Dims, out: Dims) -> bool:
     return any(not g.is_kept and dims[g.leads[0]] and out[g.leads[1]] for g in every)
 
 
@@ -169,7 +169,7 @@ def _apart(dims: Dims) -> bool:
     return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
 
 
-def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
+def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
     """What brings every device the flat elements of its block of the result."""
     first, last = group.leads[0], group.split_dim(made)
     inner = prod(group.sizes[leading(group.sizes) + 1 :])
@@ -186,7 +186,7 @@ def exchange(group: Group, held: Sharding, made: Sharding) -> Exchange:
     return cheaper(Exchange(want, size, block, held.dims[first], tuple(ids), held.mesh.size))
 
 
-def moved(group: Group, dim: int, held: Sharding, made: Sharding) -> DimProgram:
+def moved(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:
     """What brings the flat elements of a group, on one dimension, from one layout to another."""
     wanted = exchange(group, held, made)
     along = DimBuilder(dim, (wanted.block,))
@@ -205,5 +205,5 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     return total
 
 
-def _held(group: Group, held: Sharding) -> tuple[int, ...]:
+def _held(group: ReshapeGroup, held: Sharding) -> tuple[int, ...]:
     return held.shard_shape[group.start : group.start + len(group.sizes)]

@@ -32,7 +32,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.intervals import Interval, extremes, residues, touched
 from shardalg.graph.ops.local_parameters import Emission
 from shardalg.graph.ops.rule import PICK, SUM, Rule
-from shardalg.graph.ops.windows import OperandDim, Span, reach, windowed
+from shardalg.graph.ops.windows import OperandDim, WindowBlock, reach, windowed
 from shardalg.planner.reshard.even import tile
 from shardalg.planner.reshard.exchanges import (
     DimBuilder,
@@ -117,7 +117,7 @@ Loops = tuple[tuple[str, Digits], ...]
 
 
 @dataclass(frozen=True)
-class Window:
+class ShardedWindow:
     """One dimension of an operand that is read through a window with sharded loops.
 
     Attributes:
@@ -155,12 +155,12 @@ class Window:
         return residues(self.numerator * -1, self.base, exchange.ids, exchange.devices)
 
     @property
-    def span(self) -> Span:
+    def span(self) -> WindowBlock:
         """What the local operator is given."""
         if len(self.phases) > 1:
-            return Span(self.reach)
+            return WindowBlock(self.reach)
         (phase,) = self.phases
-        return Span(self.length, phase, self.base)
+        return WindowBlock(self.length, phase, self.base)
 
     def start(self, index: Index, more: int = 0) -> Start:
         """A start of the program's language from one in the loops' partition ids."""
@@ -170,7 +170,7 @@ class Window:
 @lru_cache(maxsize=1 << 14)
 def windows(
     rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
-) -> tuple[Window, ...]:
+) -> tuple[ShardedWindow, ...]:
     """Every dimension that sharded loops read through a window.
 
     Args:
@@ -189,7 +189,7 @@ def windows(
 
 def _window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
-) -> Window:
+) -> ShardedWindow:
     operand, dim = place
     index = rule.operands[operand][dim]
     split = {n: assigned[n] for n in index.variables if n in assigned}
@@ -208,7 +208,7 @@ def _window(
         n: blocks[n] * counts[n] if n in counts and n in rule.reduced else extents[n]
         for n in extents
     }
-    return Window(
+    return ShardedWindow(
         operand,
         dim,
         exchange,
@@ -227,7 +227,7 @@ def _filling(rule: Rule, operand: int) -> tuple[int | None, str | None]:
 
 def _derived(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
-) -> Window:
+) -> ShardedWindow:
     if rule.whole & set(rule.operands[place[0]][place[1]].variables):
         return _selected(rule, place, assigned, held, devices)
     found = _window(rule, place, assigned, held, devices)
@@ -237,7 +237,7 @@ def _derived(
 
 def _selected(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
-) -> Window:
+) -> ShardedWindow:
     """All places of the windows, as a block begins with the first of them.
 
     Window `o` reads `[s*o + c, +q)`; those that a device needs are known from the operand that is
@@ -258,7 +258,7 @@ def _selected(
     size = rule.operand_shapes[operand][dim]
     block = -(-size // parts(held))
     exchange = cheaper(Exchange(want, size, block, held, source.exchange.ids, devices))
-    return Window(
+    return ShardedWindow(
         operand,
         dim,
         exchange,
@@ -292,7 +292,9 @@ class Kept:
     cut: Slice | SliceAt
 
 
-def kept(rule: Rule, found: tuple[Window, ...], blocks: Mapping[str, int]) -> tuple[Kept, ...]:
+def kept(
+    rule: Rule, found: tuple[ShardedWindow, ...], blocks: Mapping[str, int]
+) -> tuple[Kept, ...]:
     """Dimensions of the result of an operator that writes into the windows of a selection."""
     cuts = []
     for window in found:
@@ -307,7 +309,7 @@ def kept(rule: Rule, found: tuple[Window, ...], blocks: Mapping[str, int]) -> tu
     return tuple(cuts)
 
 
-def _block_of(window: Window, dim: int, block: int) -> Slice | SliceAt:
+def _block_of(window: ShardedWindow, dim: int, block: int) -> Slice | SliceAt:
     """`p*block` less the first place of the windows; `-(-n mod s) = (n-1) mod s - (s-1)`."""
     first = window.exchange.want.start.constant
     skipped = window.skipped
@@ -334,7 +336,7 @@ def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digi
     return max(split, key=lambda pair: pair[0])[1] if split else ()
 
 
-def spans(found: tuple[Window, ...]) -> dict[OperandDim, Span]:
+def spans(found: tuple[ShardedWindow, ...]) -> dict[OperandDim, WindowBlock]:
     """What the local operator has of each windowed dimension."""
     return {(w.operand, w.dim): w.span for w in found}
 
@@ -343,13 +345,15 @@ Block = tuple[str, tuple[int, ...]]
 """Type and shape of a local value."""
 
 
-def together(found: Iterable[Window], blocks: Sequence[Block]) -> list[tuple[Window, ...]]:
+def together(
+    found: Iterable[ShardedWindow], blocks: Sequence[Block]
+) -> list[tuple[ShardedWindow, ...]]:
     """Windows over one dimension that share permutes: of blocks that are shaped and spread alike.
 
     Args:
       blocks: of every operand.
     """
-    groups: dict[object, list[Window]] = {}
+    groups: dict[object, list[ShardedWindow]] = {}
     for window in found:
         dtype, shape = blocks[window.operand]
         others = (*shape[: window.dim], *shape[window.dim + 1 :])
@@ -358,7 +362,9 @@ def together(found: Iterable[Window], blocks: Sequence[Block]) -> list[tuple[Win
     return [tuple(group) for group in groups.values()]
 
 
-def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+def elements(
+    found: tuple[ShardedWindow, ...], tensors: Sequence[int], shape: tuple[int, ...]
+) -> int:
     """Elements that a device sends for windows that share permutes.
 
     Args:
@@ -375,7 +381,7 @@ def elements(found: tuple[Window, ...], tensors: Sequence[int], shape: tuple[int
 
 
 @lru_cache(maxsize=1 << 12)
-def brought(found: tuple[Window, ...], tensors: tuple[int, ...]) -> DimProgram:
+def brought(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) -> DimProgram:
     """What makes of a node's operands the intervals that windows over one dimension read.
 
     Args:
@@ -395,7 +401,7 @@ def brought(found: tuple[Window, ...], tensors: tuple[int, ...]) -> DimProgram:
     return along.program(*[_read(along, window, interval) for window, interval in pairs])
 
 
-def _own(along: DimBuilder, window: Window, value: int) -> int:
+def _own(along: DimBuilder, window: ShardedWindow, value: int) -> int:
     """The interval of a dimension that every device has whole: padded, then cut.
 
     One place of one element is filled wherever the element is not read.
@@ -413,7 +419,7 @@ def _own(along: DimBuilder, window: Window, value: int) -> int:
     return along.add(cut, want.length, value)
 
 
-def _read(along: DimBuilder, window: Window, value: int) -> int:
+def _read(along: DimBuilder, window: ShardedWindow, value: int) -> int:
     """The operand of the local operator from the interval that it reads."""
     if window.masked and window.exchange.held:
         start = window.start(window.exchange.want.start)
@@ -426,7 +432,7 @@ def _read(along: DimBuilder, window: Window, value: int) -> int:
     return along.add(SliceAt(along.dim, window.skipped, window.needed), window.needed, value)
 
 
-def _dilated(along: DimBuilder, window: Window, value: int) -> int:
+def _dilated(along: DimBuilder, window: ShardedWindow, value: int) -> int:
     """The numerators of the device's windows, the gaps of the dilation written out."""
     base, exchange, before = window.base, window.exchange, window.numerator - 1
     needed = max(residues(before, base, exchange.ids, exchange.devices)) + window.reach
@@ -438,7 +444,7 @@ def _dilated(along: DimBuilder, window: Window, value: int) -> int:
 
 
 def _filled(
-    along: DimBuilder, window: Window, made: Dilate | MaskAt, length: int, value: int
+    along: DimBuilder, window: ShardedWindow, made: Dilate | MaskAt, length: int, value: int
 ) -> int:
     """Args: made: an instruction that fills places; length: how many there are then."""
     filler = () if window.filler is None else (window.filler,)

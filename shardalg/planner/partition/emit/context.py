@@ -40,7 +40,7 @@ class Cause(NamedTuple):
 
 
 @dataclass
-class Listing:
+class BlockListing:
     """Locals and instructions of the current block; what is built is a `PartitionContext`.
 
     Attributes:
@@ -142,7 +142,7 @@ class Tuples:
 
 
 @dataclass
-class PartitionContext(Listing):
+class PartitionContext(BlockListing):
     """Builds one block; a loop body has a context of its own (`inside`).
 
     Attributes:

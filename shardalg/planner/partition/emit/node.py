@@ -21,7 +21,7 @@ from shardalg.graph.ir import Graph, Node, Region
 from shardalg.planner.partition.choose.node_classes import KEPT
 from shardalg.planner.partition.choose.node_plan import NodePlan
 from shardalg.planner.partition.choose.regroup import moved, regrouped
-from shardalg.planner.partition.choose.windows import Window, brought, together
+from shardalg.planner.partition.choose.windows import ShardedWindow, brought, together
 from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Purpose, Why
 from shardalg.spmd.instructions import (
@@ -239,7 +239,7 @@ def _applied(
 
 
 def _bring(
-    context: PartitionContext, node: Node, found: tuple[Window, ...], operands: list[int]
+    context: PartitionContext, node: Node, found: tuple[ShardedWindow, ...], operands: list[int]
 ) -> None:
     """Replace operands' locals by the intervals that their windows read."""
     role = context.roles[node.operands[found[0].operand]]
@@ -319,18 +319,20 @@ def regroup(
     dims = tuple(held.dims[g.leads[0]] for g in every)
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
-    local = _emitted(context, flat, local, cause, Made(shape, view))
+    local = _emitted(context, flat, local, cause, InstructionResult(shape, view))
     for dim, group in enumerate(every):
         if not group.is_kept:
             (local,) = context.run_along(moved(group, dim, held, made), (local,), cause)
     split = tuple(g.split_dim(made) for g in every)
     is_usual = split == tuple(leading(g.out_sizes) for g in every)
     out = Regroup(tuple((1, g.out_sizes) for g in every), () if is_usual else split)
-    return _emitted(context, out, local, cause, Made(made.shard_shape, made, node.results[0]))
+    return _emitted(
+        context, out, local, cause, InstructionResult(made.shard_shape, made, node.results[0])
+    )
 
 
 @dataclass(frozen=True)
-class Made:
+class InstructionResult:
     """What an instruction leaves on a device: its shape, in which layout, and of which value."""
 
     shape: tuple[int, ...]
@@ -339,7 +341,11 @@ class Made:
 
 
 def _emitted(
-    context: PartitionContext, attributes: Regroup, local: int, cause: Cause, made: Made
+    context: PartitionContext,
+    attributes: Regroup,
+    local: int,
+    cause: Cause,
+    made: InstructionResult,
 ) -> int:
     dtype = context.locals[local].dtype
     result = context.new_local(made.shape, dtype, made.layout, made.value)

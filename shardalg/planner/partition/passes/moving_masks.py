@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from shardalg.costs.fusion import materialised
 from shardalg.graph.ir import Graph
-from shardalg.planner.partition.passes.padding_values import FILLS, Fills, Known, filled_by
+from shardalg.planner.partition.passes.padding_values import FILLS, Fills, ValueFacts, filled_by
 from shardalg.spmd.instruction import UNSTATED, Block, Instruction, is_a
 from shardalg.spmd.instructions import Apply, Mask, kinds
 from shardalg.spmd.rewrite import Rewriter
@@ -41,7 +41,7 @@ class MoveMasks(Rewriter):
     needs = (Mask,)
 
     graph: Graph
-    numbers: dict[int, Known]
+    numbers: dict[int, ValueFacts]
     fills: Fills = field(init=False)
     wishes: Wishes = field(default_factory=lambda: defaultdict(dict), init=False)
     stored: frozenset[int] = field(default=frozenset(), init=False)

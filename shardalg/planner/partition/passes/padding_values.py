@@ -27,7 +27,7 @@ Padding = tuple[Digits, int, int]
 
 
 @dataclass(frozen=True)
-class Known:
+class ValueFacts:
     """What is known of the numbers of a local.
 
     Attributes:
@@ -47,10 +47,10 @@ class Known:
         found, number = self.fills.get(dim, (None, None))
         return number if found == padding else None
 
-    def but(self, dim: int, fill: tuple[Padding, Number] | None = None) -> Known:
+    def but(self, dim: int, fill: tuple[Padding, Number] | None = None) -> ValueFacts:
         """The fills with another one of a dimension, or none."""
         others = {d: f for d, f in self.fills.items() if d != dim}
-        return Known(others | ({dim: fill} if fill else {}))
+        return ValueFacts(others | ({dim: fill} if fill else {}))
 
 
 PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
@@ -58,7 +58,7 @@ PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
 
 All elements where no dimension is named.
 """
-NOTHING = Known()
+NOTHING = ValueFacts()
 
 
 def filled_by(mask: p.Mask, dtype: str) -> tuple[Padding, Number]:
@@ -76,9 +76,9 @@ class Fills:
 
     graph: Graph
     locals: Sequence[Local]
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, ValueFacts] = field(default_factory=dict)
 
-    def of(self, local: int) -> Known:
+    def of(self, local: int) -> ValueFacts:
         """What is known of a local."""
         return self.known.get(local, NOTHING)
 
@@ -99,7 +99,7 @@ class Fills:
             if known.fills or known.number is not None:
                 self.known[local] = known
 
-    def applied(self, instruction: Instruction[p.Apply]) -> Iterator[Known]:
+    def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
         """The results of an operator: pointwise ones and layouts make numbers of numbers."""
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
@@ -116,7 +116,7 @@ class Fills:
                     everywhere = number
                 elif number is not None:
                     fills[dim] = padding, number
-            yield Known(fills, everywhere)
+            yield ValueFacts(fills, everywhere)
 
     def made_of(
         self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
@@ -151,7 +151,7 @@ class Fills:
             if made == identity(mask.fill, signature.results[0].dtype):
                 yield read.index, replace(mask, dim=dim)
 
-    def resized(self, instruction: Instruction[p.Resize]) -> Iterator[Known]:
+    def resized(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
         """A whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
@@ -161,53 +161,55 @@ class Fills:
             whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
             found = (((), a.size, size), zero) if whole and zero is not None else None
             # where the padding of two dimensions meets, zeros stand
-            known = Known({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
+            known = ValueFacts({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
         yield known.but(a.dim, found)
 
-    def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[Known]:
+    def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
         """The own block of a dimension that is padded as a whole."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
-    def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[Known]:
+    def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
         """The same of a sum."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
-    def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[Known]:
+    def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
         """The same of one dimension; another has the padding of all blocks."""
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
         known = self.of(instruction.operands[0]).but(a.concat_dim)
         yield _block(known, a.split_dim, a.arriving or a.digits, block)
 
-    def all_exchanged(self, instruction: Instruction[p.AllToAlls]) -> Iterator[Known]:
+    def all_exchanged(self, instruction: Instruction[p.AllToAlls]) -> Iterator[ValueFacts]:
         """Nothing is known of the dimensions that are exchanged; the others keep their padding."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.but(dim)
         yield known
 
-    def reduced(self, instruction: Instruction[p.AllReduce | p.ReduceScatter]) -> Iterator[Known]:
+    def reduced(
+        self, instruction: Instruction[p.AllReduce | p.ReduceScatter]
+    ) -> Iterator[ValueFacts]:
         """What every member has at its padding is combined: an identity stays."""
         (operand,), a = instruction.operands, instruction.attributes
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
-        yield Known({dim: fill for dim, fill in fills if fill[1] == neutral})
+        yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
 
-    def masked(self, instruction: Instruction[p.Mask]) -> Iterator[Known]:
+    def masked(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
         """A mask fills the padding of its dimension, and leaves that of the others."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
         # where the padding of two dimensions meets, the last mask fills
         alike = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
-        yield Known(alike).but(mask.dim, fill)
+        yield ValueFacts(alike).but(mask.dim, fill)
 
     def others(
         self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
-    ) -> Iterator[Known]:
+    ) -> Iterator[ValueFacts]:
         """Padding of dimensions that an instruction does not touch."""
         yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
 
@@ -234,7 +236,7 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
     return tuple(found)
 
 
-def _block(known: Known, dim: int, digits: Digits, block: int) -> Known:
+def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFacts:
     """With the own block of a dimension that was whole."""
     (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))
     return known.but(dim, ((digits, block, size), number) if held == () else None)
@@ -242,7 +244,7 @@ def _block(known: Known, dim: int, digits: Digits, block: int) -> Known:
 
 FILLS = frozenset({p.Mask, p.Resize})
 """What fills padding by itself; all else makes known numbers of known ones."""
-_MAKES: Mapping[type, Callable[[Fills, Any], Iterator[Known]]] = {
+_MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,
     p.AllToAll: Fills.exchanged,

@@ -24,7 +24,7 @@ RESULT = -1
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockUse:
     """What reads a local alone and keeps a block of it, behind its padding if it needs any."""
 
     number: int
@@ -50,7 +50,7 @@ def _cuts(
     instructions: Sequence[Instruction],
     readers: dict[int, list[int]],
     first: Instruction[AllReduce],
-) -> Iterator[Cut]:
+) -> Iterator[BlockUse]:
     """The cuts of a reduction along its own axes, one after the other."""
     left, local = first.attributes.digits, first.results[0]
     while (cut := _cut(instructions, readers, local)) and set(cut.slice.attributes.digits) <= set(
@@ -63,13 +63,13 @@ def _cuts(
 
 def _cut(
     instructions: Sequence[Instruction], readers: dict[int, list[int]], local: int
-) -> Cut | None:
+) -> BlockUse | None:
     pad: Instruction[Resize] | None = None
     while len(readers[local]) == 1 and readers[local] != [RESULT]:
         (number,) = readers[local]
         reader = instructions[number]
         if is_a(reader, DynamicSlice):
-            return Cut(number, reader, pad)
+            return BlockUse(number, reader, pad)
         after = instructions[number + 1 : number + 2]
         if pad or not is_a(reader, Resize) or not after:
             return None
@@ -84,7 +84,7 @@ def _without(digits: Digits, gone: Digits) -> Digits:
 
 
 def _joined(
-    first: Instruction[Any], cuts: Sequence[Cut], locals_: list[Local]
+    first: Instruction[Any], cuts: Sequence[BlockUse], locals_: list[Local]
 ) -> Iterator[Instruction]:
     """The reduction with its cuts: scattered along each, and combined over the axes that are left.
 

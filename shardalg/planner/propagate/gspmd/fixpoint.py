@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.image import BACKWARD, FORWARD
-from shardalg.planner.propagate.gspmd.index import Index, Span
-from shardalg.planner.propagate.gspmd.step import Numbers, Outcome, asks, settled, step, wishes
+from shardalg.planner.propagate.gspmd.index import Span, SweepIndex
+from shardalg.planner.propagate.gspmd.step import Numbers, StepOutcome, asks, settled, step, wishes
 from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims, OperatorClass
 
-Memo = dict[Numbers, Outcome | None]
+Memo = dict[Numbers, StepOutcome | None]
 LONGEST_CHAIN = 20
 """Steps that look-ahead follows a chain of single readers."""
 
 
-class Change(NamedTuple):
+class ShardingChange(NamedTuple):
     """A value's new layout, and the step that gave it; None where its annotation did.
 
     None too where the value is in a tuple with another, whose layout it has: its one source.
@@ -43,11 +43,11 @@ class Fixpoint:
 
     asks = staticmethod(asks)
 
-    index: Index
+    index: SweepIndex
     layouts: Layouts
     numbers: list[int]
     priorities: bool = True
-    trail: list[Change] = field(default_factory=list)
+    trail: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         index, layouts = self.index, self.layouts
@@ -93,7 +93,7 @@ class Fixpoint:
         free = not self.layouts.fixed[number] or self.layouts.open[number]
         self.closed = bytes([*self.closed[:value], not free, *self.closed[value + 1 :]])
         self.deaf = bytes([c or v in self.index.late for v, c in enumerate(self.closed)])
-        self._write(Change(value, number, None, "", (), image.LAST_LEVEL))
+        self._write(ShardingChange(value, number, None, "", (), image.LAST_LEVEL))
 
     def _enter(self, level: int) -> None:
         """Make due what begins to act at this level, and what merging may now change."""
@@ -144,7 +144,7 @@ class Fixpoint:
             position = due.find(1, position + 1, end)
         return changed
 
-    def _step(self, kind: int, key: Numbers, direction: str) -> Outcome | None:
+    def _step(self, kind: int, key: Numbers, direction: str) -> StepOutcome | None:
         """The outcome at this level; None where nothing changes, now or with merging."""
         known, layouts = self.index.kinds[kind], self.layouts
         if settled(known, key, layouts, direction):
@@ -158,7 +158,7 @@ class Fixpoint:
             memo[after] = step(known, after, layouts, direction=direction, merging=True)
         return outcome if memo[after] is None else replace(outcome or NOTHING, retry=True)
 
-    def _write_results(self, position: int, outcome: Outcome) -> bool:
+    def _write_results(self, position: int, outcome: StepOutcome) -> bool:
         self.retry_steps[position] = outcome.retry
         if outcome.other is not None:
             outcome = self._looked_ahead(position, outcome)
@@ -166,10 +166,12 @@ class Fixpoint:
         start = len(values) - len(outcome.layouts)
         for k in outcome.changed:
             new, sources = outcome.layouts[k], outcome.sources[k]
-            self._write(Change(values[start + k], new, position, FORWARD, sources, self.level))
+            self._write(
+                ShardingChange(values[start + k], new, position, FORWARD, sources, self.level)
+            )
         return bool(outcome.changed)
 
-    def _write(self, change: Change) -> None:
+    def _write(self, change: ShardingChange) -> None:
         value, tiles = change.value, self.layouts.tiles
         # More tiles at every change, and no more than devices: the sweeps come to an end.
         assert tiles[change.number] > tiles[self.numbers[value]] or change.step is None
@@ -210,7 +212,7 @@ class Fixpoint:
                         kind not in self.doubtful or self._is_reached(position)
                     ):
                         new, sources = outcome.layouts[k], outcome.sources[k]
-                        self._write(Change(value, new, position, BACKWARD, sources, level))
+                        self._write(ShardingChange(value, new, position, BACKWARD, sources, level))
                         changed = True
             self.retry_places[place] = retry
             place = due.rfind(1, first_place, place)
@@ -237,9 +239,11 @@ class Fixpoint:
             source, target = index.tensors[position][:: 1 if direction == FORWARD else -1]
             if outcome is not None and outcome.changed:
                 new, sources = outcome.layouts[0], outcome.sources[0]
-                self._write(Change(target, new, position, direction, sources, self.level))
+                self._write(ShardingChange(target, new, position, direction, sources, self.level))
             elif self.layouts.dims[self.numbers[source]] != self.layouts.dims[self.numbers[target]]:
-                self._write(Change(target, self._copied(source, target), None, "", (), self.level))
+                self._write(
+                    ShardingChange(target, self._copied(source, target), None, "", (), self.level)
+                )
         return True
 
     def _retry(self, position: int, direction: str, retry: bool) -> None:
@@ -283,7 +287,7 @@ class Fixpoint:
             return values[count:]
         return () if kind.role == image.BROADCAST else values[: 1 if kind.is_doubtful else count]
 
-    def _looked_ahead(self, position: int, outcome: Outcome) -> Outcome:
+    def _looked_ahead(self, position: int, outcome: StepOutcome) -> StepOutcome:
         """The order after which a result is what later nodes want, if that tells the two apart."""
         ahead = self._ahead(self.index.tensors[position][-1])
         if ahead is None:
@@ -337,12 +341,12 @@ class Fixpoint:
 DIRECTIONS = (FORWARD, BACKWARD)
 BORDERS = (image.LOOP,)
 """Where look-ahead ends. XLA's ends at the stacks of a loop too, and scanned steps send more."""
-UNKNOWN: Outcome = Outcome((), (), ())
+UNKNOWN: StepOutcome = StepOutcome((), (), ())
 """What a memo gives for a key that it does not hold; None is an outcome."""
-NOTHING = Outcome((), (), ())
+NOTHING = StepOutcome((), (), ())
 
 
-def _after(kind: OperatorClass, key: Numbers, outcome: Outcome, direction: str) -> Numbers:
+def _after(kind: OperatorClass, key: Numbers, outcome: StepOutcome, direction: str) -> Numbers:
     """All layouts of a step after an outcome."""
     count = kind.num_operands
     if direction == FORWARD:

@@ -26,7 +26,7 @@ ENTER = ("const", "init", "xs")
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
+class SweepIndex:
     """Steps (nodes with a rule, region arguments, then one per result) in sweep order.
 
     Each result of the function has a stand-in, a value numbered after the graph's: it carries the
@@ -94,7 +94,7 @@ class Index:
         return self.kinds[self.kind_of_step[step]]
 
 
-def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
     """The index of a graph.
 
     Args:
@@ -106,7 +106,7 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
 
 
 @once_per_graph
-def _index(graph: Graph, rules: Rules, results_given: bool) -> Index:
+def _index(graph: Graph, rules: Rules, results_given: bool) -> SweepIndex:
     """Return the index; all arguments are given, so that one index has one key."""
     kinds = _Kinds(graph, rules, results_given)
     steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
@@ -119,7 +119,7 @@ def assembled(
     steps: list[Visit],
     computations: Sequence[int] = (),
     places: Places = ((), ()),
-) -> Index:
+) -> SweepIndex:
     """The index of steps in sweep order, each of a numbered kind.
 
     Args:
@@ -134,7 +134,7 @@ def assembled(
     known = [*(v.type.shape for v in graph.values), *shaped]
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(known))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
-    return Index(
+    return SweepIndex(
         found,
         [kind for kind, _, _ in steps],
         _by_kind(steps, len(found)),

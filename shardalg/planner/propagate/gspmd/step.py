@@ -86,7 +86,7 @@ Offer = tuple[Dims, Numbers]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """New layouts of a step's targets: its results, or its operands.
 
     Attributes:
@@ -103,13 +103,13 @@ class Outcome:
     sources: tuple[Numbers, ...]
     changed: tuple[int, ...]
     retry: bool = False
-    other: Outcome | None = None
+    other: StepOutcome | None = None
     wanted: tuple[Dims, ...] = ()
 
 
 def step(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
-) -> Outcome | None:
+) -> StepOutcome | None:
     """The outcome of one node that is not `settled`; None where nothing changes.
 
     Args:
@@ -136,7 +136,7 @@ def settled(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direction: 
 
 def forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
-) -> Outcome | None:
+) -> StepOutcome | None:
     """Results from operands: with merging each in turn, else from the one with most tiles."""
     if kind.role in priority.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
@@ -153,7 +153,7 @@ def forward(
 
 def backward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
-) -> Outcome | None:
+) -> StepOutcome | None:
     """Operands from results, each by itself; for a contraction from the other operand too."""
     how = (merging, kind.role in (priority.WHILE, priority.BRANCH, priority.ELEMENT))
     after = [
@@ -165,12 +165,12 @@ def backward(
 DIRECTIONS = {priority.FORWARD: forward, priority.BACKWARD: backward}
 
 
-def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> Outcome | None:
+def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutcome | None:
     changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
     if not changed:
         return None
     layouts, sources = zip(*after, strict=True)
-    return Outcome(layouts, sources, changed)
+    return StepOutcome(layouts, sources, changed)
 
 
 def _in_turn(
@@ -229,7 +229,7 @@ def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
 
 def _matrix_forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
-) -> Outcome | None:
+) -> StepOutcome | None:
     """Of two operands that would each improve the result the larger goes first."""
     (target,) = kind.results
     number, how = numbers[target], (merging, False)

@@ -19,7 +19,7 @@ from itertools import chain
 from shardalg.graph.ir import Graph, Node, Signature, once_per_graph
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.elements import Element, Literal, literals, read_literals
-from shardalg.planner.propagate.gspmd.index import Index, Rules, Span, Visit, assembled
+from shardalg.planner.propagate.gspmd.index import Rules, Span, SweepIndex, Visit, assembled
 from shardalg.planner.propagate.gspmd.instructions import Instructions, Key
 from shardalg.planner.propagate.gspmd.step import hlo_class, is_written_over, written
 from shardalg.planner.propagate.operator_classes import (
@@ -340,7 +340,7 @@ def _tuples(graph: Graph, call: int, found: list[Element]) -> Iterator[set[int]]
 
 
 @once_per_graph
-def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Index:
+def computations(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
     """The index of a graph for GSPMD's own sweeps.
 
     Args:
@@ -365,7 +365,7 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Inde
     )
 
 
-def _together(made: Index) -> dict[int, tuple[int, ...]]:
+def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
     """Steps from one tuple to another, each with all those of the two tuples."""
     pairs: dict[tuple[int, int | None], list[int]] = {}
     for number, (first, end, _, _) in enumerate(made.spans):
@@ -375,7 +375,7 @@ def _together(made: Index) -> dict[int, tuple[int, ...]]:
     return {step: tuple(steps) for steps in pairs.values() for step in steps}
 
 
-def _order_readers(graph: Graph, made: Index, region: int, span: Span) -> None:
+def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> None:
     """Bring what reads an argument of a scan's body into the order in which XLA has it.
 
     The body is a call that is inlined: the last of its readers takes the place of the call
@@ -391,6 +391,6 @@ def _order_readers(graph: Graph, made: Index, region: int, span: Span) -> None:
             made.heard[place] = [*inner[-1:], *root, *inner[:-1]]
 
 
-def _is_last(made: Index, step: int, call: int | None) -> bool:
+def _is_last(made: SweepIndex, step: int, call: int | None) -> bool:
     """Whether a step puts a value into the tuple that a body returns."""
     return made.nodes[step] == call and made.kind(step).role == image.TUPLE

@@ -15,19 +15,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardalg.graph.ir import Graph, once_per_graph
-from shardalg.planner.propagate.gspmd.index import Index, Rules, Visit, assembled
+from shardalg.planner.propagate.gspmd.index import Rules, SweepIndex, Visit, assembled
 from shardalg.planner.propagate.operator_classes import OperatorClass, edge
-from shardalg.planner.propagate.shardy.shardy_module import Builder, Given, Operator
+from shardalg.planner.propagate.shardy.shardy_module import (
+    Given,
+    ShardyModuleBuilder,
+    ShardyOperator,
+)
 
 
-def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> Index:
+def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> SweepIndex:
     """The index of a graph for Shardy's steps."""
     return _edge_index(graph, rules, given)
 
 
 @once_per_graph
-def _edge_index(graph: Graph, rules: Rules, given: Given) -> Index:
-    builder = Builder(graph, rules, *given)
+def _edge_index(graph: Graph, rules: Rules, given: Given) -> SweepIndex:
+    builder = ShardyModuleBuilder(graph, rules, *given)
     operators = [*builder.region(0), *builder.exits()]
     return _Finished(builder, operators).index()
 
@@ -36,8 +40,8 @@ def _edge_index(graph: Graph, rules: Rules, given: Given) -> Index:
 class _Finished:
     """The operators with what only all of them together say."""
 
-    builder: Builder
-    operators: list[Operator]
+    builder: ShardyModuleBuilder
+    operators: list[ShardyOperator]
 
     def __post_init__(self) -> None:
         builder = self.builder
@@ -65,7 +69,7 @@ class _Finished:
         """The annotated copy of a value that readers read instead, and the node that makes it."""
         return self.builder.graph.nodes[node].results[0], node
 
-    def _redirected(self, made: Operator) -> Operator:
+    def _redirected(self, made: ShardyOperator) -> ShardyOperator:
         """An operator that reads a value's annotated copy instead of the value."""
         return made._replace(
             operands=tuple(
@@ -74,7 +78,7 @@ class _Finished:
             )
         )
 
-    def index(self) -> Index:
+    def index(self) -> SweepIndex:
         """The steps, and who is told of a change."""
         builder = self.builder
         kept = [(*row, made) for made in self.operators if (row := self._step(made)) is not None]
@@ -86,7 +90,7 @@ class _Finished:
         told = self._told([values for _, values, _ in kept], [made for _, _, made in kept])
         return replace(index, told=told, related=self._aliases(), seeded=self.seeded)
 
-    def _step(self, made: Operator) -> tuple[int, tuple[int, ...]] | None:
+    def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
         """The number of an operator's kind, and its values as they are read."""
         kind = made.kind
         if kind is None:
@@ -116,7 +120,9 @@ class _Finished:
         """Values by the one that has their layout."""
         return tuple(self.builder.target.get(v, v) for v in values)
 
-    def _told(self, read: list[tuple[int, ...]], kept: list[Operator]) -> dict[int, list[int]]:
+    def _told(
+        self, read: list[tuple[int, ...]], kept: list[ShardyOperator]
+    ) -> dict[int, list[int]]:
         """Per value the steps that follow a change of it, in the order in which they wait.
 
         The last is visited first. Readers wait last ones first, but those of a loop's result, whose
@@ -159,6 +165,6 @@ class _Finished:
         return value
 
 
-def is_carried(builder: Builder, value: int) -> bool:
+def is_carried(builder: ShardyModuleBuilder, value: int) -> bool:
     """Whether a value has one layout with others, as what a loop carries has."""
     return value in builder.target or value in builder.inner

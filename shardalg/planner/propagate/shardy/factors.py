@@ -27,7 +27,7 @@ Numbers = tuple[int, ...]
 FORWARD, BACKWARD, BOTH = 1, 2, 3
 
 
-class Part(NamedTuple):
+class TensorFactor(NamedTuple):
     """What one tensor says of one loop.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part(NamedTuple):
     is_minor: bool
 
 
-Tensor = dict[str, Part]
+Tensor = dict[str, TensorFactor]
 Extended = tuple[tuple[int, Numbers], ...]
 """Per tensor its layout after the step, and the tensors that it took something from."""
 
@@ -104,15 +104,17 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
         is_open, rest, full = not is_fixed or dim in free, digits, False
         for loop, _ in entry[:-1]:
             if full:
-                found[loop] = Part((), (), False, False)
+                found[loop] = TensorFactor((), (), False, False)
                 continue
             taken, rest, room = take(rest, kind.sizes[loop])
             full = bool(rest) and room > 1
-            found[loop] = Part(taken, rest if full else (), is_open, False)
+            found[loop] = TensorFactor(taken, rest if full else (), is_open, False)
         # A dimension without loops still holds its digits.
         last = entry[-1][0] if entry else f"dim {dim}"
         open_here = is_open and bool(entry)
-        found[last] = Part((), (), False, True) if full else Part(rest, (), open_here, True)
+        found[last] = (
+            TensorFactor((), (), False, True) if full else TensorFactor(rest, (), open_here, True)
+        )
     return found
 
 
@@ -201,7 +203,7 @@ def _extend(
     return changed
 
 
-def _within(part: Part, digits: Digits, size: int, held: Digits) -> Digits:
+def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digits:
     """The digits, cut where this tensor's loop has no room for more."""
     kept: list[Digit] = []
     for digit in _without(digits, held):

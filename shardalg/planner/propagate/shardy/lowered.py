@@ -16,7 +16,7 @@ from dataclasses import replace
 from shardalg.algebra.digits import Digits, overlap
 from shardalg.graph.ir import Node
 from shardalg.planner.propagate.gspmd import image
-from shardalg.planner.propagate.gspmd.index import Index
+from shardalg.planner.propagate.gspmd.index import SweepIndex
 from shardalg.planner.propagate.layouts import Layouts, Map
 from shardalg.planner.propagate.operator_classes import OperatorClass, pass_through
 from shardalg.planner.propagate.shardy.factors import Numbers, Tensor, joined, split
@@ -163,7 +163,7 @@ def _whole_first(shape: Shape) -> OperatorClass:
 
 
 def made_as_operands(
-    index: Index, layouts: Layouts, numbers: list[int]
+    index: SweepIndex, layouts: Layouts, numbers: list[int]
 ) -> Iterator[tuple[int, int, int]]:
     """(step, value, layout) of each product that is made in another layout."""
     for step, values in enumerate(index.tensors):

@@ -22,7 +22,7 @@ Carried = tuple[int | None, list[int], int]
 """What a loop carries: (start, what its bodies return, result)."""
 
 
-class Operator(NamedTuple):
+class ShardyOperator(NamedTuple):
     """One operator, or what only counts as a reader (without a kind).
 
     Attributes:
@@ -39,7 +39,7 @@ class Operator(NamedTuple):
 
 
 @dataclass(eq=False)
-class Builder(Instructions):
+class ShardyModuleBuilder(Instructions):
     """What is found while the operators are made.
 
     Attributes:
@@ -66,7 +66,7 @@ class Builder(Instructions):
     target: dict[int, int] = field(default_factory=dict)
     inner: dict[int, list[int]] = field(default_factory=dict)
     copies: dict[tuple[int, int], int] = field(default_factory=dict)
-    opened: dict[int, list[Operator]] = field(default_factory=dict)
+    opened: dict[int, list[ShardyOperator]] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
     asked: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
     shared: dict[int, tuple[Node, bool]] = field(default_factory=dict)
@@ -93,18 +93,18 @@ class Builder(Instructions):
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
 
-    def region(self, number: int) -> Iterator[Operator]:
+    def region(self, number: int) -> Iterator[ShardyOperator]:
         """The operators of a computation, in order, and of all in it; last what its end reads."""
         for what, *numbers in self.in_order(number):
             yield from getattr(self, f"_{what}")(*numbers)
 
-    def exits(self) -> Iterator[Operator]:
+    def exits(self) -> Iterator[ShardyOperator]:
         """One per result of the function: the value, and the stand-in of its annotation."""
         for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
             shape = self.shape(value)
             if shape:
                 kind = edge(shape, 1, 1, role=image.EXIT, alone=True)
-                yield Operator(kind, (self.read(value),), (stand_in,), None)
+                yield ShardyOperator(kind, (self.read(value),), (stand_in,), None)
 
     def read(self, value: int) -> int:
         """What a reader of a value reads."""
@@ -126,11 +126,11 @@ class Builder(Instructions):
             shape = self.shape(outer)
             copy = self.copies[call, outer] = self.place(outer, shape)
             kind = replace(pass_through(shape, False), role=image.POINTWISE)
-            made = Operator(lowered.passing(kind), (outer,), (copy,), call)
+            made = ShardyOperator(lowered.passing(kind), (outer,), (copy,), call)
             self.opened.setdefault(call, []).append(made)
         return self.copies[call, outer]
 
-    def _node(self, number: int, _: int) -> Iterator[Operator]:
+    def _node(self, number: int, _: int) -> Iterator[ShardyOperator]:
         node = self.graph.nodes[number]
         if node.primitive in lowered.NOTHING:
             self.same[node.results[0]] = node.operands[0]
@@ -147,7 +147,7 @@ class Builder(Instructions):
         elif not node.bodies:
             yield from self._operator(node, operands)
 
-    def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
+    def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
         kind = self._kind(node)
         if node.index in self.sites:
             self.asked.setdefault(operands[0], []).append(self.sites[node.index])
@@ -161,24 +161,24 @@ class Builder(Instructions):
             if value in self.shared:
                 operands, copies = self._own_copy(operands, position)
                 yield from copies
-        yield Operator(kind, operands, node.results, node.index)
+        yield ShardyOperator(kind, operands, node.results, node.index)
 
     def _widened(
         self, node: Node, operands: tuple[int, ...], result: int, kind: OperatorClass
-    ) -> Iterator[Operator]:
+    ) -> Iterator[ShardyOperator]:
         """A broadcast, which XLA has in three steps where it widens dimensions of one."""
         shape = self.shape(node.results[0])
         steps = lowered.widened(self.shape(operands[0]), shape, node)
         for step in steps:
             place = self.place(result, step.shapes[1])
-            yield Operator(step, operands, (place,), node.index)
+            yield ShardyOperator(step, operands, (place,), node.index)
             operands = (place,)
         kind = lowered.widening(steps[-1].shapes[1], shape, node) if steps else kind
-        yield Operator(kind, operands, (result,), node.index)
+        yield ShardyOperator(kind, operands, (result,), node.index)
 
     def _own_copy(
         self, operands: tuple[int, ...], position: int
-    ) -> tuple[tuple[int, ...], list[Operator]]:
+    ) -> tuple[tuple[int, ...], list[ShardyOperator]]:
         """What a reader of a broadcast that JAX makes anew for each reads, and how it is made."""
         value = operands[position]
         node, first = self.shared[value]
@@ -203,7 +203,7 @@ class Builder(Instructions):
 
     def _power(
         self, node: Node, operand: int, products: list[tuple[int, int]]
-    ) -> Iterator[Operator]:
+    ) -> Iterator[ShardyOperator]:
         """A power as its products; a negative one divides by what they give."""
         (result,) = node.results
         shape, made = self.shape(result), [operand]
@@ -212,10 +212,10 @@ class Builder(Instructions):
             is_last = number == len(products) and not is_divided
             made.append(result if is_last else self.place(result, shape))
             kind = edge(shape, 2, 1, role=image.POINTWISE, alone=False)
-            yield Operator(kind, (made[left], made[right]), (made[-1],), node.index)
+            yield ShardyOperator(kind, (made[left], made[right]), (made[-1],), node.index)
         if is_divided:
             kind = edge(shape, 1, 1, role=image.POINTWISE, alone=False)
-            yield Operator(kind, (made[-1],), (result,), node.index)
+            yield ShardyOperator(kind, (made[-1],), (result,), node.index)
 
     def _keeps_numbers(self, node: Node) -> bool:
         return node.index not in self.sites and lowered.keeps_numbers(node, self._kind(node))
@@ -238,19 +238,19 @@ class Builder(Instructions):
         is_window = role == image.WINDOW
         return replace(boxed(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
 
-    def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[Operator]:
-        yield Operator(None, operands, (), node.index)
+    def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
+        yield ShardyOperator(None, operands, (), node.index)
         for operand, result in zip(operands, node.results, strict=True):
             yield from self._edge((operand,), result, node.index)
 
-    def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[Operator]:
+    def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[ShardyOperator]:
         shape = self.shape(result)
         self.inner.setdefault(result, [])
         if shape:
             kind = edge(shape, len(sources), 1, role=image.LOOP, alone=True)
-            yield Operator(kind, sources, (result,), call, True)
+            yield ShardyOperator(kind, sources, (result,), call, True)
 
-    def _call(self, number: int, _: int) -> Iterator[Operator]:
+    def _call(self, number: int, _: int) -> Iterator[ShardyOperator]:
         node = self.graph.nodes[number]
         is_loop = self.graph.regions[node.bodies[0]].kind != "cond"
         carried = [*(self._carried(number) if is_loop else self._branched(node))]
@@ -259,7 +259,7 @@ class Builder(Instructions):
         yield from self.opened.pop(number, ())
         yield from inside
         starts = [self.read(start) for start, _, _ in carried if start is not None]
-        yield Operator(None, tuple(starts), (), number)
+        yield ShardyOperator(None, tuple(starts), (), number)
         for start, returned, result in carried:
             first = () if start is None else (self.read(start),)
             yield from self._edge((*first, *map(self.read, returned)), result, number)
@@ -308,7 +308,7 @@ class Builder(Instructions):
         for position, result in enumerate(node.results):
             yield None, [region.results[position] for region in regions], result
 
-    def _enter(self, value: int, _: int) -> Iterator[Operator]:
+    def _enter(self, value: int, _: int) -> Iterator[ShardyOperator]:
         """A slice of a stack that a loop reads."""
         element, region = self.entering[value]
         call = self.graph.regions[region].node
@@ -316,18 +316,18 @@ class Builder(Instructions):
             return
         stack, shape = self._outside(call, element.outer), self.shape(element.outer)
         if len(shape) == 1:
-            yield Operator(None, (stack,), (), call)
+            yield ShardyOperator(None, (stack,), (), call)
             return
         part = self.place(value, (1, *shape[1:]))
-        yield Operator(lowered.sliced(shape), (stack,), (part,), call)
-        yield Operator(lowered.reshaped(shape[1:], (1, 0)), (part,), (value,), call)
+        yield ShardyOperator(lowered.sliced(shape), (stack,), (part,), call)
+        yield ShardyOperator(lowered.reshaped(shape[1:], (1, 0)), (part,), (value,), call)
 
-    def _leave(self, *_: int) -> Iterator[Operator]:
+    def _leave(self, *_: int) -> Iterator[ShardyOperator]:
         yield from ()
 
     _tuple = _leave
 
-    def _part(self, region: int, number: int) -> Iterator[Operator]:
+    def _part(self, region: int, number: int) -> Iterator[ShardyOperator]:
         """What a trip writes into a stack."""
         if (region, number) in self.written:
             stack, written = self.written[region, number]
@@ -335,17 +335,17 @@ class Builder(Instructions):
             shape, call = self.shape(stack), self.graph.regions[region].node
             part = self.place(made, (1, *shape[1:]))
             if len(shape) > 1:
-                yield Operator(lowered.reshaped(shape[1:], (0, 1)), (made,), (part,), call)
-            yield Operator(lowered.stacked(shape), (stack, part), (written,), call)
+                yield ShardyOperator(lowered.reshaped(shape[1:], (0, 1)), (made,), (part,), call)
+            yield ShardyOperator(lowered.stacked(shape), (stack, part), (written,), call)
 
-    def _root(self, region: int, _: int) -> Iterator[Operator]:
+    def _root(self, region: int, _: int) -> Iterator[ShardyOperator]:
         """What a computation returns."""
         results = self.graph.regions[region].results
         if not self._hands_on(region):
             for number in range(len(results)):
                 yield from self._part(region, number)
         found = [self._returned(region, number) for number in range(len(results))]
-        yield Operator(None, tuple(v for v in found if v is not None), (), None)
+        yield ShardyOperator(None, tuple(v for v in found if v is not None), (), None)
 
     def _returned(self, region: int, number: int) -> int | None:
         value = self.graph.regions[region].results[number]

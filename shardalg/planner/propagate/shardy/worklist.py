@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardalg.planner.propagate.gspmd import image
-from shardalg.planner.propagate.gspmd.fixpoint import Change
-from shardalg.planner.propagate.gspmd.index import Index
+from shardalg.planner.propagate.gspmd.fixpoint import ShardingChange
+from shardalg.planner.propagate.gspmd.index import SweepIndex
 from shardalg.planner.propagate.gspmd.step import Numbers
 from shardalg.planner.propagate.layouts import Layouts
 from shardalg.planner.propagate.shardy.factors import (
@@ -38,11 +38,11 @@ class Worklist:
 
     asks = staticmethod(asks)
 
-    index: Index
+    index: SweepIndex
     layouts: Layouts
     numbers: list[int]
     priorities: bool = True
-    trail: list[Change] = field(default_factory=list)
+    trail: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         index = self.index
@@ -78,19 +78,19 @@ class Worklist:
                 if layouts.dims[self.numbers[other]] != dims:
                     number = layouts.number(layouts.shapes[self.numbers[other]], dims)
                     self.numbers[other] = number
-                    self.trail.append(Change(other, number, None, "", (value,), self.level))
+                    self.trail.append(ShardingChange(other, number, None, "", (value,), self.level))
 
     def settle(self) -> None:
         """Behind the results of the function: products that are made in another layout."""
         for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
             self.numbers[value] = number
             operands = self.index.tensors[step_of][:2]
-            self.trail.append(Change(value, number, None, PRODUCT, operands, self.level))
+            self.trail.append(ShardingChange(value, number, None, PRODUCT, operands, self.level))
 
     def take_part(self, value: int, number: int) -> None:
         """An annotated value's layout at the beginning of a later round."""
         self.numbers[value] = number
-        self.trail.append(Change(value, number, None, "", (), LAST_STAGE))
+        self.trail.append(ShardingChange(value, number, None, "", (), LAST_STAGE))
 
     def _pass_exits(self) -> None:
         """What a result's annotation asks of its value; it is followed when its turn comes."""
@@ -128,7 +128,7 @@ class Worklist:
         self.numbers[value] = new
         is_result = tensor >= self.index.kind(position).num_operands
         direction = image.FORWARD if is_result else image.BACKWARD
-        self.trail.append(Change(value, new, position, direction, sources, self.level))
+        self.trail.append(ShardingChange(value, new, position, direction, sources, self.level))
         for step_of in self.index.told.get(value, ()):
             self._push(step_of, position)
 
