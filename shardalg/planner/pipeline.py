@@ -13,6 +13,7 @@ from shardalg.costs.topology import machine
 from shardalg.graph.ir import Graph
 from shardalg.planner.partition.choose import node_classes
 from shardalg.planner.partition.partition import NONE, Kept, Partitioner
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.partition.passes.collective_matmul import CollectiveMatmuls
 from shardalg.planner.partition.passes.merge_formatting import MergeFormatting
 from shardalg.planner.partition.passes.moving_masks import MoveMasks
@@ -182,12 +183,13 @@ def _emitted(
     partitioner: Callable[..., Partitioner],
     kept: Kept,
 ) -> SpmdProgram:
+    given = PartitionOptions.of(options, roles)
     if not isinstance(options.keep_gathers, bool | None):
-        first = partitioner(sharded, roles, options)
+        first = partitioner(sharded, roles, given)
         first.run()
         found = node_classes.gather_choices(sharded.graph, first.context.repeated())
         kept = node_classes.within(found, options.keep_gathers)
-    return partitioner(sharded, roles, options, kept=kept).run()
+    return partitioner(sharded, roles, given, kept=kept).run()
 
 
 def _stages(program: SpmdProgram, graph: Graph, options: Options) -> Iterator[ProgramStage]:

@@ -22,7 +22,7 @@ from shardalg.graph.ops.canonicalize.transforms import Order, stage_order
 from shardalg.pause import collection_paused
 from shardalg.planner.padded_samples import by_layer, padding_of_samples
 from shardalg.planner.partition.partition import NONE, Kept
-from shardalg.planner.partition.unreached import joined_whole, settled
+from shardalg.planner.partition.unreached import joined_whole, shard_unreached
 from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate import propagate
 from shardalg.planner.propagate.options import Options
@@ -391,7 +391,10 @@ def completed(
         more = replace(annotations, values=(*annotations.values, *apart))
         again = propagate(graph, more, options, turned=turned)
         sharded = replace(again, annotations=annotations)
-    return settled(sharded, options) if options.way == "paper" else sharded
+    if options.way != "paper":
+        return sharded
+    chip, switches = machine(options.hardware).chip, options.switches
+    return shard_unreached(sharded, chip, padded=switches.pad_blocks, finite=switches.finite_sums)
 
 
 def planned_at(

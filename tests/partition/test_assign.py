@@ -18,6 +18,7 @@ from shardalg.planner.partition.choose import assign
 from shardalg.planner.partition.choose.component import components
 from shardalg.planner.partition.choose.sent import sent_bytes
 from shardalg.planner.partition.partition import Partitioner
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.reshard.paths import reshard_path
 from tests.partition.planned import MESH
 
@@ -47,7 +48,8 @@ class Keys(Partitioner):
 def keys(shape, specs):
     types = [jax.ShapeDtypeStruct(s, "float32") for s in (shape, shape[::-1])]
     plan = sa.plan(step, *types, mesh=MESH, in_shardings=specs)
-    return Keys(plan.sharded, plan.traced.roles, plan.options).run()
+    options = PartitionOptions.of(plan.options, plan.traced.roles)
+    return Keys(plan.sharded, plan.traced.roles, options).run()
 
 
 def weighed(key, component):
@@ -106,7 +108,9 @@ DEMANDED = [
 def test_devices_that_a_product_is_computed_on_at_least(x, w, asked, least):
     types = [jax.ShapeDtypeStruct((64, 64), "float32")] * 2
     plan = sa.plan(jnp.matmul, *types, mesh=MESH, in_shardings=(x, w), out_shardings=asked)
-    (key,) = Keys(plan.sharded, plan.traced.roles, plan.options).run()
+    (key,) = Keys(
+        plan.sharded, plan.traced.roles, PartitionOptions.of(plan.options, plan.traced.roles)
+    ).run()
     (component,) = components(rules(key.signature))
     assert weighed(key, component)[1] == least
 

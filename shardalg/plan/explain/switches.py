@@ -17,6 +17,7 @@ from shardalg.costs.topology import Topology, machine
 from shardalg.costs.walk import walk
 from shardalg.plan.explain.why_not import annotated_as
 from shardalg.planner.partition.partition import gather_choices
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.propagate.options import POLICIES, Options
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.reshard.closed_forms import primes
@@ -173,7 +174,7 @@ def _switch_outcome(stages: Stages) -> tuple[object, ...]:
 
 def gather_table(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> Table:
     """What is gathered more than once, what saves most bytes first."""
-    choices = gather_choices(sharded, roles, options)
+    choices = gather_choices(sharded, roles, PartitionOptions.of(options, roles))
     rows = (
         (
             sharded.graph.values[choice.value].name, choice.layout.text(), choice.option,

@@ -21,7 +21,7 @@ from shardalg.planner.partition.choose.node_classes import Copied
 from shardalg.planner.partition.choose.regions import LoopSum, border, loop_sums, with_sums
 from shardalg.planner.partition.emit.context import Cause, PartitionContext
 from shardalg.planner.partition.emit.node import TAKES, close_body, control, open_body, settle
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
 from shardalg.spmd.instructions import FirstMember
@@ -41,7 +41,7 @@ class BodyPartitioner(ABC):
 
     sharded: ShardedGraph
     graph: Graph
-    options: Options
+    options: PartitionOptions
     context: PartitionContext
     value_shardings: list[Sharding]
     begin: tuple[list[int], list[int], int]
@@ -93,7 +93,7 @@ class BodyPartitioner(ABC):
         if gathered copies are kept. The body is planned once to see what it reads.
         """
         is_unrolled = ("unrolled", True) in node.signature.params
-        keeps = is_unrolled and self.options.keep_gathers is True
+        keeps = is_unrolled and self.options.keep_gathers
         hoists = keeps or self.options.hoist_gathers
         context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
@@ -128,8 +128,8 @@ class BodyPartitioner(ABC):
         all of them come out as they go in. What is stacked waits where it is no larger for it, or
         where an outer loop adds it up.
         """
-        switches = self.options.switches
-        if node.primitive != "scan" or not (switches.defer_in_loops and switches.defer_sums):
+        options = self.options
+        if node.primitive != "scan" or not (options.defer_in_loops and options.defer_sums):
             return ()
         sums = loop_sums(self.graph, node)
         ((arguments, results),) = bodies

@@ -15,7 +15,7 @@ from shardalg.algebra.layout import in_order
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import contracts, operand_type
-from shardalg.costs.topology import Topology, machine
+from shardalg.costs.topology import machine
 from shardalg.graph.ir import Node
 from shardalg.planner.partition.bodies import BodyPartitioner
 from shardalg.planner.partition.choose import node_classes
@@ -33,7 +33,7 @@ from shardalg.planner.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.planner.partition.choose.sent import sent_bytes
 from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.planner.partition.emit.node import Recipe, recipe, remake, settle
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.propagate.other_mesh import border_orders
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.reshard.links import links_on
@@ -60,7 +60,12 @@ class Partitioner(BodyPartitioner):
     """
 
     def __init__(
-        self, sharded: ShardedGraph, roles: Sequence[str], options: Options, *, kept: Kept = NONE
+        self,
+        sharded: ShardedGraph,
+        roles: Sequence[str],
+        options: PartitionOptions,
+        *,
+        kept: Kept = NONE,
     ) -> None:
         self.sharded = sharded
         self.graph = sharded.graph
@@ -69,11 +74,10 @@ class Partitioner(BodyPartitioner):
         self.alike = kinds(self.graph)
         self.kinds = self._kinds()
         self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
-        self.options = options = replace(options, keep_gathers=options.keeping(roles))
+        self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
         given = machine(options.hardware)
-        weighed = options.policy == "cost" or isinstance(given, Topology)
-        links = links_on(sharded.mesh, given if weighed else None)
+        links = links_on(sharded.mesh, given if options.weigh_links else None)
         self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.context.repeat = self._repeat
         self.hoisted: list[Copied] = []
@@ -92,7 +96,7 @@ class Partitioner(BodyPartitioner):
             self._entered(v, entering.get(number)) for number, v in enumerate(graph.arguments)
         )
         constants = tuple((self._constant(v), v) for v, _ in graph.constants)
-        context.deferrable = self.alike.deferrable[self.options.switches.finite_sums]
+        context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)
         results_at = self._plain(self.sharded.results)
@@ -269,8 +273,8 @@ class Partitioner(BodyPartitioner):
         values, unread = self.alike.reads[number], self.alike.unread[number]
         waits = self._waits(node)
         # the sums of a loop that are deferred are deferred behind products too
-        how = options.switches.pad_blocks, waits or options.switches.finite_sums, waits
-        shared = self.alike.shared[number] if options.keep_gathers is True else ()
+        how = options.pad_blocks, waits or options.finite_sums, waits
+        shared = self.alike.shared[number] if options.keep_gathers else ()
         return NodeKey(
             node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
             self.sharded.required.get(node.index, ()), self.alike.read_again[number],
@@ -318,7 +322,7 @@ def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
 
 
 def gather_choices(
-    sharded: ShardedGraph, roles: Sequence[str], options: Options
+    sharded: ShardedGraph, roles: Sequence[str], options: PartitionOptions
 ) -> tuple[GatherChoice, ...]:
     """What is gathered more than once, and could be kept or gathered before its loop."""
     none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))

@@ -28,18 +28,19 @@ from shardalg.algebra.derived_layouts import even_prefix, interned, plain
 from shardalg.algebra.digits import Digit
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.compute import operand_type
-from shardalg.costs.topology import machine
+from shardalg.costs.hardware import Hardware
 from shardalg.graph.ir import Graph, Node, once_per_graph
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import TOP
 from shardalg.planner.partition.choose.key import NodeKey
 from shardalg.planner.partition.choose.node_classes import KEPT
 from shardalg.planner.partition.choose.node_plan import node_plan
-from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.sharded import Reason, ShardedGraph
 
 
-def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
+def shard_unreached(
+    sharded: ShardedGraph, chip: Hardware, *, padded: bool, finite: bool
+) -> ShardedGraph:
     """The completed graph, values that nothing reaches as they are made."""
     graph, found = sharded.graph, list(sharded.shardings)
     made = []
@@ -48,10 +49,15 @@ def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
         (value,) = node.results
         if any(found[value].dims) or value in sharded.fixed:
             continue
-        largest = max(node.operands, key=lambda v: _weight(found[v]), default=None)
+        # The larger tensor; of equally large ones a sharded one.
+        largest = max(
+            node.operands,
+            key=lambda v: (prod(found[v].shape), any(found[v].dims)),
+            default=None,
+        )
         if largest is None or not any(found[largest].dims):
             continue
-        layout = _as_made(node, found, options)
+        layout = _computed_sharding(node, found, chip, padded=padded, finite=finite)
         is_even = even_prefix(layout) == layout
         # half of a spectrum rarely divides: an exchange of uneven blocks sends less than a gather
         may_be_uneven = node.primitive == "fft" or largest in uneven
@@ -65,26 +71,23 @@ def settled(sharded: ShardedGraph, options: Options) -> ShardedGraph:
     return replace(sharded, shardings=tuple(found), _history=lambda: (*sharded.history, *made))
 
 
-def _as_made(node: Node, homes: Sequence[Sharding], options: Options) -> Sharding:
-    """The layout in which the node makes its result where nobody asks for another."""
-    held = tuple([(plain(homes[v]),) for v in node.operands])
+def _computed_sharding(
+    node: Node, shardings: Sequence[Sharding], chip: Hardware, *, padded: bool, finite: bool
+) -> Sharding:
+    """Return the sharding in which the node computes its result when no reader needs another."""
     key = NodeKey(
         node.signature,
         tuple([node.operands.index(v) for v in node.operands]),
-        held,
-        (plain(homes[node.results[0]]),),
-        machine(options.hardware).chip.rates(operand_type(node.signature)),
+        tuple([(plain(shardings[v]),) for v in node.operands]),
+        (plain(shardings[node.results[0]]),),
+        chip.rates(operand_type(node.signature)),
+        # An unread result is not moved to its sharding, so the choice does not pay for that move.
         unread=(0,),
-        padded=options.switches.pad_blocks,
-        finite=options.switches.finite_sums,
+        padded=padded,
+        finite=finite,
     )
     (layout,) = node_plan(key).choice.produced
     return interned(layout.mesh, layout.shape, layout.dims, ())
-
-
-def _weight(layout: Sharding) -> tuple[int, bool]:
-    """By the larger tensor, of equal ones by the one that is cut."""
-    return prod(layout.shape), any(layout.dims)
 
 
 def _digits(layout: Sharding) -> set[Digit]:

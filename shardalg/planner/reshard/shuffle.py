@@ -197,7 +197,7 @@ def settled(
 ) -> tuple[tuple[Order, ...], tuple[Swap, ...], tuple[Order, ...]]:
     """The layout before the hops, the hops, and the layout after them, all digits in order.
 
-    >>> settled(((1, 2), (4,)), [Hop(0, 1, (2,))], ((1,), (4, 2)))
+    >>> settled(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
     (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))
     """
     stacks = list(first)

@@ -17,7 +17,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import ITEM_SIZES, Graph, Node
 from shardalg.planner.partition.choose.node_classes import Copied
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.reshard.exchanges import DimProgram, DimStep, Retile, retiled
 from shardalg.planner.reshard.links import Links
 from shardalg.planner.reshard.path_instructions import moves
@@ -50,7 +50,7 @@ class BlockListing:
 
     graph: Graph
     roles: tuple[str, ...]
-    options: Options = field(default_factory=Options)
+    options: PartitionOptions = field(default_factory=PartitionOptions)
     locals: list[Local] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     fetched: dict[object, tuple[int, ...]] = field(default_factory=dict)
@@ -104,10 +104,10 @@ class BlockListing:
         """
         known, options = self.fetched, self.options
         sizes = {local: self.locals[local].shape[dim] for local in operands}
-        keeps = sum(step.sizes) < sum(sizes.values()) or options.keep_gathers is True
+        keeps = sum(step.sizes) < sum(sizes.values()) or options.keep_gathers
         places = tuple(zip(operands, step.places, strict=True))
         key = (step.attributes, places, ANY_PHASE if keeps else cause.phase)
-        if key not in known or not options.switches.share_gathers:
+        if key not in known or not options.share_gathers:
             cut = tuple([self._places(dim, *place, cause) for place in places])
             known[key] = self.made_along(dim, step, cut, cause)
         return known[key]
@@ -259,10 +259,10 @@ class PartitionContext(BlockListing):
         if found is None:
             phase = ANY_PHASE if self._lasts(value, layout) else cause.phase
             found = self.copies.get((value, layout, phase))
-            if found is None or not self.options.switches.share_gathers:
+            if found is None or not self.options.share_gathers:
                 found = self._bring(value, layout, cause)
                 self.copies[value, layout, phase] = found
-                if self.options.switches.share_gathers and not layout.unreduced:
+                if self.options.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
 
@@ -272,7 +272,7 @@ class PartitionContext(BlockListing):
         Freeing one that is no larger than the value where it lies frees no more than sending it
         on would have: only what is gathered is gathered again.
         """
-        keeps = self.options.keep_gathers is True or (value, layout) in self.kept
+        keeps = self.options.keep_gathers or (value, layout) in self.kept
         result_sharding = self.sources(value)[0]
         return keeps or prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
 
@@ -289,9 +289,7 @@ class PartitionContext(BlockListing):
     def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
         """The layout at hand from which another one is nearest."""
         links = self.links and self.links.of(self.graph.values[value].type.itemsize)
-        source = nearest(
-            self.sources(value), layout, links, padded=self.options.switches.pad_blocks
-        )
+        source = nearest(self.sources(value), layout, links, padded=self.options.pad_blocks)
         if source == self.sources(value)[0]:
             return source, self.first[value]
         for phase in (ANY_PHASE, cause.phase):
@@ -304,7 +302,7 @@ class PartitionContext(BlockListing):
         """Emit the steps from `source` to `target`; the local that holds the result."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
-        every = moves(source, target, links, self.options.switches.pad_blocks)
+        every = moves(source, target, links, self.options.pad_blocks)
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
             # what is padded to another size is no layout of the value
@@ -339,7 +337,7 @@ class PartitionContext(BlockListing):
                 phases.setdefault((value, layout), set()).add(phase)
         for (value, layout), found in phases.items():
             if len(found) > 1 and value not in self.remade:
-                known, padded = self.lasting_sources(value), self.options.switches.pad_blocks
+                known, padded = self.lasting_sources(value), self.options.pad_blocks
                 links = self.links and self.links.of(self.graph.values[value].type.itemsize)
                 result_sharding = nearest(known, layout, links, padded=padded)
                 yield Copied(value, result_sharding, layout, "keep_gathers", len(found), 1)

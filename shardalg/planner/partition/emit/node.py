@@ -287,7 +287,7 @@ def settle(
     if layout == result_sharding:
         context.hold(value, result_sharding, local)
         return
-    waits = context.options.switches.defer_sums and value in context.deferrable
+    waits = context.options.defer_sums and value in context.deferrable
     stays = node.primitive not in KEPT and _is_no_smaller(result_sharding, layout)
     if waits if layout.unreduced else stays:
         context.hold(value, layout, local)
@@ -298,7 +298,7 @@ def settle(
     if everywhere != result_sharding:
         local, layout = context.move(local, layout, everywhere, cause), everywhere
     context.hold(value, result_sharding, context.move(local, layout, result_sharding, cause))
-    is_free = node.primitive not in KEPT or context.options.policy == "cost"
+    is_free = node.primitive not in KEPT or context.options.keep_unannotated
     if is_free and not layout.unreduced:
         context.hold(value, layout, local)
 

@@ -1,0 +1,57 @@
+"""The options that emitting a program reads, as one small value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardalg.costs.topology import Topology, machine
+from shardalg.planner.propagate.options import DEFAULT_CHIP, Options
+
+
+@dataclass(frozen=True)
+class PartitionOptions:
+    """The fields of `Options` that the partitioner reads, decided for one program.
+
+    Attributes:
+      hardware: the chip or topology whose rates compare bytes sent with repeated work.
+      weigh_links: whether reshard paths are chosen by the links of the mesh axes.
+      keep_gathers: whether a gathered copy of one phase serves the other phases too.
+      hoist_gathers: whether the constants of a loop are gathered before the loop.
+      keep_unannotated: whether readers of an annotated value may also read the copy in the sharding
+        in which it was computed.
+      share_gathers, defer_sums, defer_in_loops, finite_sums, pad_blocks: as in `Switches`.
+    """
+
+    hardware: str = DEFAULT_CHIP
+    weigh_links: bool = False
+    keep_gathers: bool = False
+    hoist_gathers: bool = False
+    keep_unannotated: bool = False
+    share_gathers: bool = True
+    defer_sums: bool = True
+    defer_in_loops: bool = False
+    finite_sums: bool = False
+    pad_blocks: bool = True
+
+    @staticmethod
+    def of(options: Options, roles: Sequence[str]) -> PartitionOptions:
+        """Return the partitioner's options for a program.
+
+        Args:
+          roles: of all graph values; they decide `Options.keep_gathers` where it is None.
+        """
+        switches, is_by_cost = options.switches, options.policy == "cost"
+        return PartitionOptions(
+            hardware=options.hardware,
+            weigh_links=is_by_cost or isinstance(machine(options.hardware), Topology),
+            # A number of bytes is not True: `pipeline` turns it into a set of kept copies.
+            keep_gathers=options.keeping(roles) is True,
+            hoist_gathers=options.hoist_gathers,
+            keep_unannotated=is_by_cost,
+            share_gathers=switches.share_gathers,
+            defer_sums=switches.defer_sums,
+            defer_in_loops=switches.defer_in_loops,
+            finite_sums=switches.finite_sums,
+            pad_blocks=switches.pad_blocks,
+        )
