@@ -28,7 +28,7 @@ from shardalg.pause import collection_paused
 from shardalg.planner.partition.emit.node import Recipe
 from shardalg.planner.partition.partition import Partitioner
 from shardalg.planner.pipeline import partition
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.options import CompletionOptions, Options
 from shardalg.planner.propagate.sharded import Layouts
 from shardalg.planner.stages import Stages, annotations_at, completed
 from shardalg.sizes.decided import DecidedCall, Guards, asked_again, recorder
@@ -247,7 +247,8 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
     recorded.about = RunQuestion("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
-    sharded = completed(graph, annotations_at(stages.annotations, graph, mesh), options)
+    annotations = annotations_at(stages.annotations, graph, mesh)
+    sharded = completed(graph, annotations, CompletionOptions.of(options))
     return partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
 
 

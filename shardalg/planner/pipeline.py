@@ -20,7 +20,7 @@ from shardalg.planner.partition.passes.moving_masks import MoveMasks
 from shardalg.planner.partition.passes.padding_values import ValueFacts
 from shardalg.planner.partition.passes.scattering import ScatterReductions
 from shardalg.planner.partition.passes.unread import DropUnread, JoinAsBits
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.options import Options, Switches
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.spmd.check import check
 from shardalg.spmd.program import SpmdProgram
@@ -32,30 +32,30 @@ class Pass:
     """A named pass over a program.
 
     Attributes:
-      rewriter: makes the pass's rules for one program.
+      rewriter: makes the pass's rules for one program of a graph, on a chip.
       switch: the field of `Switches` that turns the pass on; None if it always runs.
     """
 
     name: str
-    rewriter: Callable[[SpmdProgram, Graph, Options], Rewriter]
+    rewriter: Callable[[SpmdProgram, Graph, str], Rewriter]
     switch: str | None = None
 
 
-def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, Options], Rewriter]:
-    return lambda program, graph, options: rewriter(list(program.locals))
+def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, str], Rewriter]:
+    return lambda program, graph, hardware: rewriter(list(program.locals))
 
 
-def _move_masks(program: SpmdProgram, graph: Graph, options: Options) -> MoveMasks:
+def _move_masks(program: SpmdProgram, graph: Graph, hardware: str) -> MoveMasks:
     numbers = {
         local: ValueFacts(number=graph.numbers.get(value)) for local, value in program.constants
     }
     return MoveMasks(list(program.locals), graph, numbers)
 
 
-def _collective_matmuls(program: SpmdProgram, graph: Graph, options: Options) -> CollectiveMatmuls:
+def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> CollectiveMatmuls:
     from shardalg.costs.step_time import pricing  # only plans with rings are priced here
 
-    times = pricing(program, graph, machine(options.hardware)).ring
+    times = pricing(program, graph, machine(hardware)).ring
     return CollectiveMatmuls(list(program.locals), graph, times)
 
 
@@ -159,12 +159,14 @@ def partition(
       kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
     """
     emitted = _emitted(sharded, roles, options, partitioner, kept)
-    return check(after_passes(emitted, sharded.graph, options))
+    return check(after_passes(emitted, sharded.graph, options.switches, options.hardware))
 
 
-def after_passes(program: SpmdProgram, graph: Graph, options: Options) -> SpmdProgram:
+def after_passes(
+    program: SpmdProgram, graph: Graph, switches: Switches, hardware: str
+) -> SpmdProgram:
     """Return an emitted program after all passes."""
-    *_, last = _stages(program, graph, options)
+    *_, last = _stages(program, graph, switches, hardware)
     return last.program
 
 
@@ -173,7 +175,8 @@ def program_stages(
 ) -> ProgramStages:
     """Return the program after each pass of `partition`, with the same arguments."""
     emitted = _emitted(sharded, roles, options, Partitioner, kept)
-    return ProgramStages(tuple(_stages(emitted, sharded.graph, options)), sharded.graph)
+    stages = _stages(emitted, sharded.graph, options.switches, options.hardware)
+    return ProgramStages(tuple(stages), sharded.graph)
 
 
 def _emitted(
@@ -192,11 +195,13 @@ def _emitted(
     return partitioner(sharded, roles, given, kept=kept).run()
 
 
-def _stages(program: SpmdProgram, graph: Graph, options: Options) -> Iterator[ProgramStage]:
+def _stages(
+    program: SpmdProgram, graph: Graph, switches: Switches, hardware: str
+) -> Iterator[ProgramStage]:
     yield ProgramStage(EMIT, program)
     for one in PASSES:
-        off = one.switch if one.switch and not getattr(options.switches, one.switch) else ""
+        off = one.switch if one.switch and not getattr(switches, one.switch) else ""
         before = program
         if not off:
-            program = rewrite(program, one.rewriter(program, graph, options))
+            program = rewrite(program, one.rewriter(program, graph, hardware))
         yield ProgramStage(one.name, program, before, off)

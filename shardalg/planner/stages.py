@@ -25,7 +25,7 @@ from shardalg.planner.partition.partition import NONE, Kept
 from shardalg.planner.partition.unreached import joined_whole, shard_unreached
 from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate import propagate
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.options import CompletionOptions, Options
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.propagate.stage_axes import apart_from_stages
 from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
@@ -278,13 +278,11 @@ class Completions:
     _made: dict[Any, tuple[Graph, ShardedGraph]] = field(default_factory=dict, repr=False)
 
     def of(
-        self, graph: Graph, options: Options, turned: frozenset[int] = frozenset()
+        self, graph: Graph, options: CompletionOptions, turned: frozenset[int] = frozenset()
     ) -> ShardedGraph:
-        """Return `completed` of a graph under the settings that completion reads."""
-        switches = options.switches
-        settled_by = options.hardware, switches.pad_blocks, switches.finite_sums
+        """Return the completed graph; equal arguments are completed once."""
         # the entry holds the graph, so that no other graph gets the same id
-        key = id(graph), options.policy, switches.priorities, settled_by, turned
+        key = id(graph), options, turned
         if key not in self._made:
             self._made[key] = graph, completed(graph, self.annotations, options, turned=turned)
         return self._made[key][1]
@@ -321,7 +319,7 @@ def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
     with collection_paused():
-        sharded = known.of(traced.graph, options, lost)
+        sharded = known.of(traced.graph, CompletionOptions.of(options), lost)
         program = partition(sharded, traced.roles, options)
     other = replace(made, sharded=sharded, program=program)
     return other if _is_better(other, made) else made
@@ -344,7 +342,7 @@ def _joined(made: Stages, options: Options) -> Stages:
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
     with collection_paused():
-        made = [known.of(traced.graph, way) for way in options.completions]
+        made = [known.of(traced.graph, CompletionOptions.of(own)) for own in options.completions]
         if options.policy == "cost":
             from shardalg.planner.partition.by_cost import by_cost
 
@@ -374,7 +372,7 @@ def _sent(stages: Stages) -> float:
 def completed(
     graph: Graph,
     annotations: Annotations,
-    options: Options,
+    options: CompletionOptions,
     *,
     turned: frozenset[int] = frozenset(),
 ) -> ShardedGraph:
@@ -386,15 +384,15 @@ def completed(
       turned: contested products whose second operand wins.
     """
     sharded = propagate(graph, annotations, options, turned=turned)
-    apart = apart_from_stages(sharded, meetings=options.way == "paper")
+    apart = apart_from_stages(sharded, meetings=options.order == "paper")
     if apart:
         more = replace(annotations, values=(*annotations.values, *apart))
         again = propagate(graph, more, options, turned=turned)
         sharded = replace(again, annotations=annotations)
-    if options.way != "paper":
+    if options.order != "paper":
         return sharded
-    chip, switches = machine(options.hardware).chip, options.switches
-    return shard_unreached(sharded, chip, padded=switches.pad_blocks, finite=switches.finite_sums)
+    chip = machine(options.hardware).chip
+    return shard_unreached(sharded, chip, padded=options.pad_blocks, finite=options.finite_sums)
 
 
 def planned_at(

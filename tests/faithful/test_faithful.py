@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import MEMO
-from shardalg.planner.propagate import Options, propagate
+from shardalg.planner.propagate import CompletionOptions, Options, propagate
 from shardalg.planner.propagate.gspmd import elements, step, tuple_steps
 from shardalg.planner.propagate.gspmd import step as hlo_class
 from shardalg.planner.propagate.gspmd import tuple_steps as computations
@@ -130,4 +130,6 @@ def test_fresh_programs_are_drawn_anew_and_completed():
     assert {program.case for program in drawn} == set(TEMPLATES)
     for program in drawn[::3]:
         for policy in ("gspmd", "shardy"):
-            assert propagate(*program.problem, Options(policy=policy)).shardings
+            assert propagate(
+                *program.problem, CompletionOptions.of(Options(policy=policy))
+            ).shardings

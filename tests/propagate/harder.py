@@ -25,7 +25,7 @@ from shardalg.graph.tracing.trace import trace
 from shardalg.lower.xla_dump.hlo_collectives import total_wire_bytes
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.planner.pipeline import partition
-from shardalg.planner.propagate import Options, Strategy, propagate, resolve
+from shardalg.planner.propagate import CompletionOptions, Options, Strategy, propagate, resolve
 from shardalg.show import tables
 from shardalg.xla import align, dump
 from tests.oracle import corpus
@@ -117,14 +117,14 @@ class Harder:
 
     def matches(self, policy, module, results):
         """The values that count, with our layout and XLA's."""
-        done = propagate(*self.problem, Options(policy=policy))
+        done = propagate(*self.problem, CompletionOptions.of(Options(policy=policy)))
         found = align.matches(done, module, results)
         return [match for match in found if match.kind in align.TARGETS]
 
     def planned(self, policy):
         """(completion, program)."""
         roles, options = ("unknown",) * len(self.problem[0].values), Options(policy=policy)
-        done = propagate(*self.problem, options)
+        done = propagate(*self.problem, CompletionOptions.of(options))
         return done, partition(done, roles, options)
 
     def wire_bytes(self, policy):

@@ -14,7 +14,7 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import MEMO
 from shardalg.graph.ops.canonicalize.normalise import normalise
 from shardalg.graph.tracing.trace import trace
-from shardalg.planner.propagate import Options, Strategy, propagate, resolve
+from shardalg.planner.propagate import CompletionOptions, Options, Strategy, propagate, resolve
 from shardalg.planner.propagate.gspmd import image, step, tuple_steps
 from shardalg.planner.propagate.layouts import Layouts
 from shardalg.planner.propagate.shardy import factors, lowered, shardy_module, worklist
@@ -47,7 +47,7 @@ def compared(name, policy):
     facts = corpus.facts(name)[f"cpu_{policy}"]
     if "completed" not in facts:  # one device's worth: XLA partitioned nothing
         return []
-    done = propagate(*recorded(name), Options(policy=policy))
+    done = propagate(*recorded(name), CompletionOptions.of(Options(policy=policy)))
     told = [eval(text, {"P": PartitionSpec, "PartitionSpec": PartitionSpec})
             for text in facts.get("output_shardings", ())]  # fmt: skip
     results = [

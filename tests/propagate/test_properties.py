@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Graph
 from shardalg.graph.ops.rows import rules
-from shardalg.planner.propagate import Options, border, propagate
+from shardalg.planner.propagate import CompletionOptions, Options, border, propagate
 from shardalg.planner.propagate.gspmd.fixpoint import Fixpoint
 from shardalg.planner.propagate.gspmd.index import index
 from shardalg.planner.propagate.gspmd.instructions import Instructions
@@ -118,7 +118,7 @@ def test_a_carry_has_one_layout(problem):
 @given(problems(), st.sampled_from(["gspmd", "shardy"]))
 @settings(max_examples=50)
 def test_the_merges_told_are_merges(problem, policy):
-    done = propagate(*problem, Options(policy=policy))
+    done = propagate(*problem, CompletionOptions.of(Options(policy=policy)))
     for _, first, second, both in done.merges:
         for a, b, c in zip(first.dims, second.dims, both.dims, strict=True):
             assert c == (a or b)
@@ -149,7 +149,7 @@ def reordered(problem, policy, seed):
     graph, given = replace(problem[0]), problem[1]  # a copy, which remembers no index
     order = any_order(random.Random(seed))
     with patch.object(Instructions, "in_order", order):
-        return propagate(graph, given, Options(policy=policy))
+        return propagate(graph, given, CompletionOptions.of(Options(policy=policy)))
 
 
 @given(problems(), st.sampled_from(["gspmd", "shardy"]), st.integers(0, 99))
@@ -160,7 +160,7 @@ def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
     It is the value that differs, or one that its layout depends on.
     """
     note(f"{policy}, seed {seed}")
-    first = propagate(*problem, Options(policy=policy))
+    first = propagate(*problem, CompletionOptions.of(Options(policy=policy)))
     second = reordered(problem, policy, seed)
     for value, layouts in enumerate(zip(first.shardings, second.shardings, strict=True)):
         if layouts[0] != layouts[1]:
@@ -175,7 +175,7 @@ def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
 @given(problems((MESH, Mesh({"x": 1, "y": 4}))), st.sampled_from(["gspmd", "shardy"]))
 def test_every_change_has_more_tiles(problem, policy):
     """Or as many on more axes, of size 1: Shardy's step passes these on too."""
-    done = propagate(*problem, Options(policy=policy))
+    done = propagate(*problem, CompletionOptions.of(Options(policy=policy)))
     tiles = {}
     for reason in done.history:
         count = math.prod(reason.layout.parts), sum(map(len, reason.layout.dims))

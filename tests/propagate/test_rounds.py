@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from shardalg.planner.propagate import Options, propagate
+from shardalg.planner.propagate import CompletionOptions, Options, propagate
 from tests.propagate.small import MESH, Builder, annotations, axes, layout
 
 POLICIES = ("gspmd", "shardy")
@@ -23,7 +23,7 @@ def added(first, second, policy):
     made = b.add(p, q)
     graph = b.graph(made)
     given = annotations(graph, given={0: first, 1: second})
-    return propagate(graph, given, Options(policy=policy)), (p, q), made
+    return propagate(graph, given, CompletionOptions.of(Options(policy=policy))), (p, q), made
 
 
 @pytest.mark.parametrize("policy", POLICIES)

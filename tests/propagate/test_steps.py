@@ -3,7 +3,7 @@
 import pytest
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.planner.propagate import Options, propagate
+from shardalg.planner.propagate import CompletionOptions, Options, propagate
 from tests.propagate.small import Builder, annotations, axes, layout
 
 
@@ -129,7 +129,7 @@ def test_an_annotated_argument_is_refined_on_the_way_where_another_is_open(polic
         graph = b.graph(b.node("tanh", (x,), (8, 8)), b_sum)
         given = {0: layout((8, 8), "x")} | ({} if open_argument else {1: layout((8, 8))})
         asked = annotations(graph, given=given, sites={0: layout((8, 8), "x", "y")})
-        done = propagate(graph, asked, Options(policy=policy))
+        done = propagate(graph, asked, CompletionOptions.of(Options(policy=policy)))
         assert axes(done.shardings[x]) == (("x",), ())
         assert done.reasons[x].kind == "annotated"
         return axes(done.results[0])
@@ -241,7 +241,7 @@ def test_axes_of_size_one_and_one_device_are_legal(axes_of_mesh):
     graph = b.graph(made)
     names = list(axes_of_mesh)
     given = {0: layout((8, 0), *names, mesh=mesh)}
-    done = propagate(graph, annotations(graph, given=given, mesh=mesh), Options())
+    done = propagate(graph, annotations(graph, given=given, mesh=mesh))
     assert done.shardings[made].parts == (1, 1)
 
 

@@ -36,7 +36,7 @@ def planned(name, strategy):
 
 def plan_function(fn, args, strategy, leaf_roles=None):
     graph = normalise(trace(fn, *args))
-    sharded = propagate(graph, resolve(graph, strategy), Options())
+    sharded = propagate(graph, resolve(graph, strategy))
     leaf_roles = leaf_roles or ("data",) * len(jax.tree.leaves(args))
     return partition(sharded, roles(graph, leaf_roles), Options()), graph, sharded
 

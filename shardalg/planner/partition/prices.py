@@ -26,7 +26,7 @@ from shardalg.planner.partition.choose.choices import ComponentCandidate
 from shardalg.planner.partition.choose.component import components
 from shardalg.planner.partition.emit.context import Cause, PartitionContext
 from shardalg.planner.pipeline import after_passes, partition
-from shardalg.planner.propagate.options import Options, Switches
+from shardalg.planner.propagate.options import DEFAULT_CHIP, Options, Switches
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.propagate.strategy import Annotations
 from shardalg.planner.reshard.links import links_on
@@ -203,7 +203,7 @@ def _move(
     last = context.move(first, source, target, Cause(None))
     block = Block((first,), tuple(context.instructions), (last,))
     program = SpmdProgram(source.mesh, tuple(context.locals), block, (source,), (target,))
-    return after_passes(program, graph, Options()), graph
+    return after_passes(program, graph, Switches(), DEFAULT_CHIP), graph
 
 
 def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[int]) -> float:

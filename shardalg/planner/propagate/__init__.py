@@ -44,13 +44,14 @@ open, and has its annotation again at the end (`border.settle`).
 from __future__ import annotations
 
 from shardalg.planner.propagate.complete import propagate
-from shardalg.planner.propagate.options import Options, Switches
+from shardalg.planner.propagate.options import CompletionOptions, Options, Switches
 from shardalg.planner.propagate.sharded import Conflict, Reason, ShardedGraph
 from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
 
 __all__ = [
     "Annotations",
     "Conflict",
+    "CompletionOptions",
     "Options",
     "Reason",
     "ShardedGraph",

@@ -26,7 +26,7 @@ from shardalg.planner.propagate.gspmd.tuple_steps import computations
 from shardalg.planner.propagate.history import Record, conflicts, history, merges
 from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims
-from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.options import CompletionOptions
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.propagate.shardy.edges import edge_index
 from shardalg.planner.propagate.shardy.worklist import Worklist
@@ -86,7 +86,7 @@ class Contested(Fixpoint):
         return []
 
 
-DEFAULT = Options()
+DEFAULT = CompletionOptions()
 
 
 class CompletionOrder(NamedTuple):
@@ -102,7 +102,7 @@ class CompletionOrder(NamedTuple):
     is_carried: bool = False
 
 
-WAYS = {
+ORDERS = {
     "paper": CompletionOrder(index, Contested, is_carried=True),
     "gspmd": CompletionOrder(computations, Fixpoint),
     "shardy": CompletionOrder(edge_index, Worklist),
@@ -112,7 +112,7 @@ WAYS = {
 def propagate(
     graph: Graph,
     annotations: Annotations,
-    options: Options = DEFAULT,
+    options: CompletionOptions = DEFAULT,
     *,
     table: Rules = rules,
     turned: frozenset[int] = frozenset(),
@@ -147,12 +147,12 @@ def propagate(
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
     layouts = Layouts(annotations.mesh, options.partitioner)
-    way = WAYS[options.way]
-    steps = way.steps(graph, table, border.told(graph, annotations, options.partitioner))
+    order = ORDERS[options.order]
+    steps = order.steps(graph, table, border.told(graph, annotations, options.partitioner))
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
-    fixpoint = way.order(steps, layouts, numbers, options.switches.priorities)
-    if options.way == "paper":
+    fixpoint = order.order(steps, layouts, numbers, options.priorities)
+    if options.order == "paper":
         fixpoint.turned = turned
     fixpoint.run()
     for now, rows in border.rounds(graph, annotations, steps):
@@ -160,7 +160,7 @@ def propagate(
             fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
     settled = border.settle(
-        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=way.is_carried
+        graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=order.is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, settled, own)
@@ -177,5 +177,5 @@ def propagate(
         partial(history, record),
         partial(conflicts, record),
         partial(merges, record),
-        contested=fixpoint.lost() if options.way == "paper" else frozenset(),
+        contested=fixpoint.lost() if options.order == "paper" else frozenset(),
     )

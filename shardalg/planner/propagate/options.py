@@ -19,7 +19,7 @@ class Policy(NamedTuple):
 
     Attributes:
       partitioner: whose borders and merges: "gspmd" or "shardy".
-      way: of `planner.propagate.complete.WAYS`, in which order layouts spread.
+      way: of `planner.propagate.complete.ORDERS`, in which order layouts spread.
       followed: whose layouts those are, in words.
       is_weighed: whether policy "cost" is never slower than it.
     """
@@ -337,6 +337,42 @@ class Options:
                 raise AttributeError(f"'Options' object has no attribute {name!r}")
             warn_renamed(f"options.{name}", f"options.switches.{name}")
             return getattr(self.switches, name)
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """The settings that completion reads; a key of the completions that several plans share.
+
+    Attributes:
+      partitioner: the partitioner whose borders and merges completion follows: "gspmd" or "shardy".
+      order: the order of visits, a key of `planner.propagate.complete.ORDERS`.
+      priorities: as in `Switches`.
+      hardware, pad_blocks, finite_sums: as in `Options` and `Switches`; the paper's completion
+        chooses by them the shardings of values that no annotation reaches.
+
+    >>> CompletionOptions.of(Options(policy="cost")) == CompletionOptions.of(Options())
+    True
+    """
+
+    partitioner: str = "gspmd"
+    order: str = "paper"
+    priorities: bool = True
+    hardware: str = DEFAULT_CHIP
+    pad_blocks: bool = True
+    finite_sums: bool = False
+
+    @staticmethod
+    def of(options: Options) -> CompletionOptions:
+        """Return the settings of a plan that completion reads."""
+        switches = options.switches
+        return CompletionOptions(
+            options.partitioner,
+            options.way,
+            switches.priorities,
+            options.hardware,
+            switches.pad_blocks,
+            switches.finite_sums,
+        )
 
 
 def _trips(given: Any) -> tuple[tuple[str, int], ...]:
