@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.named_functions import FUNCTIONS, Named
 from benchmarks.result import Result
 from shardalg.errors import ShardalgError
+from shardalg.plan.named_sizes import PRICES, guards_hold, planned_there
 from shardalg.plan.plan import Plan
 from shardalg.sizes.formula import Formula
 from shardalg.tables import Table
@@ -78,13 +79,13 @@ def seen(plan: Plan, point: dict[str, int]) -> Seen:
     """Ask a plan about a point, and compare it with a plan that is made there."""
     holds = plan.holds(**point)
     try:
-        there = plan._planned_at(point)
+        there = planned_there(plan, point)
     except ShardalgError as error:
         return Seen(holds, False, False, False, (type(error).__name__,))
-    kinds = [row["kind"] for row in there.changes if row["kind"] not in ("peak", "formula")]
+    kinds = [row["kind"] for row in there.changes if row["kind"] not in PRICES]
     different = [] if plan._named is None else list(differing(plan, there, point))
     why = tuple(dict.fromkeys(kinds)) or tuple(different)
-    quick = plan._guarded(point)
+    quick = guards_hold(plan, point)
     return Seen(holds, quick, not kinds, not different, why)
 
 

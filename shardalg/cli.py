@@ -13,22 +13,24 @@ from shardalg.errors import ShardalgError, TraceError
 from shardalg.graph.source import Sources
 from shardalg.graph.user_frames import user_lines
 from shardalg.lab.commands import calibrate, explore, paper, rank_strategies
-from shardalg.plan.commands import aot, compare_xla, explain, lemmas, plan, prove, run, timeline
-from shardalg.plan.commands.messages import UserProgramError, failed, in_options
+from shardalg.plan.commands import run
+from shardalg.plan.commands.messages import Command, UserProgramError, failed, in_options
+from shardalg.plan.commands.proving import LEMMAS_COMMAND, PROVE
+from shardalg.plan.commands.questions import AOT, COMPARE_XLA, EXPLAIN, PLAN, TIMELINE
 
 COMMANDS = {
-    "plan": plan,
-    "explain": explain,
-    "compare-xla": compare_xla,
-    "aot": aot,
-    "timeline": timeline,
-    "run": run,
-    "calibrate": calibrate,
-    "explore": explore,
-    "strategies": rank_strategies,
-    "paper": paper,
-    "prove": prove,
-    "lemmas": lemmas,
+    "plan": PLAN,
+    "explain": EXPLAIN,
+    "compare-xla": COMPARE_XLA,
+    "aot": AOT,
+    "timeline": TIMELINE,
+    "run": Command.of(run),
+    "calibrate": Command.of(calibrate),
+    "explore": Command.of(explore),
+    "strategies": Command.of(rank_strategies),
+    "paper": Command.of(paper),
+    "prove": PROVE,
+    "lemmas": LEMMAS_COMMAND,
 }
 WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
 STATUSES = """\
@@ -56,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"shardalg {__version__}")
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser)
-    for name, module in COMMANDS.items():
-        module.add_options(commands.add_parser(name, allow_abbrev=False, help=module.HELP))
+    for name, command in COMMANDS.items():
+        command.add_options(commands.add_parser(name, allow_abbrev=False, help=command.help))
     return top
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.errors import LoweringError, PlanFileError
-from shardalg.plan import plan_file
+from shardalg.plan import plan_file, running
 from shardalg.plan.explain import plan_summary
 
 MESH = sa.Mesh({"X": 2, "Y": 4})
@@ -217,7 +217,7 @@ def tried(content, path, name):
     except (PlanFileError, UserWarning):
         pass
     else:
-        assert as_json(loaded._inputs()) == as_json(content)
+        assert as_json(inputs_of(loaded)) == as_json(content)
     try:
         loaded = restored(path)
     except PlanFileError:
@@ -233,13 +233,18 @@ def restored(path):
         return sa.load_plan(path)
 
 
+def inputs_of(plan):
+    """The inputs of planning, as a file has them."""
+    return plan_file.inputs(plan._traced, plan._annotations, plan.options)
+
+
 def as_json(content):
     return json.loads(json.dumps({key: content[key] for key in content if key != "summary"}))
 
 
 def parts_agree(loaded, content, name):
     """The plan is what the file says, proved, and prints; only its own function is lowered."""
-    assert as_json(loaded._inputs()) == content
+    assert as_json(inputs_of(loaded)) == content
     report = loaded.verify()
     assert not [claim for claim in report.claims if claim.status == "refuted"], str(report)
     for table in ("shardings", "collectives", "warnings"):
@@ -250,7 +255,7 @@ def parts_agree(loaded, content, name):
     function = BASES[name][1]
     args = loaded.traced.symbols and None
     try:
-        bound = loaded._bound(function, args)
+        bound = running.bound(loaded, function, args)
     except LoweringError:
         return
     assert bound.hash == loaded.traced.hash

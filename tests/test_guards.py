@@ -18,6 +18,7 @@ from shardalg.lab import table1_strategies as table1
 from shardalg.models import training
 from shardalg.models.transformer import Config
 from shardalg.plan.explain import decisions
+from shardalg.plan.named_sizes import guards_hold
 from shardalg.plan.plan import Plan
 from shardalg.planner.stages import planned_at
 from shardalg.sizes.facts import BROKEN, WHOLE, Facts
@@ -81,7 +82,7 @@ def test_unchanged_plans_are_planned_only_when_asked_for(layer, monkeypatch):
     here = layer.at(B=11, S=19)
     assert not layer.holds(B=11, S=19)
     assert len(here.changes)
-    monkeypatch.setattr(importlib.import_module("shardalg.plan.plan"), "planned_at", None)
+    monkeypatch.setattr(importlib.import_module("shardalg.plan.named_sizes"), "planned_at", None)
     same = layer.at(H=232)
     assert not len(same.changes)
     with pytest.raises(TypeError):
@@ -187,7 +188,7 @@ def test_sizes_made_in_python_are_traced_again():
     assert len(plan.symbols.constants)
     assert plan.holds(X=4)
     assert plan.holds(M=64)
-    assert not plan._guarded(plan_point(plan, {"M": 64}))
+    assert not guards_hold(plan, plan_point(plan, {"M": 64}))
     assert not len(plan.at(M=64).changes)
     # 3 + B // 5 is 4 up to B = 9, and 5 there.
     assert plan.holds(B=6)
@@ -376,7 +377,7 @@ def test_no_decision_may_turn_on_a_question_that_does_not_matter():
         in_shardings=(P("X"), P(None, "Y")),
     )
     points = [{"X": 4}, {"Y": 8}, {"X": 16}, {"Y": 2}, {"B": 96, "X": 4, "V": 768}]
-    assert [point for point in points if not plan._guarded(plan_point(plan, point))]
+    assert [point for point in points if not guards_hold(plan, plan_point(plan, point))]
     for point in points:
         assert plan.holds(**point), point
         right(plan, there(plan, point)[0], point)

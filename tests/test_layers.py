@@ -266,18 +266,13 @@ def test_no_folder_is_crowded():
 
 # Names that two files bear, and the one meaning that they share.
 SAME_MEANING = {
-    "aot": "compiling for chips that are not here; its command",
     "collectives": "collectives: their prices; as calls of jax",
-    "compare_xla": "a plan compared with XLA's; its command",
     "digits": "digits of a partition id; lemmas of them",
     "explore": "the exploration of a Transformer; its command",
     "manual": "a manual region (`shard_map`): traced; as instructions",
     "pipeline": "stages in their order: the passes over a program; the layers of a model",
-    "plan": "the Plan; the command that makes one",
-    "prove": "proofs of answers about shardings; their command",
     "run": "a program on the host; the command that runs one on devices",
     "tables": "the type of every table; the tables of a plan",
-    "timeline": "when each pipeline stage does what; its command",
     "window": "a window over a dimension; the operators that have one",
     "windows": "a dimension that is read through a window: its row; planned",
 }

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 import shardalg as sa
 from shardalg.costs import hardware
 from shardalg.errors import LoweringError, PlanFileError
-from shardalg.plan import plan as plan_module
-from shardalg.plan import plan_file
+from shardalg.plan import plan_file, planning
 from tests import plan_edits, small_step
 from tests.small_step import MESH
 
@@ -384,7 +383,7 @@ def test_an_error_inside_planning_is_one_of_the_file(path, monkeypatch):
     def broken(*_):
         raise KeyError("inside")
 
-    monkeypatch.setattr(plan_module, "from_annotations", broken)
+    monkeypatch.setattr(planning, "planned_annotations", broken)
     with pytest.raises(PlanFileError, match=r"plan\.json: its content is no plan \(KeyError: 'ins"):
         sa.load_plan(path)
 

@@ -9,21 +9,23 @@ A plan beside what XLA makes of the same function: layouts value by value, bytes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import isclose
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import MovedValue
 from shardalg.errors import ShardalgError
 from shardalg.graph.ir import Graph
 from shardalg.graph.modules import modules
+from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.lower.xla_dump.hlo_text import parse_leaves
 from shardalg.plan.explain.why_not import annotated_as
+from shardalg.plan.running import bound
 from shardalg.planner.stages import Stages, planned
 from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.planner.trips import while_loops
@@ -32,7 +34,10 @@ from shardalg.show.tables import beside, collectives
 from shardalg.sizes.amounts import number
 from shardalg.tables import Answer, Parts, Table, bytes_text
 from shardalg.xla.align import Match, matches
-from shardalg.xla.dump import Completion, node_of
+from shardalg.xla.dump import Completion, ask, node_of
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
 
 _WARNING = re.compile(
     r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from "
@@ -281,6 +286,33 @@ def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -
     """
     found = matches(trials.stages.sharded, told.module, told.results)
     return BesideXla(told.partitioner, found, told, trials, apart)
+
+
+def compared(
+    plan: Plan,
+    partitioner: str | None,
+    *,
+    apart: bool,
+    fn: Callable[..., Any] | None,
+    args: Sequence[Any] | None,
+) -> BesideXla:
+    """Ask XLA for its partitioning, and compare a plan with it; see `Plan.compare_xla`.
+
+    The plan remembers the wire bytes of XLA's program for `Plan.beside_jit`.
+
+    Raises:
+      LoweringError: this jax lacks the partitioner, XLA ends without an answer, or one device.
+    """
+    traced = bound(plan, fn, args)
+    # XLA partitions the function as it is written: the planner's own rewrite of transforms into
+    # stages is not part of the question.
+    graph = traced.whole or traced.graph
+    whose = installed_partitioner() if partitioner is None else partitioner
+    asked = (graph, plan._annotations, whose)
+    told = ask(*asked, () if apart else None)
+    found = compare(plan._trials, told, partial(ask, *asked, ()))
+    plan._told[whose] = found.xla_wire_bytes
+    return found
 
 
 def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.cost import Cost
-from shardalg.costs.topology import machine
-from shardalg.plan.explain.switches import cheaper_policy
+from shardalg.costs.topology import OF_OPTIONS, chip_text, machine
+from shardalg.plan.named_sizes import PRICES, hints_text
+from shardalg.plan.pricing import chip_of, cost_on
+from shardalg.plan.running import verified_text
+from shardalg.planner.trips import while_loops
 from shardalg.sizes.amounts import number
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardalg.costs.hardware import Hardware
     from shardalg.costs.topology import Topology
     from shardalg.plan.plan import Plan
+    from shardalg.show.figures import DrawnPlan
+    from shardalg.spmd.instruction import Instruction
 
 AXIS_COLUMNS = ("mesh_axes", "devices", "collectives", "wire_bytes_per_step", "sent", "time")
 WARNED = ("op", "source", "warning", "remedy")
@@ -102,6 +110,8 @@ class Overview(Answer):
     @cached_property
     def cheaper(self) -> str:
         """The other policy that is more than a tenth cheaper, with an annotation; "" for none."""
+        from shardalg.plan.explain.switches import cheaper_policy
+
         return cheaper_policy(self.plan._trials, self.hardware)
 
     @property
@@ -127,3 +137,101 @@ class Overview(Answer):
         once = (self.counted_once,) if self.counted_once else ()
         tried = (self.tried_on,) if others and self.tried_on else ()
         return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
+
+
+AT_THE_BORDER = "arguments and results"
+"""The group of the instructions that belong to no operator, on a plan's page."""
+
+
+def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:
+    """Return the overview of a plan on a chip; None: the chip of the plan's options.
+
+    A chip that is asked for must have a peak for the item types of the function's products.
+    """
+    text = chip_of(plan, hardware)
+    if hardware is not None:
+        return Overview(plan, plan.cost(hardware), hardware, text)
+    chip = plan.options.hardware
+    return Overview(plan, cost_on(plan, machine(chip)), chip, text)
+
+
+def headline(plan: Plan) -> str:
+    """Return the plan in one line: mesh, chip, sizes, bytes sent, and how far it is verified."""
+    from shardalg.show import tables
+
+    table = tables.collectives(plan.program, plan.graph)
+    moved = sum(row["wire_bytes_per_step"] for row in table)
+    hints = hints_text(plan, (n for n in plan.sizes if n not in plan.mesh.axis_names))
+    notes = [f"at the hints {hints}"] if hints else []
+    # Prices differ because decisions do: rows of prices are counted only in the absence of others.
+    decided = [row for row in plan.changes if row["kind"] not in PRICES]
+    if decided:
+        notes += [f"{counted(len(decided), 'decision')} changed"]
+    elif len(plan.changes):
+        notes += [f"{counted(len(plan.changes), 'formula')} changed"]
+    unknown = [loop for loop in while_loops(plan.graph) if loop.iterations is None]
+    notes += [f"one iteration of {loop.text} ({loop.name})" for loop in unknown]
+    sizes = ((len(plan.graph.nodes), "node"), (len(table), "collective"))
+    counts = ", ".join(counted(n, what) for n, what in sizes)
+    chip = chip_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS)
+    return (
+        f"Plan on {plan.mesh!r} for {chip}, layouts {plan.options.followed}: {counts}, "
+        f"{bytes_text(moved)} sent per device and step, "
+        f"{', '.join([verified_text(plan), *notes])}"
+    )
+
+
+def plan_page(plan: Plan) -> str:
+    """Return the overview and the folded program as HTML."""
+    from shardalg.show.program_view import ProgramView
+
+    key = f"p{id(plan):x}"
+    path = partial(path_of, plan)
+    view = ProgramView(plan.program, plan.graph, plan.listing(), path, key)
+    return f"{plan.overview()._repr_html_()}\n{view.to_html()}"
+
+
+def path_of(plan: Plan, instruction: Instruction) -> tuple[str, ...]:
+    """Return the groups of an instruction: its phase, its modules, and its source line."""
+    from shardalg.graph.modules import modules
+
+    if instruction.node is None:
+        return (AT_THE_BORDER,)
+    node = plan.graph.nodes[instruction.node]
+    module = modules(plan.graph)[node.index]
+    return tuple(filter(None, (instruction.phase, *module.split("/"), node.source)))
+
+
+def draw(
+    plan: Plan, show: str | None, module: str | None, letters: Mapping[str, int] | None
+) -> Figure:
+    """Return the program as a figure; see `Plan.draw`.
+
+    Raises:
+      TableError: `show` or `module` names nothing that there is.
+    """
+    from shardalg.show.figures import draw_plans
+
+    drawn = drawn_plan(plan)
+    title = drawn.note if module is None else f"{module} of {drawn.note}"
+    return draw_plans({title: drawn}, show=show, module=module, letters=letters)
+
+
+def draw_several(plans: Mapping[str, Plan], **options: Any) -> Figure:
+    """Return several plans in one figure, each under its title."""
+    from shardalg.show.figures import draw_plans
+
+    return draw_plans({name: drawn_plan(plan) for name, plan in plans.items()}, **options)
+
+
+def drawn_plan(plan: Plan) -> DrawnPlan:
+    """Return a plan's program with the title of its drawing."""
+    from shardalg.show.figures import DrawnPlan
+
+    cost = cost_on(plan, machine(plan.options.hardware))
+    numbers = cost.at_hints
+    note = (
+        f"{plan.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "
+        f"{seconds_text(numbers.step_time_s)} on {cost.machine_text}"
+    )
+    return DrawnPlan(plan.program, plan.graph, note)

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.collective_seconds import collective_s
-from shardalg.costs.topology import Topology
+from shardalg.costs.topology import Topology, machine
 from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective
 from shardalg.plan.explain.warnings.roundabout import WARNING_COLUMNS
@@ -25,6 +25,10 @@ from shardalg.sizes.amounts import number
 from shardalg.sizes.recorded import total
 from shardalg.tables import Table, bytes_text
 from shardalg.xla.least.least_sent import least_sent
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+    from shardalg.tables import DataFrame
 
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
@@ -139,6 +143,20 @@ def _row(program: str, layouts: str, amounts: StepBytes) -> tuple[Any, ...]:
 PRICED_COLUMNS = ("kind", "mesh_axes", "executions", "wire_bytes_per_step", "time_s")
 _SUB_AXIS = re.compile(r"(?P<name>.+):\((?P<pre>\d+)\)(?P<size>\d+)")
 UNNAMED = "?"
+
+
+def beside_jit(plan: Plan) -> OwnJit:
+    """Return a plan beside the own `jax.jit`, with XLA's own bytes if `compare_xla` was called."""
+    told = plan._told.get(installed_partitioner())
+    return plan._under_jit if told is None else replace(plan._under_jit, asked=told)
+
+
+def cost_of_xla(
+    plan: Plan, hardware: str | Hardware | Topology, partitioner: str | None
+) -> DataFrame:
+    """Return the collectives of XLA's own program with our prices; see `Plan.cost_of_xla`."""
+    told = plan.compare_xla(partitioner).told
+    return xla_prices(told.collectives, told.mesh, machine(hardware)).df
 
 
 def xla_prices(

@@ -1,35 +1,38 @@
-"""The Plan: one JAX function on one mesh under one strategy, and all that can be asked of it."""
+"""The Plan: one JAX function on one mesh under one strategy, with a method for each question.
+
+Bodies are in files that are named by the question: `planning`, `named_sizes`, `pricing`, `running`,
+`overview`, `own_jit`, `compare_xla`, `plan_file` and `explain`. They load with the first question.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.matrix_unit import check_products
-from shardalg.costs.topology import OF_OPTIONS, chip_text, machine, machine_text
-from shardalg.errors import LoweringError, PlanFileError, ShardalgError, StrategyError
+from shardalg.errors import StrategyError
 from shardalg.graph.ir import Graph
-from shardalg.graph.tracing.parts import installed_partitioner
-from shardalg.graph.user_frames import passed_on
 from shardalg.plan import plan_file
-from shardalg.planner.calls.meshes import placed
-from shardalg.planner.calls.user_call import opened
-from shardalg.planner.propagate.options import Options, options_from
+from shardalg.plan.planning import (
+    one_strategy,
+    planned_annotations,
+    planned_call,
+    replanned,
+    unknown_keywords,
+)
+from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.sharded import ShardedGraph
-from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve, strategy_from
-from shardalg.planner.stages import NO_CHANGES, Stages, planned, planned_at, priced, restated
-from shardalg.planner.traced import Traced, trace_call, with_own
-from shardalg.planner.trips import while_loops
+from shardalg.planner.propagate.strategy import Annotations, Strategy
+from shardalg.planner.stages import NO_CHANGES, Stages
+from shardalg.planner.traced import Traced
 from shardalg.renamed import also_without_call
 from shardalg.spmd.program import SpmdProgram
-from shardalg.tables import Table, bytes_text, counted, seconds_text
+from shardalg.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,12 +57,10 @@ if TYPE_CHECKING:
     from shardalg.plan.plan_file import PlanFile
     from shardalg.planner.pipeline import ProgramStages
     from shardalg.planner.trials import Trials
-    from shardalg.show.figures import DrawnPlan
     from shardalg.show.html import Listing
     from shardalg.show.timeline import Timeline
     from shardalg.sizes.decided import Guards
     from shardalg.sizes.symbolic.symbols import Symbols
-    from shardalg.spmd.instruction import Instruction
     from shardalg.tables import DataFrame
     from shardalg.verify.report import Report
     from shardalg.xla.aot_answer import BesideCompiler
@@ -69,21 +70,7 @@ OLD_NAMES = frozenset({
     "traced", "annotations", "sharded", "symbols", "symbolised", "named",
     "collectives_table", "conditions_table", "warnings_table",
 })  # fmt: skip
-
-"""What a plan is made of, once without an underscore; still found so for one version."""
-
-AT_THE_BORDER = "arguments and results"
-
-
-def _per_execution(total: Any, executions: int) -> Any:
-    """Return bytes of one execution: whole where they divide."""
-    executions = max(executions, 1)
-    return total / executions if total % executions else total // executions
-
-
-_KEPT = 8
-
-"""Sweeps of other sizes, chips or fixed sizes whose programs a plan keeps."""
+"""Internals that once had names without an underscore, which still work for one version."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,24 +120,16 @@ class Plan:
     @cached_property
     def _symbolised(self) -> Symbolised | None:
         """The program with a formula for each of its sizes; None in a plan in numbers."""
-        if not self._stages.is_named:
-            return None
-        from shardalg.costs.symbolic import Sizes, symbolise
-        from shardalg.planner.guards import recorded_shapes
+        from shardalg.plan.named_sizes import symbolised
 
-        sizes = Sizes.of(self._symbols.lifted, self.mesh.sizes)
-        recorded = partial(recorded_shapes, self._stages, self.options, sizes)
-        return symbolise(self.program, self.graph, sizes, recorded)
+        return symbolised(self)
 
     @property
     def _named(self) -> Symbolised | None:
         """The same as `_symbolised`; None also where some size has no formula."""
-        from shardalg.sizes.formula import FormulaError
+        from shardalg.plan.named_sizes import symbolised_or_none
 
-        try:
-            return self._symbolised
-        except FormulaError:
-            return None
+        return symbolised_or_none(self)
 
     @property
     def program(self) -> SpmdProgram:
@@ -166,15 +145,6 @@ class Plan:
     def graph(self) -> Graph:
         """The traced function."""
         return self._traced.graph
-
-    def _bound(self, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-        if self._traced.call is not None and fn is None:
-            return self._traced
-        if fn is None:
-            raise LoweringError(
-                "a loaded plan has no function to run: pass it, as plan.lower(fn=train_step)."
-            )
-        return self._traced.bound(fn, args, self.mesh.shape)
 
     def __dir__(self) -> list[str]:
         """What can be asked: no internals."""
@@ -217,21 +187,7 @@ class Plan:
         >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
         True
         """
-        options = options_from(options or self.options)
-        if strategy is not None:
-            if mesh is not None:
-                raise StrategyError(
-                    "replan() takes a strategy, which has a mesh, or a mesh: give one of both."
-                )
-            strategy = strategy_from(strategy)
-            traced = self._traced.on(strategy.mesh, before=self.mesh)
-            return _planned(traced, strategy, options)
-        if mesh is None:
-            return from_annotations(self._traced, self._annotations, options)
-        there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
-        traced = self._traced.on(there, before=self.mesh)
-        asked = restated((self.graph, traced.graph), self._annotations, there, traced.first_mesh)
-        return from_annotations(traced, asked, options)
+        return _plan_of(*replanned(self, strategy, mesh, options))
 
     def at(self, **sizes: int) -> Plan:
         """The same plan in numbers, where these names have these sizes; others have their hints.
@@ -257,42 +213,14 @@ class Plan:
         >>> plan.at(B=32, X=2)
         Plan on Mesh(X=2) for 2 x tpu_v3 (the default chip; devices of the mesh), ...
         """
-        from shardalg.sizes.symbolic.symbols import point_of
+        from shardalg.plan.named_sizes import plan_at
 
-        point = point_of(self.sizes, sizes)
-        if self._guarded(point):
-            return Plan(self.options, lambda: planned_at(self._stages, point, self.options)[0])
-        here = self._planned_at(point)
-        found = here.changes
-        decided = [row for row in found if row["kind"] not in ("peak", "formula")]
-        if self.options.strict and decided:
-            raise StrategyError(
-                f"strict=True, and {len(decided)} decisions at {point} are others than at the "
-                f"hints:\n{found}\nPlan at these sizes, or allow it."
-            )
-        return here
-
-    def _planned_at(self, point: Mapping[str, int]) -> Plan:
-        """Return the plan there, with its changes; of the last point it is kept."""
-        key = tuple(point.items())
-        if key not in self._last_made:
-            self._last_made.clear()
-            self._last_made[key] = self._made_at(point)
-        return self._last_made[key]
+        return plan_at(self, sizes)
 
     @cached_property
     def _last_made(self) -> dict[tuple[tuple[str, int], ...], Plan]:
         """The plan at the last point, for `holds` and `at` ask one after the other."""
         return {}
-
-    def _made_at(self, point: Mapping[str, int]) -> Plan:
-        stages, constant = planned_at(self._stages, point, self.options)
-        here = _checked(stages, self.options)
-        both = self._stages, stages
-        from shardalg.plan.explain import decisions
-
-        found = decisions.changes(*both, self._named, point=point, constant=constant)
-        return replace(here, changes=found)
 
     def holds(self, **sizes: int) -> bool:
         """Return whether no decision changes where these names have these sizes.
@@ -308,42 +236,14 @@ class Plan:
         Raises:
           SymbolError: a name that the plan does not have, a size below 1.
         """
-        from shardalg.sizes.symbolic.symbols import point_of
+        from shardalg.plan.named_sizes import holds
 
-        point = point_of(self.sizes, sizes)
-        if self._guarded(point):
-            return True
-        key = tuple(point.items())
-        if key not in self._compared:
-            self._compared[key] = self._is_same_at(point)
-        return self._compared[key]
+        return holds(self, sizes)
 
     @cached_property
     def _compared(self) -> dict[tuple[tuple[str, int], ...], bool]:
         """The points at which a plan was made and compared."""
         return {}
-
-    def _is_same_at(self, point: Mapping[str, int]) -> bool:
-        """Return whether a plan made at the point decides and costs the same as the formulas say.
-
-        The place of the peak is no decision: it may change if its bytes do not.
-        """
-        from shardalg.planner.guards import formulas_hold
-
-        if not self.is_symbolic:
-            return False
-        try:
-            here = self._planned_at(point)
-        except ShardalgError:
-            # The function is another program there, or a loaded plan has no function to trace.
-            return False
-        if any(row["kind"] != "peak" for row in here.changes):
-            return False
-        named = self._named
-        if named is None:
-            return False
-        chip = machine(self.options.hardware)
-        return formulas_hold(named, (self._cost(chip), here._cost(chip)), here.program, point)
 
     def diff(self, other: Plan) -> PlanDifference:
         """Values, collectives, bytes and memory in which another plan differs.
@@ -359,7 +259,9 @@ class Plan:
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
         """Pickled, a plan is its file: it comes back as `load_plan` gives it."""
-        return _from_bytes, (self._file.text.encode(),)
+        from shardalg.plan.explain.plan_summary import file_of
+
+        return _from_bytes, (file_of(self).text.encode(),)
 
     def __deepcopy__(self, memo: object = None) -> Plan:
         """A plan never changes: its copy is itself."""
@@ -368,29 +270,9 @@ class Plan:
     __copy__ = __deepcopy__
 
     def __repr__(self) -> str:
-        from shardalg.show import tables
+        from shardalg.plan.overview import headline
 
-        table = tables.collectives(self.program, self.graph)
-        moved = sum(row["wire_bytes_per_step"] for row in table)
-        hints = self._hints(n for n in self.sizes if n not in self.mesh.axis_names)
-        notes = [f"at the hints {hints}"] if hints else []
-        # Prices differ because decisions do: such rows are counted where no decision is.
-        decided = [row for row in self.changes if row["kind"] not in ("peak", "formula")]
-        if decided:
-            notes += [f"{counted(len(decided), 'decision')} changed"]
-        elif len(self.changes):
-            notes += [f"{counted(len(self.changes), 'formula')} changed"]
-        unknown = [loop for loop in while_loops(self.graph) if loop.iterations is None]
-        notes += [f"one iteration of {loop.text} ({loop.name})" for loop in unknown]
-        sizes = ((len(self.graph.nodes), "node"), (len(table), "collective"))
-        counts = ", ".join(counted(n, what) for n, what in sizes)
-        whose = self.options.followed
-        chip = chip_text(self.options.hardware, self.mesh.size, OF_OPTIONS)
-        return (
-            f"Plan on {self.mesh!r} for {chip}, layouts {whose}: {counts}, "
-            f"{bytes_text(moved)} sent per device and step, "
-            f"{', '.join([self._verified(), *notes])}"
-        )
+        return headline(self)
 
     def overview(self, hardware: str | Hardware | None = None) -> Overview:
         """A sentence, bytes and seconds per axis, what the own `jax.jit` sends, and warnings.
@@ -410,20 +292,14 @@ class Plan:
         mesh_axes  devices  collectives  sent  time
         X                2            1  64 B  ...
         """
-        from shardalg.plan.overview import Overview
+        from shardalg.plan.overview import overview
 
-        text = self._machine_text(hardware)
-        if hardware is not None:
-            return Overview(self, self.cost(hardware), hardware, text)
-        chip = self.options.hardware
-        return Overview(self, self._cost(machine(chip)), chip, text)
+        return overview(self, hardware)
 
     def _repr_html_(self) -> str:
-        from shardalg.show.program_view import ProgramView
+        from shardalg.plan.overview import plan_page
 
-        key = f"p{id(self):x}"
-        view = ProgramView(self.program, self.graph, self.listing(), self._path, key)
-        return f"{self.overview()._repr_html_()}\n{view.to_html()}"
+        return plan_page(self)
 
     def draw(
         self,
@@ -456,38 +332,15 @@ class Plan:
         Mesh(X=2): 64 B sent per device and step, 1 µs on 2 x
         tpu_v3 (the default chip; ...
         """
-        from shardalg.show.figures import draw_plans
+        from shardalg.plan.overview import draw
 
-        drawn = self._drawn_plan()
-        title = drawn.note if module is None else f"{module} of {drawn.note}"
-        return draw_plans({title: drawn}, show=show, module=module, letters=letters)
-
-    def _drawn_plan(self) -> DrawnPlan:
-        from shardalg.show.figures import DrawnPlan
-
-        cost = self._cost(machine(self.options.hardware))
-        numbers = cost.at_hints
-        note = (
-            f"{self.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "
-            f"{seconds_text(numbers.step_time_s)} on {cost.machine_text}"
-        )
-        return DrawnPlan(self.program, self.graph, note)
+        return draw(self, show, module, letters)
 
     @staticmethod
     def _drawn(things: Mapping[str, Plan], **options: Any) -> Figure:
-        from shardalg.show.figures import draw_plans
+        from shardalg.plan.overview import draw_several
 
-        return draw_plans({name: each._drawn_plan() for name, each in things.items()}, **options)
-
-    def _path(self, instruction: Instruction) -> tuple[str, ...]:
-        """Where an instruction belongs: its phase, the modules, and the line that it is for."""
-        from shardalg.graph.modules import modules
-
-        if instruction.node is None:
-            return (AT_THE_BORDER,)
-        node = self.graph.nodes[instruction.node]
-        module = modules(self.graph)[node.index]
-        return tuple(filter(None, (instruction.phase, *module.split("/"), node.source)))
+        return draw_several(things, **options)
 
     def __str__(self) -> str:
         own = self._own_jit
@@ -505,7 +358,7 @@ class Plan:
 
     def listing(self) -> Listing:
         """The same for a notebook, where pointing at a value shows the chain behind its layout."""
-        from shardalg.plan.explain.listing import program_listing
+        from shardalg.plan.explain.disagreements import program_listing
 
         return program_listing(self.program, self._sharded)
 
@@ -573,15 +426,9 @@ class Plan:
              module       kind mesh_axes  executions  wire_bytes_per_step
            layers_0 all_gather         X           1                  128
         """
-        from shardalg.show import tables
-        from shardalg.show.formatting import with_borders
-        from shardalg.show.tables import check_by
+        from shardalg.plan.pricing import collectives
 
-        if check_by(by):
-            return tables.collectives_by_module(self._collectives_table).df
-        found = self._collectives_table
-        made = found if self._stages.is_named else with_borders(found, self.program, self.graph)
-        return made.df
+        return collectives(self, by)
 
     @cached_property
     def _collectives_table(self) -> Table:
@@ -612,10 +459,9 @@ class Plan:
         of the step.
         Sizes that have names are at their hints.
         """
-        from shardalg.show.formatting import formatting
+        from shardalg.plan.pricing import formatting
 
-        cost = None if hardware is None else priced(self._traced, self.program, hardware)
-        return formatting(self.program, self.graph, cost).df
+        return formatting(self, hardware)
 
     def cost(
         self, hardware: str | Hardware | Topology | None = None, *, overlap: str = "none"
@@ -636,36 +482,9 @@ class Plan:
           HardwareError: an unknown chip, a mesh that does not tile the topology, or products of an
             item type for which the chip has no peak (what a plan prints takes its slowest one).
         """
-        chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
-        check_products(self.graph, chip.chip)
-        return self._cost(chip, overlap=overlap, text=self._machine_text(hardware))
+        from shardalg.plan.pricing import cost
 
-    def _cost(
-        self, chip: Hardware | Topology, *, overlap: str = "none", text: str | None = None
-    ) -> Cost:
-        """The same, where products of a type without a peak take the chip's slowest one.
-
-        Args:
-          text: names the machine and its source; None is the machine of the plan's options.
-        """
-        from shardalg.show.tables import costs_by_module
-
-        program = self._symbolised or self.program
-        made = priced(self._traced, program, chip, overlap=overlap)
-        from shardalg.costs.cost import Elsewhere
-
-        elsewhere = Elsewhere(lambda point: self._fits(chip, point))
-        by_module = partial(costs_by_module, self._stages, chip)
-        text = self._machine_text(None) if text is None else text
-        return replace(made, by_module=by_module, elsewhere=elsewhere, machine=text)
-
-    def _fits(self, chip: Hardware | Topology, point: Mapping[str, int]) -> bool:
-        """Whether a device holds the plan at other sizes; False where there is none."""
-        try:
-            here, _ = planned_at(self._stages, point, self.options)
-            return bool(priced(here.traced, here.program, chip).fits)
-        except ShardalgError:
-            return False
+        return cost(self, hardware, overlap)
 
     def timeline(self, hardware: str | Hardware | Topology | None = None) -> Timeline:
         """What the devices of each pipeline stage do when: a table, a figure, a Chrome trace.
@@ -679,19 +498,9 @@ class Plan:
         Raises:
           HardwareError: as `cost` does.
         """
-        from shardalg.costs.pipelines.events import events
-        from shardalg.show.timeline import Timeline
+        from shardalg.plan.pricing import timeline
 
-        given = machine(self.options.hardware if hardware is None else hardware)
-        check_products(self.graph, given.chip)
-        of = f"predicted on {self._machine_text(hardware)}"
-        return Timeline(events(self.program, self.graph, given), str(self.program.mesh), of)
-
-    def _machine_text(self, hardware: object) -> str:
-        """Return the chip, the number of devices, and where both come from."""
-        if hardware is not None:
-            return machine_text(hardware, self.mesh.size)  # type: ignore[arg-type]
-        return machine_text(self.options.hardware, self.mesh.size, OF_OPTIONS)
+        return timeline(self, hardware)
 
     @property
     def memory(self) -> Liveness:
@@ -730,12 +539,9 @@ class Plan:
         >>> print(plan.explain(0).change)
         argument x as [None, X] instead of [X, None]
         """
-        from shardalg.plan.explain.collective import explain_collective
-        from shardalg.plan.explain.explained import explanation
+        from shardalg.plan.explain.collective import explain
 
-        if isinstance(what, str):
-            return explanation(self._sharded, what)
-        return explain_collective(self._trials, self._collectives_table, what, thorough=thorough)
+        return explain(self, what, thorough=thorough)
 
     def why_not(self, value: str, spec: object) -> WhyNot:
         """Why a value does not have a layout, and what would change if it were annotated so.
@@ -771,32 +577,16 @@ class Plan:
         >>> plan.warnings()[["warning", "redundant_flops"]].values.tolist()
         [['idle axis Y: 2 devices along it compute the same', 256]]
         """
-        table = self._warnings_table
-        steps = zip(table["wire_bytes_per_step"], table["executions"], strict=True)
-        return table.whole_df.assign(wire_bytes=[_per_execution(*pair) for pair in steps])
+        from shardalg.plan.explain.warnings import warnings_frame
+
+        return warnings_frame(self)
 
     @cached_property
     def _warnings_table(self) -> Table:
         """The table behind `warnings()`."""
-        from shardalg.plan.explain.warnings import roundabout
-        from shardalg.plan.explain.warnings.held import held_rows
-        from shardalg.plan.explain.warnings.idle import idle_rows, stack_rows
-        from shardalg.plan.explain.warnings.whole import whole_rows
+        from shardalg.plan.explain.warnings import warnings_table
 
-        fallbacks = roundabout.warnings(self.program, self.graph)
-        quiet = (*roundabout.unread(self.graph).rows, *roundabout.left_out(self.graph).rows)
-        own = self._own_jit.warnings()
-        held = held_rows(self._trials)
-        idle = (*idle_rows(self._trials), *whole_rows(self._trials))
-        stacked = stack_rows(self._trials)
-        trips = roundabout.unknown_trips(self.program, self.graph).rows
-        saved = [
-            ("plan file", "", 1, 0, text, "save the plan again", 0) for text in self._since_saved
-        ]
-        found = (
-            *saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own.rows
-        )  # fmt: skip
-        return Table(fallbacks.columns, found)
+        return warnings_table(self)
 
     def beside_jit(self) -> DataFrame:
         """This plan beside what the same annotations give under the user's own `jax.jit`.
@@ -818,8 +608,9 @@ class Plan:
     @property
     def _own_jit(self) -> OwnJit:
         """This plan beside the own `jax.jit`, as far as it is known."""
-        told = self._told.get(installed_partitioner())
-        return self._under_jit if told is None else replace(self._under_jit, asked=told)
+        from shardalg.plan.own_jit import beside_jit
+
+        return beside_jit(self)
 
     @cached_property
     def _under_jit(self) -> OwnJit:
@@ -872,18 +663,9 @@ class Plan:
         all_reduce  X                   1               1                   64  ...
         all                             1               1                   64  ...
         """
-        from shardalg.plan.compare_xla import compare
-        from shardalg.xla.dump import ask
+        from shardalg.plan.compare_xla import compared
 
-        traced = self._bound(fn, args)
-        # XLA is asked for the function as it is written: not for its transforms in stages
-        graph = traced.whole or traced.graph
-        whose = installed_partitioner() if partitioner is None else partitioner
-        asked = (graph, self._annotations, whose)
-        told = ask(*asked, () if apart else None)
-        found = compare(self._trials, told, partial(ask, *asked, ()))
-        self._told[whose] = found.xla_wire_bytes
-        return found
+        return compared(self, partitioner, apart=apart, fn=fn, args=args)
 
     def cost_of_xla(
         self, hardware: str | Hardware | Topology, partitioner: str | None = None
@@ -900,11 +682,9 @@ class Plan:
         >>> plan.cost_of_xla("tpu_v3")[["kind", "wire_bytes_per_step"]].values.tolist()
         [['all_reduce', 64], ['all', 64]]
         """
-        from shardalg.costs.topology import machine
-        from shardalg.plan.own_jit import xla_prices
+        from shardalg.plan.own_jit import cost_of_xla
 
-        told = self.compare_xla(partitioner).told
-        return xla_prices(told.collectives, told.mesh, machine(hardware)).df
+        return cost_of_xla(self, hardware, partitioner)
 
     @cached_property
     def _trials(self) -> Trials:
@@ -920,11 +700,9 @@ class Plan:
     @cached_property
     def sizes(self) -> dict[str, Size]:
         """Every named size, of dimensions and axes, with its hint; empty in a plan in numbers."""
-        if not self.is_symbolic:
-            return {}
-        from shardalg.sizes.symbolic.symbols import named_sizes
+        from shardalg.plan.named_sizes import sizes_of
 
-        return named_sizes(self._symbols, self.mesh)
+        return sizes_of(self)
 
     @also_without_call
     def constants(self) -> DataFrame:
@@ -958,11 +736,9 @@ class Plan:
     @cached_property
     def _conditions_table(self) -> Table:
         """The table behind `conditions`; empty in a plan in numbers."""
-        from shardalg.plan import plan_conditions
+        from shardalg.plan.named_sizes import conditions_table
 
-        if self._symbolised is None:
-            return plan_conditions.NO_CONDITIONS
-        return plan_conditions.conditions(self._symbolised, self._guards, self.options)
+        return conditions_table(self)
 
     @property
     def unguarded(self) -> str:
@@ -973,12 +749,9 @@ class Plan:
         """
         return self._recorded[1]
 
-    def _guarded(self, point: Mapping[str, int]) -> bool:
-        return self._guards is not None and self._guards.hold(point)
-
     @property
     def _guards(self) -> Guards | None:
-        """What planning asked of the sizes; None where that is not known."""
+        """The questions that planning put to the sizes; None where they are not known."""
         return self._recorded[0]
 
     @cached_property
@@ -986,9 +759,6 @@ class Plan:
         from shardalg.planner.guards import guards
 
         return guards(self._stages, self.options, lambda: self._symbolised)
-
-    def _hints(self, names: Iterable[str]) -> str:
-        return ", ".join(f"{name}={self.sizes[name].hint}" for name in names)
 
     def sweep(
         self, hardware: str | Hardware | Topology, *, overlap: str = "none", **sizes: Any
@@ -1020,44 +790,13 @@ class Plan:
         >>> found.holds.tolist(), found.doubtful.tolist(), plan.holds(B=98, X=2)
         ([[True, True, False], [False, False, False]], [[False, ...], [True, True, True]], True)
         """
-        from shardalg.costs.analyses.sweep import Sweep
-        from shardalg.sizes.symbolic.symbols import points_of
+        from shardalg.plan.named_sizes import sweep
 
-        known, swept = points_of(self.sizes, sizes)
-        chip = machine(hardware)
-        key = (chip, overlap, tuple(known.items()))
-        if key not in self._sweepers:
-            while len(self._sweepers) >= _KEPT:
-                self._sweepers.pop(next(iter(self._sweepers)))
-            self._sweepers[key] = self._sweeper(chip, overlap, known)
-        axes = [name for name in self.mesh.axis_names if name in swept]
-        devices = "*".join(self.mesh.axis_names) if axes else self.mesh.size
-        on = machine_text(hardware, devices)
-        seconds, peak, holds, doubtful = self._sweepers[key].at(swept)
-        return Sweep(chip.chip, swept, seconds, peak, holds, doubtful, on)
+        return sweep(self, hardware, overlap, sizes)
 
     @cached_property
     def _sweepers(self) -> dict[Any, Sweeper]:
         return {}
-
-    def _sweeper(self, chip: Hardware | Topology, overlap: str, known: dict[str, int]) -> Sweeper:
-        """The formulas and facts of a chip, with the sizes that are not swept in them."""
-        from shardalg.costs.analyses.sweep import Sweeper
-        from shardalg.sizes.facts import NONZERO, Fact
-        from shardalg.sizes.formula import Formula
-
-        cost = self.cost(chip, overlap=overlap)
-        totals = cost.totals
-        peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
-        guards = self._guards
-        if guards is None:
-            asked: Any = ((Fact(Formula({}), NONZERO),), ())
-        else:
-            # What is written over what in memory decides nothing else.
-            own = guards.whole.facts
-            called = [fact for fact in guards.decisive if fact not in own]
-            asked = ([*own], [*called, *guards.traced])
-        return Sweeper(cost._time(totals), peaks, asked, known)
 
     def verify(self, program: SpmdProgram | None = None) -> Report:
         """Every claim on which the program's equality with the function rests, with its proof.
@@ -1067,27 +806,15 @@ class Plan:
         Args:
           program: another program for the same function, such as `plan.program` with a change.
         """
-        return self._report if program is None else self._judged(program)
+        from shardalg.plan.running import verified
+
+        return self._report if program is None else verified(self, program)
 
     @cached_property
     def _report(self) -> Report:
-        return self._judged(self.program)
+        from shardalg.plan.running import verified
 
-    def _judged(self, program: SpmdProgram) -> Report:
-        from shardalg.verify.verify import verify
-
-        switches = self.options.switches
-        report = verify(
-            self._sharded,
-            program,
-            finite=switches.finite_sums,
-            finite_in_loops=switches.defer_in_loops,
-        )
-        return replace(report, hints=self._hints(self.sizes))
-
-    def _verified(self) -> str:
-        """How far the plan was verified, in words."""
-        return self._report.summary() if "_report" in self.__dict__ else "not verified"
+        return verified(self, self.program)
 
     def lower(
         self,
@@ -1107,15 +834,9 @@ class Plan:
           LoweringError: a loaded plan without the function or its pytrees, another function, a
             refuted claim.
         """
-        from shardalg.verify.report import refuse_refuted
+        from shardalg.plan.running import lowered
 
-        traced = self._bound(fn, args)
-        refuse_refuted(self.verify())
-        made = self._executable(traced, devices)
-        hints = self._hints(self.sizes)
-        at = f", at the hints {hints}" if hints else ""
-        made = replace(made, verified=self._verified() + at)
-        return made if traced.call is None else replace(made, call=traced.call)
+        return lowered(self, devices, fn, args)
 
     def compare_runs(self, args: Sequence[Any], expected: Any, *, repeats: int = 20) -> Comparison:
         """The plan and XLA's own partitioning of the function, run in turns beside one device.
@@ -1128,10 +849,9 @@ class Plan:
         Raises:
           LoweringError: a loaded plan, too few devices, a refuted claim.
         """
-        from shardalg.lower.three_ways import compare
+        from shardalg.plan.running import compared_runs
 
-        lowered = self.lower()
-        return compare(lowered, args, expected, repeats=repeats, verified=self._verified())
+        return compared_runs(self, args, expected, repeats)
 
     def one_shard(self, device: Any = None) -> OneShard:
         """What one device does, on one device, to measure compute and memory of a large plan.
@@ -1142,30 +862,9 @@ class Plan:
         Raises:
           LoweringError: a loaded plan, a `while` that ends by its values, a refuted claim.
         """
-        from shardalg.lower.axes import first_device
-        from shardalg.lower.isolated import OneShard
-        from shardalg.verify.report import refuse_refuted
+        from shardalg.plan.running import one_shard
 
-        refuse_refuted(self.verify())
-        chosen = first_device() if device is None else device
-        traced = self._bound(None, None)
-        return OneShard(self._executable(traced, None, chosen.platform), chosen)
-
-    def _executable(
-        self, traced: Traced, devices: Sequence[Any] | None, platform: str | None = None
-    ) -> Lowered:
-        """The program on devices; with a platform, on none of that one."""
-        from shardalg.algebra.jax_meshes import mesh_to_abstract
-        from shardalg.lower import lower
-        from shardalg.show.timeline import Timeline
-
-        pairs = zip(traced.graph.sites, self._annotations.sites, strict=True)
-        sites = {site.node: sharding for site, sharding in pairs if sharding is not None}
-        mesh = None if platform is None else mesh_to_abstract(self.mesh)
-        made = lower(
-            self.program, traced.graph, devices, donate=traced.donated, mesh=mesh, sites=sites
-        )
-        return replace(made, platform=platform, drawn=partial(Timeline, of="measured"))
+        return one_shard(self, device)
 
     def aot(
         self,
@@ -1189,19 +888,9 @@ class Plan:
           HardwareError: an unknown chip or shape, or a mesh that does not tile it.
           LoweringError: the compiler does not know the topology, or refuses the program.
         """
-        from shardalg.costs.topology import Topology
-        from shardalg.planner.stages import priced
-        from shardalg.show.tables import collectives
-        from shardalg.xla.aot import target_of
-        from shardalg.xla.aot_answer import Figures, beside_compiler
+        from shardalg.plan.running import beside_chip_compiler
 
-        where = Topology.parse(topology) if isinstance(topology, str) else topology
-        target = target_of(where, self.mesh)
-        traced = self._bound(fn, args)
-        cost = priced(traced, self.program, where.hardware)
-        sent = collectives(self.program, traced.graph)
-        planned = Figures.of(self.program, cost, sent, target.platform)
-        return beside_compiler(self._executable(traced, None, target.platform), planned, target)
+        return beside_chip_compiler(self, topology, fn, args)
 
     def named_shardings(self, devices: Sequence[Any] | None = None) -> tuple[Any, Any]:
         """JAX's shardings of the arguments and of the results, each as a pytree of its own.
@@ -1225,15 +914,9 @@ class Plan:
         >>> entering["w"].spec[0], leaving.spec[1]
         ('X', 'X')
         """
-        if self.graph.trees is None:
-            raise LoweringError(
-                "a loaded plan has no pytrees. Plan the function again, or read plan.shardings()."
-            )
-        made = self._executable(self._traced, devices)
-        outer = ([b.outer for b in side] for side in (made.arguments, made.results))
-        pairs = zip(self.graph.trees, outer, strict=True)
-        entering, leaving = (tree.unflatten(leaves) for tree, leaves in pairs)
-        return entering, leaving
+        from shardalg.plan.running import named_shardings
+
+        return named_shardings(self, devices)
 
     def jit_kwargs(self, devices: Sequence[Any] | None = None) -> dict[str, Any]:
         """What `jax.jit` of the function is to be given to have this plan's layouts at its border.
@@ -1244,17 +927,9 @@ class Plan:
         Raises:
           LoweringError: as of `named_shardings`.
         """
-        entering, leaving = self.named_shardings(devices)
-        donated, last, given = set(self._traced.donated), 0, []
-        for number, argument in enumerate(self.graph.trees[0].children()):
-            first, last = last, last + argument.num_leaves
-            if last > first and donated.issuperset(range(first, last)):
-                given.append(number)
-        return {
-            "in_shardings": entering,
-            "out_shardings": leaving,
-            "donate_argnums": tuple(given),
-        }
+        from shardalg.plan.running import jit_kwargs
+
+        return jit_kwargs(self, devices)
 
     def shardy(self) -> str:
         """The function as StableHLO with this plan's layouts in Shardy's words.
@@ -1273,16 +948,9 @@ class Plan:
         >>> [line.count('#sdy.sharding<@mesh, [{"X"}, {}]>') for line in lines if "@main" in line]
         [2]
         """
-        from shardalg.xla.dump import shardy_text
+        from shardalg.plan.running import shardy_text
 
-        graph, given = self.graph, self._annotations
-        layouts = self._sharded.shardings
-        completed = replace(
-            given,
-            arguments=tuple(layouts[v] for v in graph.arguments),
-            results=tuple(layouts[v] for v in graph.results),
-        )
-        return shardy_text(self._bound(None, None).graph, completed)
+        return shardy_text(self)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, atomically; `load_plan` reads it.
@@ -1292,20 +960,9 @@ class Plan:
         collectives by module, the peak of memory by class, and seconds of a step. The chip's
         figures are not in it, nor the partitioner that policy "jit" asks the installed jax for.
         """
-        plan_file.write(path, self._file)
+        from shardalg.plan.explain.plan_summary import file_of
 
-    @property
-    def _file(self) -> plan_file.PlanFile:
-        """Return the content of the plan's file."""
-        from shardalg.plan.explain.plan_summary import bare_text, summary
-
-        content = plan_file.PlanFile(self._inputs(), plan_file.versions(self.options))
-        made = summary(self._stages, content.sealed(bare_text(self._stages)))
-        return replace(content, summary=made.to_json())
-
-    def _inputs(self) -> dict[str, Any]:
-        """Return the inputs of planning, as plain data."""
-        return plan_file.inputs(self._traced, self._annotations, self.options)
+        plan_file.write(path, file_of(self))
 
 
 def plan(
@@ -1357,78 +1014,19 @@ def plan(
     [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
     if unknown:
-        raise StrategyError(_unknown(unknown))
-    if strategy is None:
-        # None until the arguments are read: then it is the mesh that they bring.
-        strategy = Strategy(mesh, in_shardings, out_shardings)
-    elif not (mesh is None and in_shardings is None and out_shardings is None):
-        raise StrategyError(
-            "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
-        )
-    strategy, options = strategy_from(strategy), options_from(options or Options())
-    try:
-        return _traced_and_planned(
-            fn, (args, kwargs or {}), roles, donate_argnums, strategy, options
-        )
-    except ShardalgError:
-        raise
-    except Exception as error:
-        raise passed_on(fn, error)  # noqa: B904  # the same exception, with the user's frames
-
-
-def _traced_and_planned(
-    fn: Callable[..., Any],
-    given: tuple[tuple[Any, ...], Mapping[str, Any]],
-    roles: Any,
-    donate_argnums: Any,
-    strategy: Strategy,
-    options: Options,
-) -> Plan:
-    """Open the call with its arguments, trace it, and plan it."""
-    call = opened(fn, *given)
-    given = call.given or given
-    if donate_argnums is not None:
-        call = replace(call, donated=call.donates(donate_argnums))
-    strategy, explicit = placed(call, strategy, given)
-    traced = trace_call(call, strategy.mesh.shape, given=given, roles=roles, explicit=explicit)
-    if roles is None and any(traced.argument_roles) and options.keep_gathers is None:
-        # What the trees say names bytes; what stays for the backward pass is the user's to say.
-        options = replace(options, keep_gathers=True)
-    return _planned(replace(traced, first_mesh=strategy.mesh), strategy, options)
-
-
-def _unknown(given: Mapping[str, Any]) -> str:
-    """What to do about keywords that `plan` does not have."""
-    known = [name for name in signature(plan).parameters if name not in ("fn", "args", "unknown")]
-    near = [(name, get_close_matches(name, known, 1)) for name in given]
-    said = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
-    return (
-        f"plan() has no keyword {', '.join(said)}: its keywords are {', '.join(known)}. Keyword "
-        "arguments of the function are given as kwargs={'name': value}."
-    )
-
-
-def _planned(traced: Traced, strategy: Strategy, options: Options) -> Plan:
-    flat = traced.with_layouts(strategy)
-    annotations = with_own(resolve(traced.graph, flat, traced.first_mesh), traced)
-    return from_annotations(traced, annotations, options)
+        raise unknown_keywords(unknown, signature(plan).parameters)
+    strategy = one_strategy(strategy, mesh, in_shardings, out_shardings)
+    given = (args, kwargs or {})
+    return _plan_of(*planned_call(fn, given, roles, donate_argnums, strategy, options))
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
-    """Complete, partition and check: the one way in which a Plan comes about."""
-    return _checked(planned(traced, annotations, options), options)
+    """Return the plan of a trace under annotations that fit it."""
+    return _plan_of(*planned_annotations(traced, annotations, options))
 
 
-def _checked(stages: Stages, options: Options) -> Plan:
-    from shardalg.plan.explain.warnings import roundabout
-
-    made = Plan(options.where(named=stages.is_named), lambda: stages)
-    fallbacks = roundabout.warnings(made.program, made.graph) if options.strict else ()
-    if len(fallbacks):
-        raise StrategyError(
-            f"strict=True, and operators fall back:\n{fallbacks}\nAdd a row, or allow them."
-        )
-    return made
+def _plan_of(stages: Stages, options: Options) -> Plan:
+    return Plan(options.where(named=stages.is_named), lambda: stages)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -1445,37 +1043,16 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
       PlanFileError: no such file, cut short, edited, or of another schema.
     """
-    from shardalg.plan import plan_file
-
     return _loaded(plan_file.read(path), path)
 
 
 def _from_bytes(content: bytes) -> Plan:
-    """The plan of a file's content."""
-    from shardalg.plan import plan_file
-
+    """Return the plan of a file's content: pickled plans name this function."""
     return _loaded(plan_file.parsed(content.decode(), "a pickled plan"), "a pickled plan")
 
 
 def _loaded(saved: PlanFile, path: object) -> Plan:
-    """Plan again, and compare; `path` names the file in errors and warnings."""
-    from shardalg.plan import plan_file
-    from shardalg.plan.explain.plan_summary import read_summary, since_saved
+    from shardalg.plan.explain.plan_summary import planned_file
 
-    try:
-        loaded = from_annotations(*plan_file.read_inputs(saved))
-        told = None if saved.summary is None else read_summary(saved.summary)
-    except Exception as error:  # a stage takes for granted what tracing guarantees
-        raise PlanFileError(
-            f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
-        ) from (None if isinstance(error, ShardalgError) else error)
-    here = plan_file.versions(loaded.options)
-    found = since_saved(saved, told, loaded._stages, here)
-    if found and saved.versions == here:
-        raise PlanFileError(
-            f"{path} was edited, or saved by other code of this version: its inputs give another "
-            f"plan than its summary says: {'; '.join(found)}. Plan the function again."
-        )
-    if found:
-        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=3)
-    return replace(loaded, _since_saved=found)
+    stages, options, found = planned_file(saved, path)
+    return replace(_plan_of(stages, options), _since_saved=found)

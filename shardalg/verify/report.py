@@ -180,5 +180,6 @@ def refuse_refuted(report: Report) -> None:
         warnings.warn(
             f"{len(open_)} claims of the plan are open, the first of {open_[0].node}: "
             f"{open_[0].words}. plan.verify() lists them.",
-            stacklevel=3,
+            # The frames in between: this function, `plan.running`, and the method of the plan.
+            stacklevel=4,
         )

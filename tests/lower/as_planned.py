@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 
 from shardalg.lower.xla_dump import differences
+from shardalg.plan.running import bound, executable
 from tests.lower import contractions
 
 OUR_OWN = (differences.KIND, differences.OTHER_BYTES, differences.ADDED)
@@ -27,7 +28,7 @@ def compared(seed, number):
     operands = [jax.ShapeDtypeStruct(shape, words["dtype"]) for shape in shapes]
     specs = tuple(P(*entries) for entries in words["layouts"])
     plan = sa.plan(function, *operands, mesh=mesh, in_shardings=specs, out_shardings=P(*result))
-    lowered = plan._executable(plan._bound(None, None), None)
+    lowered = executable(plan, bound(plan, None, None), None)
     found = differences.differences(plan.program, lowered.compiled.as_text())
     return plan, len(differences.planned(plan.program)), list(found)
 

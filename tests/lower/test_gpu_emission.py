@@ -5,12 +5,13 @@ import re
 import pytest
 
 from shardalg.errors import DeviceError
+from shardalg.plan.running import executable
 from tests.lower.test_one_shard import planned
 
 
 def test_every_collective_of_the_plan_is_one_operator():
     plan = planned(2, 4)
-    text = plan._executable(plan._traced, None, "cuda").stage.as_text()
+    text = executable(plan, plan._traced, None, "cuda").stage.as_text()
     kinds = plan.collectives().groupby("kind")["executions"].sum().to_dict()
     assert kinds.keys() >= {"all_gather", "all_reduce", "reduce_scatter"}
     found = {kind: len(re.findall(rf'"?stablehlo\.{kind}"?\(', text)) for kind in kinds}

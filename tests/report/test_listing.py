@@ -6,8 +6,8 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.plan.explain.disagreements import MOST_STEPS, chain_text, program_listing
 from shardalg.plan.explain.explained import explanation
-from shardalg.plan.explain.listing import MOST_STEPS, chain_text, program_listing
 from shardalg.show.html import Listing, Page, Section
 from tests.report.planned import planned
 from tests.report.test_html import Checker

@@ -17,6 +17,7 @@ from shardalg.errors import DeviceError, HardwareError, LoweringError
 from shardalg.lab import table1_strategies as table1
 from shardalg.models.training import part
 from shardalg.models.transformer import Config
+from shardalg.plan.running import executable
 from shardalg.xla import aot, aot_process
 from shardalg.xla import aot as aot_cache
 from shardalg.xla.aot import (
@@ -164,7 +165,7 @@ def answered(monkeypatch, files, returncode=0):
 
 
 def stages():
-    return {"ours": matmul()._executable(matmul()._traced, None, "tpu").stage}
+    return {"ours": executable(matmul(), matmul()._traced, None, "tpu").stage}
 
 
 def test_a_program_that_does_not_fit_is_an_answer(monkeypatch):

@@ -96,7 +96,7 @@ def test_what_differs_is_said_and_xla_is_asked_only_when_asked():
 
 def test_a_file_of_the_old_schema_loads_as_the_papers(tmp_path):
     plan = planned()
-    inputs = plan._inputs()
+    inputs = plan_file.inputs(plan._traced, plan._annotations, plan.options)
     inputs["options"]["policy"] = "gspmd"
     seal = plan_file.PlanFile(inputs, {}).sealed(plan.text())
     content = {**inputs, "program": seal}

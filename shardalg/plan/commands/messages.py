@@ -6,8 +6,8 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardalg.errors import CommandError
 from shardalg.graph.user_frames import user_lines
@@ -24,6 +24,25 @@ _PHRASES = (
     (r"states no mesh; give the mesh\b", "states no mesh; give --mesh X=2,Y=4"),
     (r"\bOptions\(policy=[^)]*\)", "--policy"),
 )  # fmt: skip
+
+
+class Command(NamedTuple):
+    """One subcommand of `shardalg`.
+
+    Attributes:
+      help: its line in `shardalg --help`.
+      add_options: adds its options to its parser.
+      run: runs it with the parsed options, and returns the exit status.
+    """
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+    @staticmethod
+    def of(module: Any) -> Command:
+        """Return the command of a module with `HELP`, `add_options` and `run`."""
+        return Command(module.HELP, module.add_options, module.run)
 
 
 class UserProgramError(CommandError):

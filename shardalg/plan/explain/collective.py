@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import MovedValue
 from shardalg.errors import StrategyError
 from shardalg.plan.explain.changes import AnnotationChange, Changes
 from shardalg.plan.explain.disagreements import Side, disagreement
-from shardalg.plan.explain.explained import Annotated
+from shardalg.plan.explain.explained import Annotated, ValueExplanation, explanation
 from shardalg.plan.explain.removals import (
     QUICK_NODES,
     Effort,
@@ -31,6 +31,9 @@ from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import AllReduce, ReduceScatter
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
 
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (
@@ -283,6 +286,19 @@ def explain_collective(
     if not thorough:
         effort.nodes = QUICK_NODES
     return CollectiveExplanation(moved, *sides, trials, effort)
+
+
+def explain(
+    plan: Plan, what: object, *, thorough: bool
+) -> ValueExplanation | CollectiveExplanation:
+    """Return why a value has its sharding, or why a collective is there; see `Plan.explain`.
+
+    Raises:
+      StrategyError: no value of that name, or no such collective.
+    """
+    if isinstance(what, str):
+        return explanation(plan._sharded, what)
+    return explain_collective(plan._trials, plan._collectives_table, what, thorough=thorough)
 
 
 def _number(stages: Stages, table: Table, which: object) -> int:

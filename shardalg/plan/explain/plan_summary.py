@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardalg import files
+from shardalg.errors import PlanFileError, ShardalgError
+from shardalg.plan import plan_file, planning
 from shardalg.plan.plan_file import PlanFile
+from shardalg.planner.propagate.options import Options
 from shardalg.planner.stages import Stages
 from shardalg.show.tables import collectives, collectives_by_module
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
 
 Number = int | float
 MOST_NAMED = 3
@@ -162,3 +169,44 @@ def _by_kind(found: PlanSummary) -> dict[str, str]:
 
 def _held(found: PlanSummary) -> dict[str, str]:
     return {name: f"{held:,} B" for name, held in found.peak_bytes.items()}
+
+
+def file_of(plan: Plan) -> PlanFile:
+    """Return the content of a plan's file: the inputs of planning, versions, and a summary."""
+    inputs = plan_file.inputs(plan._traced, plan._annotations, plan.options)
+    content = PlanFile(inputs, plan_file.versions(plan.options))
+    made = summary(plan._stages, content.sealed(bare_text(plan._stages)))
+    return replace(content, summary=made.to_json())
+
+
+def planned_file(saved: PlanFile, path: object) -> tuple[Stages, Options, tuple[str, ...]]:
+    """Plan the inputs of a file again, and compare the plan with the file's summary.
+
+    Args:
+      path: names the file in errors and warnings.
+
+    Returns:
+      The stages, their options, and a text for each part that differs from the summary.
+
+    Raises:
+      PlanFileError: the content is no plan, or the same version gives another plan.
+    """
+    try:
+        stages, options = planning.planned_annotations(*plan_file.read_inputs(saved))
+        told = None if saved.summary is None else read_summary(saved.summary)
+    except Exception as error:  # a stage takes for granted what tracing guarantees
+        raise PlanFileError(
+            f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
+        ) from (None if isinstance(error, ShardalgError) else error)
+    here = plan_file.versions(options)
+    found = since_saved(saved, told, stages, here)
+    # All that decides is the same, so the plan must be: another one shows that the file was edited.
+    if found and saved.versions == here:
+        raise PlanFileError(
+            f"{path} was edited, or saved by other code of this version: its inputs give another "
+            f"plan than its summary says: {'; '.join(found)}. Plan the function again."
+        )
+    if found:
+        # The frames in between: this function, `plan._loaded`, and `load_plan`.
+        warnings.warn(f"{path}: {'; '.join(found)}. Save the plan again.", stacklevel=4)
+    return stages, options, found

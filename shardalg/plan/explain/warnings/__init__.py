@@ -1,7 +1,50 @@
-"""What `plan.warnings()` says, a file per kind of row, each with its cost and a remedy.
+"""The rows of `plan.warnings()`, a file per kind of row, each with its cost and a remedy.
 
-A remedy that names an annotation was planned before it is said. Rows of operators that run in a
-roundabout way and of what is left out (`roundabout`), of axes along which devices compute the same
-(`idle`), of operators that every device runs whole (`whole`), of padding and of parameters that
-every device holds (`held`).
+A remedy that names an annotation was planned before it is printed. The files: operators without a
+row and effects that are left out (`roundabout`), axes along which devices compute the same
+(`idle`), operators that every device computes whole (`whole`), padding and parameters that every
+device holds (`held`).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+    from shardalg.tables import DataFrame
+
+
+def warnings_frame(plan: Plan) -> DataFrame:
+    """Return the warnings of a plan with the wire bytes of one execution; see `Plan.warnings`."""
+    table = plan._warnings_table
+    steps = zip(table["wire_bytes_per_step"], table["executions"], strict=True)
+    return table.whole_df.assign(wire_bytes=[_per_execution(*pair) for pair in steps])
+
+
+def warnings_table(plan: Plan) -> Table:
+    """Return the warnings of a plan: first what differs since it was saved, last the `jax.jit`."""
+    from shardalg.plan.explain.warnings import roundabout
+    from shardalg.plan.explain.warnings.held import held_rows
+    from shardalg.plan.explain.warnings.idle import idle_rows, stack_rows
+    from shardalg.plan.explain.warnings.whole import whole_rows
+
+    program, graph, trials = plan.program, plan.graph, plan._trials
+    saved = [("plan file", "", 1, 0, text, "save the plan again", 0) for text in plan._since_saved]
+    fallbacks = roundabout.warnings(program, graph)
+    quiet = (*roundabout.unread(graph).rows, *roundabout.left_out(graph).rows)
+    trips = roundabout.unknown_trips(program, graph).rows
+    own = plan._own_jit.warnings().rows
+    held = held_rows(trials)
+    idle = (*idle_rows(trials), *whole_rows(trials))
+    stacked = stack_rows(trials)
+    found = (*saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own)
+    return Table(fallbacks.columns, found)
+
+
+def _per_execution(total: Any, executions: int) -> Any:
+    """Return the bytes of one execution, as a whole number if it divides them."""
+    executions = max(executions, 1)
+    return total / executions if total % executions else total // executions

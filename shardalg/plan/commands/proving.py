@@ -1,4 +1,7 @@
-"""`shardalg prove`: two shardings, the answer to a question about them, and its proof."""
+"""The commands that prove: an answer about two shardings, and the library's lemmas.
+
+`shardalg prove` and `shardalg lemmas`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from pathlib import Path
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.read import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
-from shardalg.errors import NotationError
+from shardalg.errors import NotationError, ProofError
 from shardalg.files import check_place, write_whole
 from shardalg.merge.compatible import POLICIES, equal, merge, refines
+from shardalg.merge.lemmas import LEMMAS
 from shardalg.merge.proofs.prove import RESET, Proof, prove
 from shardalg.merge.verdict import Verdict
-from shardalg.plan.commands.messages import add_json, print_json
+from shardalg.plan.commands.messages import Command, add_json, print_json, records
+from shardalg.show.proofs import judge, summary, table
 
-HELP = "whether two shardings merge, refine or equal each other, with a proof or a witness"
 RELATIONS: dict[str, Callable[..., Verdict]] = {
     "merge": lambda first, second, policy: merge(first, second, policy=policy),
     "refines": lambda first, second, policy: refines(first, second),
@@ -32,8 +36,8 @@ HOLDS, REFUSED, UNPROVED = 0, 1, 4
 LABEL = 11
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+def add_prove_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.epilog = (
         "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 4 z3 did not prove "
         "the answer (for all sizes, if asked)."
@@ -58,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--smt2", type=Path, metavar="FILE", help="write what z3 was asked to FILE")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_prove(options: argparse.Namespace) -> int:
     """Print verdict, witness and proof; returns the exit status."""
     if options.smt2 is not None:  # no proof for nothing
         check_place(options.smt2)
@@ -167,3 +171,49 @@ def _proof_line(proof: Proof) -> str:
 def _line(label: str, text: str) -> str:
     """A labelled line; what follows its first line is indented below it."""
     return label.ljust(LABEL) + text.replace("\n", "\n" + " " * LABEL)
+
+
+def add_lemmas_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    option = parser.add_argument
+    option(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="prove each with N random seeds and show the longest time (default %(default)s)",
+    )
+    add_json(parser)
+    option("--mutants", action="store_true", help="also the wrong variants, which z3 must refute")
+    option("--smt2", type=Path, metavar="FOLDER", help="write each formula to FOLDER/NAME.smt2")
+
+
+def run_lemmas(options: argparse.Namespace) -> int:
+    """Print the table; 0 if all lemmas are proved and all mutants refuted, else 1."""
+    if options.seeds < 1:
+        raise ProofError(f"--seeds {options.seeds}: give a number of at least 1.")
+    folder: Path | None = options.smt2
+    if folder is not None:  # one that cannot be made is said before the proofs
+        folder.mkdir(parents=True, exist_ok=True)
+    judged = list(judge(LEMMAS, seeds=options.seeds, mutants=options.mutants))
+    if options.json:
+        print_json({"summary": summary(judged), "lemmas": records(table(judged))})
+    else:
+        print(f"{table(judged)}\n\n{summary(judged)}")
+    if folder is not None:
+        for j in judged:
+            name = j.statement.name.replace("/", ".")
+            write_whole(folder / f"{name}.smt2", j.proofs[0].smt2)
+    return int(any(j.status != j.wanted for j in judged))
+
+
+PROVE = Command(
+    "whether two shardings merge, refine or equal each other, with a proof or a witness",
+    add_prove_options,
+    run_prove,
+)
+LEMMAS_COMMAND = Command(
+    "the theorems that the library rests on, each proved by z3 for all values",
+    add_lemmas_options,
+    run_lemmas,
+)

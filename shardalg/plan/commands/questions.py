@@ -1,0 +1,236 @@
+"""The commands that plan a function of the user's and print what the plan says.
+
+`shardalg plan`, `explain`, `compare-xla`, `timeline` and `aot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.errors import CommandError
+from shardalg.files import check_place, write_whole
+from shardalg.plan.commands.function import add_function, machine_data, planned
+from shardalg.plan.commands.messages import (
+    Command,
+    add_json,
+    by_quantity,
+    plain,
+    print_json,
+    records,
+)
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.costs.topology import Topology
+    from shardalg.plan.plan import Plan
+    from shardalg.verify.report import Report
+    from shardalg.xla.aot_answer import BesideCompiler
+
+REFUTED = 1
+SHOWN = ("kind", "mesh_axes", "executions", "wire_bytes", "role", "phase", "op", "source")
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_function(parser)
+    option = parser.add_argument
+    option("--verify", action="store_true", help="prove the program; exit status 1 if refuted")
+    option("--html", type=Path, metavar="FILE", help="write the plan as a page to FILE")
+    option("--save", type=Path, metavar="FILE", help="write the plan file to FILE")
+    add_json(parser)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Print the overview and the collectives, then write files; returns the exit status."""
+    plan = planned(options)
+    report = plan.verify() if options.verify else None
+    if options.json:
+        print_json(_plan_data(plan, options.hardware, report))
+    else:
+        print(plan.overview(options.hardware), _collectives(plan) or "No collectives.", sep="\n\n")
+        if report is not None:
+            print(f"\n{report}")
+    if options.html is not None:
+        write_whole(options.html, page(plan, options.function))
+    if options.save is not None:
+        plan.save(options.save)
+    return REFUTED if report is not None and report.refuted else 0
+
+
+def page(plan: Plan, title: str) -> str:
+    """The plan as an HTML page of its own."""
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return f'<!doctype html>\n<html lang="en">{head}\n<body>{plan._repr_html_()}</body></html>\n'
+
+
+def _collectives(plan: Plan) -> Table:
+    rows = plan.collectives()
+    kept = [name for name in SHOWN if name in rows.columns]
+    return Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
+
+
+def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
+    seen = plan.overview(hardware)
+    named = {name: plain(value) for name, value in seen.priced.hints.named()}
+    return {
+        "plan": repr(plan),
+        "layouts": plan.options.followed,
+        **machine_data(seen.priced, plan.mesh),
+        "cost": named,
+        "axes": records(seen.numbers),
+        "beside_jit": records(plan.beside_jit()),
+        "collectives": records(plan.collectives()),
+        "warnings": records(plan.warnings()),
+        "verify": None if report is None else str(report),
+    }
+
+
+def add_explain_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_function(parser)
+    add_json(parser)
+    parser.add_argument(
+        "what", help="the number of a collective in `shardalg plan`, or a value's name"
+    )
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Print the explanation."""
+    what = options.what
+    plan = planned(options)
+    found = plan.explain(int(what) if what.isdecimal() else what)
+    if options.json:
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        print_json({"what": what, "text": str(found), **on, "rows": records(found.table)})
+    else:
+        print(found)
+    return 0
+
+
+def add_compare_xla_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_function(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--partitioner", choices=("gspmd", "shardy"), help="default: that of the installed jax"
+    )
+
+
+def run_compare_xla(options: argparse.Namespace) -> int:
+    """Print the comparison."""
+    plan = planned(options)
+    found = plan.compare_xla(options.partitioner)
+    if options.json:
+        sent = {"wire_bytes": found.wire_bytes, "xla_wire_bytes": found.xla_wire_bytes}
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        rows = {"rows": records(found.table)}
+        print_json({"partitioner": found.partitioner, **sent, **on, **rows})
+    else:
+        print(found)
+    return 0
+
+
+def add_timeline_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_function(parser)
+    add_json(parser)
+    option = parser.add_argument
+    option("--trace", type=Path, metavar="FILE", help="write a Chrome trace (JSON) to FILE")
+    option("--figure", type=Path, metavar="FILE", help="write the figure (PNG) to FILE")
+    option("--table", action="store_true", help="print every event")
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """Print one line, and write what was asked for."""
+    from shardalg.pictures import png
+
+    for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
+        check_place(path)
+    plan = planned(options)
+    timeline = plan.timeline(options.hardware)
+    if options.json:
+        shares = {"step_s": timeline.step_s, "bubble_share": timeline.bubbles}
+        on = machine_data(plan.overview(options.hardware).priced, plan.mesh)
+        about = {"of": timeline.of, "stages": timeline.stages, **on}
+        print_json({**about, **shares, "events": records(timeline.table())})
+    else:
+        print(timeline)
+        if options.table:
+            print(timeline.table())
+    if options.trace is not None:
+        timeline.save(options.trace)
+    if options.figure is not None:
+        write_whole(options.figure, png(timeline.figure()))
+    return 0
+
+
+def add_aot_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_function(parser)
+    add_json(parser)
+
+
+def run_aot(options: argparse.Namespace) -> int:
+    """Compile, and print the comparison."""
+    from shardalg.costs.topology import Topology
+
+    if options.hardware is None:
+        raise CommandError("what is compiled for? Write a chip and its shape: --hardware v3:8x8.")
+    topology = Topology.parse(options.hardware)
+    options.hardware = topology.hardware.name
+    plan = planned(options)
+    found = plan.aot(topology)
+    if options.json:
+        print_json(_aot_data(found, plan, topology))
+    else:
+        print(found)
+    return 0
+
+
+def _aot_data(found: BesideCompiler, plan: Plan, topology: Topology) -> dict[str, Any]:
+    """Return the comparison as plain data; `fits` is False if the compiler runs out of memory."""
+    on = machine_data(plan.cost(topology), plan.mesh)
+    values = ("planned", "compiled", "xla", "error", "xla_error")
+    rows = (
+        {**row, "quantity": "flops" if row["kind"] == "flops" else "wire_bytes"}
+        for row in found.differences
+    )
+    return {
+        "where": found.where,
+        **on,
+        "fits": found.compiled.out_of_memory is None,
+        "xla_fits": found.xla.out_of_memory is None,
+        "figures": by_quantity(found.table, values),
+        "differences": by_quantity(rows, ("planned", "its")),
+        "notes": list(found.notes),
+    }
+
+
+PLAN = Command(
+    "plan a function: what it sends, holds and takes on a mesh, and what is worth a look",
+    add_plan_options,
+    run_plan,
+)
+EXPLAIN = Command(
+    "why a collective of a function's plan is there, or why a value is sharded as it is",
+    add_explain_options,
+    run_explain,
+)
+COMPARE_XLA = Command(
+    "a function's plan beside the layouts and collectives of XLA's own partitioner",
+    add_compare_xla_options,
+    run_compare_xla,
+)
+TIMELINE = Command(
+    "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace",
+    add_timeline_options,
+    run_timeline,
+)
+AOT = Command(
+    "a function's plan beside the chip's own compiler, as in --hardware v3:8x8; no chip needed",
+    add_aot_options,
+    run_aot,
+)

@@ -1,0 +1,227 @@
+"""A plan at other sizes: whether its decisions hold there, and what it costs there.
+
+Planning records every question that it puts to a named size (`planner.guards`). Where all answers
+are the same, the formulas hold and nothing is planned again; elsewhere the function is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.topology import machine, machine_text
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.plan.planning import refuse_fallbacks
+from shardalg.planner.stages import NO_CHANGES, planned_at
+from shardalg.tables import Table
+
+if TYPE_CHECKING:
+    from shardalg.algebra.dims import Size
+    from shardalg.costs.analyses.sweep import Sweep, Sweeper
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.symbolic import Symbolised
+    from shardalg.costs.topology import Topology
+    from shardalg.plan.plan import Plan
+
+PRICES = ("peak", "formula")
+"""The kinds of changes at other sizes that are no decisions."""
+
+_KEPT = 8
+"""Sweeps of other sizes, chips or fixed sizes whose programs a plan keeps."""
+
+
+def symbolised(plan: Plan) -> Symbolised | None:
+    """Return the program with a formula for each of its sizes; None for a plan in numbers."""
+    if not plan._stages.is_named:
+        return None
+    from shardalg.costs.symbolic import Sizes, symbolise
+    from shardalg.planner.guards import recorded_shapes
+
+    sizes = Sizes.of(plan._symbols.lifted, plan.mesh.sizes)
+    recorded = partial(recorded_shapes, plan._stages, plan.options, sizes)
+    return symbolise(plan.program, plan.graph, sizes, recorded)
+
+
+def symbolised_or_none(plan: Plan) -> Symbolised | None:
+    """Return the program with its formulas; None also where a size has no formula."""
+    from shardalg.sizes.formula import FormulaError
+
+    try:
+        return plan._symbolised
+    except FormulaError:
+        return None
+
+
+def sizes_of(plan: Plan) -> dict[str, Size]:
+    """Return every named size with its hint; empty for a plan in numbers."""
+    if not plan.is_symbolic:
+        return {}
+    from shardalg.sizes.symbolic.symbols import named_sizes
+
+    return named_sizes(plan._symbols, plan.mesh)
+
+
+def hints_text(plan: Plan, names: Iterable[str]) -> str:
+    """Return the named sizes with their hints, as "B=64, S=128"."""
+    return ", ".join(f"{name}={plan.sizes[name].hint}" for name in names)
+
+
+def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """Return the plan at other sizes; see `Plan.at`.
+
+    Raises:
+      SymbolError: no size of that name, or a size below 1.
+      StrategyError: `strict=True`, and a decision is another one there.
+    """
+    from shardalg.sizes.symbolic.symbols import point_of
+
+    point = point_of(plan.sizes, sizes)
+    if guards_hold(plan, point):
+        # No decision changes there: the function is planned when the program is asked for.
+        return replace(
+            plan,
+            _make=lambda: planned_at(plan._stages, point, plan.options)[0],
+            changes=NO_CHANGES,
+            _since_saved=(),
+        )
+    here = planned_there(plan, point)
+    decided = [row for row in here.changes if row["kind"] not in PRICES]
+    if plan.options.strict and decided:
+        raise StrategyError(
+            f"strict=True, and {len(decided)} decisions at {point} are others than at the "
+            f"hints:\n{here.changes}\nPlan at these sizes, or allow it."
+        )
+    return here
+
+
+def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
+    """Return the plan made at a point, with its changes; the last one is kept."""
+    key = tuple(point.items())
+    if key not in plan._last_made:
+        from shardalg.plan.explain import decisions
+
+        stages, constant = planned_at(plan._stages, point, plan.options)
+        refuse_fallbacks(stages, plan.options)
+        changes = decisions.changes(
+            plan._stages, stages, plan._named, point=point, constant=constant
+        )
+        # `holds` and `at` ask about the same point one after the other: one plan is enough.
+        plan._last_made.clear()
+        plan._last_made[key] = replace(
+            plan,
+            options=plan.options.where(named=stages.is_named),
+            _make=lambda: stages,
+            changes=changes,
+            _since_saved=(),
+        )
+    return plan._last_made[key]
+
+
+def guards_hold(plan: Plan, point: Mapping[str, int]) -> bool:
+    """Return whether every recorded question has the same answer at a point.
+
+    False also where the questions are not known.
+    """
+    guards = plan._guards
+    return guards is not None and guards.hold(point)
+
+
+def holds(plan: Plan, sizes: Mapping[str, int]) -> bool:
+    """Return whether no decision changes at other sizes; see `Plan.holds`.
+
+    Raises:
+      SymbolError: no size of that name, or a size below 1.
+    """
+    from shardalg.sizes.symbolic.symbols import point_of
+
+    point = point_of(plan.sizes, sizes)
+    if guards_hold(plan, point):
+        return True
+    key = tuple(point.items())
+    if key not in plan._compared:
+        plan._compared[key] = _is_same_at(plan, point)
+    return plan._compared[key]
+
+
+def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
+    """Return whether a plan made at the point decides and costs the same as the formulas say.
+
+    The place of the peak is no decision: it may change if its bytes do not.
+    """
+    from shardalg.plan.pricing import cost_on
+    from shardalg.planner.guards import formulas_hold
+
+    if not plan.is_symbolic:
+        return False
+    try:
+        here = planned_there(plan, point)
+    except ShardalgError:
+        # The function is another program there, or a loaded plan has no function to trace.
+        return False
+    if any(row["kind"] != "peak" for row in here.changes):
+        return False
+    named = plan._named
+    if named is None:
+        return False
+    chip = machine(plan.options.hardware)
+    return formulas_hold(named, (cost_on(plan, chip), cost_on(here, chip)), here.program, point)
+
+
+def conditions_table(plan: Plan) -> Table:
+    """Return the facts that tie the plan to its hints; empty for a plan in numbers."""
+    from shardalg.plan import plan_conditions
+
+    if plan._symbolised is None:
+        return plan_conditions.NO_CONDITIONS
+    return plan_conditions.conditions(plan._symbolised, plan._guards, plan.options)
+
+
+def sweep(
+    plan: Plan, hardware: str | Hardware | Topology, overlap: str, sizes: Mapping[str, Any]
+) -> Sweep:
+    """Return step time, peak memory and validity at arrays of named sizes; see `Plan.sweep`.
+
+    Raises:
+      SymbolError: no size of that name, or arrays that are no sizes or do not broadcast.
+      HardwareError: an unknown chip. FormulaError: overlap="dependences".
+    """
+    from shardalg.costs.analyses.sweep import Sweep
+    from shardalg.sizes.symbolic.symbols import points_of
+
+    known, swept = points_of(plan.sizes, sizes)
+    chip = machine(hardware)
+    key = (chip, overlap, tuple(known.items()))
+    sweepers = plan._sweepers
+    if key not in sweepers:
+        while len(sweepers) >= _KEPT:
+            sweepers.pop(next(iter(sweepers)))
+        sweepers[key] = _sweeper(plan, chip, overlap, known)
+    # With a swept axis the number of devices is no number: its text is the product of the axes.
+    axes = [name for name in plan.mesh.axis_names if name in swept]
+    devices = "*".join(plan.mesh.axis_names) if axes else plan.mesh.size
+    on = machine_text(hardware, devices)
+    seconds, peak, holds, doubtful = sweepers[key].at(swept)
+    return Sweep(chip.chip, swept, seconds, peak, holds, doubtful, on)
+
+
+def _sweeper(plan: Plan, chip: Hardware | Topology, overlap: str, known: dict[str, int]) -> Sweeper:
+    """Return the formulas and facts on a chip, with the sizes that are not swept put in."""
+    from shardalg.costs.analyses.sweep import Sweeper
+    from shardalg.sizes.facts import NONZERO, Fact
+    from shardalg.sizes.formula import Formula
+
+    cost = plan.cost(chip, overlap=overlap)
+    totals = cost.totals
+    peaks = totals.peaks() if totals.peaks else (Formula.of(totals.peak_bytes),)
+    guards = plan._guards
+    if guards is None:
+        # A fact that never holds: where the questions are not known, no size is certain.
+        asked: Any = ((Fact(Formula({}), NONZERO),), ())
+    else:
+        # Which value is written over which in memory decides nothing else.
+        own = guards.whole.facts
+        called = [fact for fact in guards.decisive if fact not in own]
+        asked = ([*own], [*called, *guards.traced])
+    return Sweeper(cost._time(totals), peaks, asked, known)

@@ -1,0 +1,152 @@
+"""The stages of a plan from a user's call, from another plan's trace, or from the inputs in a file.
+
+Each function returns the stages and the options that they were made with. A plan is these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.user_frames import passed_on
+from shardalg.planner.calls.meshes import placed
+from shardalg.planner.calls.user_call import opened
+from shardalg.planner.propagate.options import Options, options_from
+from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve, strategy_from
+from shardalg.planner.stages import Stages, planned, restated
+from shardalg.planner.traced import Traced, trace_call, with_own
+
+if TYPE_CHECKING:
+    from shardalg.plan.plan import Plan
+
+
+def one_strategy(
+    strategy: Strategy | None, mesh: Any, in_shardings: Any, out_shardings: Any
+) -> Strategy:
+    """Return the strategy that is given as one value, or the one of a mesh and shardings.
+
+    Raises:
+      StrategyError: both forms are given.
+    """
+    if strategy is None:
+        # The mesh may be None until the arguments are read: their shardings can bring one.
+        return Strategy(mesh, in_shardings, out_shardings)
+    if not (mesh is None and in_shardings is None and out_shardings is None):
+        raise StrategyError(
+            "plan() takes a strategy, or mesh and shardings, not both: put them into the Strategy."
+        )
+    return strategy
+
+
+def planned_call(
+    fn: Callable[..., Any],
+    given: tuple[tuple[Any, ...], Mapping[str, Any]],
+    roles: Any,
+    donate_argnums: Any,
+    strategy: Strategy,
+    options: Options | None,
+) -> tuple[Stages, Options]:
+    """Trace a function with its arguments, and plan it.
+
+    Args:
+      given: the positional and the keyword arguments.
+
+    Raises:
+      An exception of the user's function, with the user's frames of its traceback alone.
+    """
+    strategy, options = strategy_from(strategy), options_from(options or Options())
+    try:
+        call = opened(fn, *given)
+        given = call.given or given
+        if donate_argnums is not None:
+            call = replace(call, donated=call.donates(donate_argnums))
+        strategy, explicit = placed(call, strategy, given)
+        traced = trace_call(call, strategy.mesh.shape, given=given, roles=roles, explicit=explicit)
+        if roles is None and any(traced.argument_roles) and options.keep_gathers is None:
+            # Roles that were read off the trees give names to bytes. They do not decide what stays
+            # in memory for the backward pass: that is the user's to say.
+            options = replace(options, keep_gathers=True)
+        traced = replace(traced, first_mesh=strategy.mesh)
+        return planned_strategy(traced, strategy, options)
+    except ShardalgError:
+        raise
+    except Exception as error:
+        raise passed_on(fn, error)  # noqa: B904  # the same exception, with the user's frames
+
+
+def planned_strategy(
+    traced: Traced, strategy: Strategy, options: Options
+) -> tuple[Stages, Options]:
+    """Plan a trace under a strategy."""
+    flat = traced.with_layouts(strategy)
+    annotations = with_own(resolve(traced.graph, flat, traced.first_mesh), traced)
+    return planned_annotations(traced, annotations, options)
+
+
+def planned_annotations(
+    traced: Traced, annotations: Annotations, options: Options
+) -> tuple[Stages, Options]:
+    """Complete and partition a trace, and check the program."""
+    stages = planned(traced, annotations, options)
+    refuse_fallbacks(stages, options)
+    return stages, options
+
+
+def refuse_fallbacks(stages: Stages, options: Options) -> None:
+    """Refuse, with `strict=True`, a program with an operator whose operands are gathered.
+
+    Raises:
+      StrategyError: there is such an operator; the error lists them.
+    """
+    from shardalg.plan.explain.warnings import roundabout
+
+    fallbacks = roundabout.warnings(stages.program, stages.graph) if options.strict else ()
+    if len(fallbacks):
+        raise StrategyError(
+            f"strict=True, and operators fall back:\n{fallbacks}\nAdd a row, or allow them."
+        )
+
+
+def replanned(
+    plan: Plan, strategy: Strategy | None, mesh: Any, options: Options | None
+) -> tuple[Stages, Options]:
+    """Plan the trace of a plan again: under a strategy, on a mesh, or with other options alone.
+
+    Raises:
+      StrategyError: both a strategy and a mesh are given, or a layout does not fit the mesh.
+    """
+    options = options_from(options or plan.options)
+    if strategy is not None:
+        if mesh is not None:
+            raise StrategyError(
+                "replan() takes a strategy, which has a mesh, or a mesh: give one of both."
+            )
+        strategy = strategy_from(strategy)
+        traced = plan._traced.on(strategy.mesh, before=plan.mesh)
+        return planned_strategy(traced, strategy, options)
+    if mesh is None:
+        return planned_annotations(plan._traced, plan._annotations, options)
+    there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
+    traced = plan._traced.on(there, before=plan.mesh)
+    graphs = (plan.graph, traced.graph)
+    annotations = restated(graphs, plan._annotations, there, traced.first_mesh)
+    return planned_annotations(traced, annotations, options)
+
+
+def unknown_keywords(given: Mapping[str, Any], parameters: Iterable[str]) -> StrategyError:
+    """Return the error about keywords that `plan` does not have.
+
+    Args:
+      parameters: the names of the parameters of `plan`.
+    """
+    known = [name for name in parameters if name not in ("fn", "args", "unknown")]
+    near = [(name, get_close_matches(name, known, 1)) for name in given]
+    said = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
+    return StrategyError(
+        f"plan() has no keyword {', '.join(said)}: its keywords are {', '.join(known)}. Keyword "
+        "arguments of the function are given as kwargs={'name': value}."
+    )

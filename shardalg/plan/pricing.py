@@ -1,0 +1,113 @@
+"""Prices of a plan: on a chip, per module, at other sizes, and as a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardalg.costs.matrix_unit import check_products
+from shardalg.costs.topology import OF_OPTIONS, machine, machine_text
+from shardalg.errors import ShardalgError
+from shardalg.planner.stages import planned_at, priced
+
+if TYPE_CHECKING:
+    from shardalg.costs.cost import Cost
+    from shardalg.costs.hardware import Hardware
+    from shardalg.costs.topology import Topology
+    from shardalg.plan.plan import Plan
+    from shardalg.show.timeline import Timeline
+    from shardalg.tables import DataFrame
+
+
+def cost(plan: Plan, hardware: str | Hardware | Topology | None, overlap: str) -> Cost:
+    """Return the cost of a plan on a chip; see `Plan.cost`.
+
+    Raises:
+      HardwareError: an unknown chip or topology, or a chip without a peak for a product's type.
+    """
+    chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
+    check_products(plan.graph, chip.chip)
+    return cost_on(plan, chip, overlap=overlap, text=chip_of(plan, hardware))
+
+
+def cost_on(
+    plan: Plan, chip: Hardware | Topology, *, overlap: str = "none", text: str | None = None
+) -> Cost:
+    """Return the cost on a chip; products of a type without a peak run at the slowest peak.
+
+    Args:
+      text: names the machine and its source; None is the machine of the plan's options.
+    """
+    from shardalg.costs.cost import Elsewhere
+    from shardalg.show.tables import costs_by_module
+
+    program = plan._symbolised or plan.program
+    made = priced(plan._traced, program, chip, overlap=overlap)
+    return replace(
+        made,
+        by_module=partial(costs_by_module, plan._stages, chip),
+        elsewhere=Elsewhere(partial(_fits, plan, chip)),
+        machine=chip_of(plan, None) if text is None else text,
+    )
+
+
+def _fits(plan: Plan, chip: Hardware | Topology, point: Mapping[str, int]) -> bool:
+    """Return whether a device holds the plan at other sizes; False where there is no plan."""
+    try:
+        here, _ = planned_at(plan._stages, point, plan.options)
+        return bool(priced(here.traced, here.program, chip).fits)
+    except ShardalgError:
+        return False
+
+
+def chip_of(plan: Plan, hardware: object) -> str:
+    """Return the chip, the number of devices, and where both come from, as text.
+
+    Args:
+      hardware: the chip that is asked for; None: the one of the plan's options.
+    """
+    if hardware is not None:
+        return machine_text(hardware, plan.mesh.size)  # type: ignore[arg-type]
+    return machine_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS)
+
+
+def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline:
+    """Return the events of each pipeline stage on a chip; see `Plan.timeline`.
+
+    Raises:
+      HardwareError: as `cost` does.
+    """
+    from shardalg.costs.pipelines.events import events
+    from shardalg.show.timeline import Timeline
+
+    chip = machine(plan.options.hardware if hardware is None else hardware)
+    check_products(plan.graph, chip.chip)
+    of = f"predicted on {chip_of(plan, hardware)}"
+    return Timeline(events(plan.program, plan.graph, chip), str(plan.program.mesh), of)
+
+
+def collectives(plan: Plan, by: str | None) -> DataFrame:
+    """Return a row per collective, or per module, kind and axes; see `Plan.collectives`.
+
+    Raises:
+      TableError: `by` is neither None nor "module".
+    """
+    from shardalg.show.formatting import with_borders
+    from shardalg.show.tables import check_by, collectives_by_module
+
+    if check_by(by):
+        return collectives_by_module(plan._collectives_table).df
+    found = plan._collectives_table
+    # Bytes at the border depend on a prefix of axes that divides: they have no formula.
+    made = found if plan._stages.is_named else with_borders(found, plan.program, plan.graph)
+    return made.df
+
+
+def formatting(plan: Plan, hardware: str | Hardware | None) -> DataFrame:
+    """Return what slices, pads, masks and halos add to the program; see `Plan.formatting`."""
+    from shardalg.show.formatting import formatting
+
+    on_chip = None if hardware is None else priced(plan._traced, plan.program, hardware)
+    return formatting(plan.program, plan.graph, on_chip).df
