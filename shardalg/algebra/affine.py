@@ -1,6 +1,7 @@
-"""Index expressions: integer maps, affine in named variables, with division and modulo.
+"""Integer maps: index expressions in named variables, and closed forms in a partition id.
 
-Closed forms in a partition id: `slope*p + floor((rest*p + constant) / divisor)`, one per map.
+An `Index` is affine, with at most one division and one modulo. A `Quotient` is the canonical form
+`slope*p + floor((rest*p + constant) / divisor)` of a map of one partition id.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class Index:
     """`(sum coefficient * variable + constant) [/ div exactly, or // div] [% mod]`.
 
-    A variable is a loop of an operator, or a run-time symbol `$t`. An exact division voids the
-    iterations where `div` does not divide.
+    A variable is a loop of an operator, or a run-time symbol `$t`. With an exact division, the
+    iterations at which `div` leaves a rest do not exist.
 
     >>> print(Index.of("o") * 2 + Index.of("r") - 1)
     2*o+r-1
@@ -39,7 +40,7 @@ class Index:
 
     @staticmethod
     def of(value: str | int | Index) -> Index:
-        """A loop's name, a number or an index as an index."""
+        """Return a loop's name, a number or an index as an index."""
         if isinstance(value, Index):
             return value
         return Index(((value, 1),)) if isinstance(value, str) else Index((), value)
@@ -65,7 +66,7 @@ class Index:
         return self + Index.of(other) * -1
 
     def over(self, divisor: int) -> Index:
-        """Exact division: the iteration does not exist where `divisor` leaves a rest."""
+        """Return the exact quotient: an iteration does not exist if `divisor` leaves a rest."""
         return self if divisor == 1 else Index(self.terms, self.constant, divisor, True)
 
     def __floordiv__(self, divisor: int) -> Index:
@@ -81,16 +82,16 @@ class Index:
 
     @property
     def loop(self) -> str | None:
-        """The loop that this expression is, unchanged; None otherwise."""
+        """The name of the loop that this expression is equal to; None for any other expression."""
         if self.constant or self.div > 1 or self.mod or len(self.terms) != 1:
             return None
         name, coefficient = self.terms[0]
         return name if coefficient == 1 else None
 
     def at(self, values: Mapping[str, Any]) -> Any:
-        """Value at a point; None where an exact division does not come out.
+        """Return the value at a point; None if an exact division leaves a rest.
 
-        An array of values at arrays of numbers, which an index without exact division takes.
+        An index without exact division also takes arrays of numbers, and returns an array.
         """
         number = sum(c * values[n] for n, c in self.terms) + self.constant
         if self.exact and number % self.div:
@@ -100,7 +101,7 @@ class Index:
 
     @property
     def expr(self) -> sympy.Expr:
-        """The same in sympy, in integer symbols of the variables' names.
+        """The index in sympy, with the variables as integer symbols.
 
         >>> (Index.of("o") * 2 - 1).expr, (Index.of("p") // 4 % 2).expr
         (2*o - 1, Mod(floor(p/4), 2))
@@ -128,9 +129,9 @@ class Index:
 class Quotient:
     """The integer map `p -> slope*p + floor((rest*p + constant) / divisor)`.
 
-    Canonical: `0 <= rest < divisor` with `gcd(rest, divisor) = 1`, and `divisor = 1` without a
-    rest. Two maps are equal on all integers exactly if they are equal as values. From p to p + 1 a
-    map grows by `slope` or by `slope + 1`, so it is monotone.
+    The form is canonical: `0 <= rest < divisor`, `gcd(rest, divisor) = 1`, and `divisor = 1` if
+    `rest = 0`. Two maps are equal on all integers exactly if their fields are equal. From p to
+    p + 1 a map grows by `slope` or by `slope + 1`, so it is monotone.
 
     >>> Quotient.of(6, 5, 4), Quotient.of(6, 5, 4) == Quotient.of(3, 2, 2)
     (p + floor(p/2) + 1, True)
@@ -148,9 +149,9 @@ class Quotient:
 
     @staticmethod
     def of(slope: int, constant: int = 0, divisor: int = 1, *, up: bool = False) -> Quotient:
-        """`floor((slope*p + constant) / divisor)`; rounded up with `up`. The divisor is positive.
+        """Return the map `floor((slope*p + constant) / divisor)`; `up` rounds up instead.
 
-        `floor((g*r*p + c) / (g*m)) = floor((r*p + floor(c/g)) / m)` makes it canonical.
+        The divisor is positive.
 
         >>> Quotient.of(3, -1), Quotient.of(2, 1, 4), Quotient.of(2, 1, 4, up=True)
         (3*p - 1, floor(p/2), floor(p/2) + 1)
@@ -159,11 +160,12 @@ class Quotient:
         if up:
             constant += divisor - 1
         whole, rest = divmod(slope, divisor)
+        # floor((g*r*p + c) / (g*m)) = floor((r*p + floor(c/g)) / m) makes the form canonical.
         common = math.gcd(rest, divisor)
         return Quotient(whole, rest // common, constant // common, divisor // common)
 
     def at(self, p: int) -> int:
-        """The value at the partition id `p` (a number, or an array of numbers).
+        """Return the value at the partition id `p` (a number, or an array of numbers).
 
         >>> [Quotient.of(3, 1, 2).at(p) for p in range(4)]
         [0, 2, 3, 5]
@@ -171,7 +173,7 @@ class Quotient:
         return self.slope * p + (self.rest * p + self.constant) // self.divisor
 
     def plus(self, slope: int, constant: int = 0) -> Quotient:
-        """This map and `slope*p + constant`.
+        """Return the sum of this map and `slope*p + constant`.
 
         >>> Quotient.of(1, 0, 2).plus(2, -3)
         2*p + floor(p/2) - 3
@@ -185,7 +187,7 @@ class Quotient:
 
     @property
     def index(self) -> Index:
-        """The same as an index expression in the variable `p`.
+        """The map as an index expression in the variable `p`.
 
         >>> print(Quotient.of(6, 5, 4).index)
         (3*p+2)//2
@@ -195,24 +197,25 @@ class Quotient:
 
     @property
     def is_constant(self) -> bool:
-        """Whether every partition has the same value."""
+        """True if every partition has the same value."""
         return not (self.slope or self.rest)
 
     def max(self, first: int, last: int) -> int:
-        """The largest value over `first <= p <= last`: a monotone map has it at an end.
+        """Return the largest value over `first <= p <= last`.
 
         >>> Quotient.of(-3, 1, 2).max(0, 7)
         0
         """
+        # The map is monotone.
         return max(self.at(first), self.at(last))
 
     def min(self, first: int, last: int) -> int:
-        """The smallest value over `first <= p <= last`."""
+        """Return the smallest value over `first <= p <= last`."""
         return min(self.at(first), self.at(last))
 
     @property
     def expr(self) -> sympy.Expr:
-        """The same in sympy, in the symbol `p`.
+        """The map in sympy, in the symbol `p`.
 
         >>> Quotient.of(6, 5, 4).expr
         p + floor(p/2) + 1
@@ -233,7 +236,7 @@ class Quotient:
 
 
 def _linear(slope: int, constant: int) -> str:
-    """`slope*p + constant` as sympy prints it: `3*p - 1`, `1 - p`.
+    """Return the text of `slope*p + constant` as sympy prints it: `3*p - 1`, `1 - p`.
 
     >>> _linear(-1, 1), _linear(-2, -1), _linear(0, 5)
     ('1 - p', '-2*p - 1', '5')

@@ -1,14 +1,13 @@
-"""Layouts that follow from another one: the whole tensor, what divides, more dimensions.
+"""Layouts that are derived from another one, and the paper's `mesh_split` on a shape.
 
-One object per layout: planning looks layouts up all the time, which then is an identity test.
+`interned` makes one object per layout: planning compares layouts often, and comparing one object
+with itself is an identity test.
 
-What serves as a key of memos holds its hash, computed as it is made (`_hash` of a Sharding, a Mesh,
-a Signature, a Rule, a Number of claims). Computed at every look-up, those of layouts would take 4 %
-more of a replan of 64 unrolled layers, and those of signatures 5 % more of a first plan beside
-JAX's own tracing (medians of pairs in one process, processor time); a mesh may have thousands of
-device ids.
-
-The paper's `mesh_split` on a shape.
+Values that are keys of caches store their hash when they are built (`_hash` of a Sharding, a Mesh,
+a Signature, a Rule, a Number of claims). A mesh may have thousands of device ids. Hashing at every
+look-up would make a replan of 64 unrolled layers 4 % slower for layouts. For signatures it would
+make a first plan 5 % slower, JAX's own tracing excluded (medians of pairs in one process, processor
+time).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Dims = tuple[Digits, ...]
 
 @lru_cache(maxsize=1 << 16)
 def interned(mesh: Mesh, shape: tuple[int, ...], dims: Dims, unreduced: Digits) -> Sharding:
-    """The sharding that says no more than where blocks lie and along what sums are pending.
+    """Return the one sharding object with these blocks and pending sums, and nothing else.
 
-    No argument has a default: a call without it would be another key of the cache.
+    No argument has a default, because a call without the argument would be another cache key.
 
     >>> mesh = Mesh({"x": 2})
     >>> interned(mesh, (4,), ((),), ()) is interned(mesh, (4,), ((),), ())
@@ -45,16 +44,16 @@ def mesh_split(
     dims_mapping: Sequence[Entry],
     unspecified_dims: Iterable[int] = (),
 ) -> Sharding:
-    """The paper's `mesh_split` on a shape: dimension `i` is split along axis `dims_mapping[i]`.
+    """Return the sharding of GSPMD's `mesh_split`: dimension i is split along `dims_mapping[i]`.
 
     Args:
-      dims_mapping: per dimension the number (or name) of a mesh axis, several of them major first,
-        or -1 (or None) for a dimension that is not partitioned.
+      dims_mapping: for each dimension the number (or name) of a mesh axis, or several ones, major
+        first; -1 (or None) for a dimension that is not partitioned.
       unspecified_dims: dimensions that completion may still refine.
 
     Raises:
-      MeshError: an axis that the mesh does not have.
-      ShardingError: a mapping of another rank than the shape, or an axis used twice.
+      MeshError: the mesh has no such axis.
+      ShardingError: the mapping and the shape have different ranks, or an axis is used twice.
 
     >>> mesh_split((64, 1024, 8192), Mesh({"X": 8, "Y": 16}), [0, -1, 1])
     Sharding([X, None, Y], shape=(64, 1024, 8192), Mesh(X=8, Y=16))
@@ -73,10 +72,10 @@ def mesh_split(
 
 
 def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object = ()) -> None:
-    """Raise unless these are what `mesh_split` takes.
+    """Raise unless the values have the types of `mesh_split`'s arguments.
 
     Raises:
-      ShardingError: no mesh, or no sequences.
+      ShardingError: `mesh` is no `Mesh`, or another argument is no sequence.
     """
     given = {"mesh": (mesh, isinstance(mesh, Mesh), "a shardalg.Mesh")}
     lists = {"dims_mapping": dims_mapping, "unspecified_dims": unspecified_dims}
@@ -90,12 +89,14 @@ def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object =
 
 
 def whole(like: Sharding) -> Sharding:
-    """The layout in which every device holds all of the tensor."""
+    """Return the layout in which every device holds the whole tensor."""
     return interned(like.mesh, like.shape, ((),) * len(like.shape), ())
 
 
 def plain(like: Sharding) -> Sharding:
-    """The layout alone, without axes of size 1, which split nothing, and without open dimensions.
+    """Return the blocks of a layout alone.
+
+    Axes of size 1 split nothing and are dropped, as are open dimensions and pending sums.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 1})
@@ -107,22 +108,26 @@ def plain(like: Sharding) -> Sharding:
 
 
 def even_prefix(sharding: Sharding) -> Sharding:
-    """`sharding` on the longest prefix of each dimension's axes that divides the dimension.
+    """Return `sharding` on the longest prefix of each dimension's axes that divides it evenly.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
     >>> even_prefix(Sharding(mesh, (10,), (mesh.digits("xy"),))).text()
     '[x]'
     """
-    dims = zip(sharding.shape, sharding.dims, strict=True)
-    return sharding.with_dims(tuple(_prefix(size, digits) for size, digits in dims))
+    dims: list[Digits] = []
+    for size, digits in zip(sharding.shape, sharding.dims, strict=True):
+        counts = range(1, len(digits) + 1)
+        uneven = (count for count in counts if size % parts(digits[:count]))
+        dims.append(digits[: next(uneven, len(digits) + 1) - 1])
+    return sharding.with_dims(tuple(dims))
 
 
 def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
-    """`sharding` with its dimensions of one element on all devices: these hold no more of them.
+    """Return `sharding` with dimensions of one element replicated; no device holds more elements.
 
     Args:
-      among: of dimensions that are split by these digits alone; None: by any.
+      among: change only dimensions that are split by these digits alone; None: all dimensions.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
@@ -140,7 +145,10 @@ def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
 
 
 def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -> Sharding:
-    """`sharding` of a tensor of this shape, which has the dimensions `added` beside: open ones.
+    """Return `sharding` for a tensor with more dimensions; the dimensions `added` are open.
+
+    Args:
+      shape: the new shape, which includes the added dimensions.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 3})
@@ -150,23 +158,13 @@ def opened(sharding: Sharding, shape: tuple[int, ...], added: tuple[int, ...]) -
     if not added:
         return sharding
     places = [dim for dim in range(len(shape)) if dim not in added]
-    dims, rounds = (
-        dict(zip(places, sharding.dims, strict=True)),
-        dict(zip(places, sharding.priorities, strict=False)),  # none stand for 0
-    )
+    dims = dict(zip(places, sharding.dims, strict=True))
+    # Missing priorities are 0, so the tuple may be shorter.
+    priorities = dict(zip(places, sharding.priorities, strict=False))
     return replace(
         sharding,
         shape=shape,
         dims=tuple([dims.get(dim, ()) for dim in range(len(shape))]),
         unspecified_dims=tuple(sorted([*added, *(places[d] for d in sharding.unspecified_dims)])),
-        priorities=tuple([rounds.get(dim, 0) for dim in range(len(shape))]),
+        priorities=tuple([priorities.get(dim, 0) for dim in range(len(shape))]),
     )
-
-
-def _prefix(size: int, digits: Digits) -> Digits:
-    best: Digits = ()
-    for k in range(1, len(digits) + 1):
-        if size % parts(digits[:k]):
-            break
-        best = digits[:k]
-    return best

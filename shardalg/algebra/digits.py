@@ -1,4 +1,4 @@
-"""Digits: a partition id written as a mixed-radix number over places of the device's position."""
+"""Digits: a partition id as a mixed-radix number, with digits of the device's position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Position = TypeVar("Position", int, "np.ndarray")
 class Digit(NamedTuple):
     """`floor(position / stride) mod size`, where *position* is the device's place in the mesh.
 
-    A named tuple: planning hashes and compares layouts, which are tuples of digits, all the time.
+    A named tuple, because planning often hashes and compares layouts, which are tuples of digits.
 
     >>> [Digit(stride=2, size=3).at(position) for position in range(8)]
     [0, 0, 1, 1, 2, 2, 0, 0]
@@ -29,7 +29,7 @@ class Digit(NamedTuple):
     size: int
 
     def at(self, position: Position) -> Position:
-        """Value of the digit on the device at `position`."""
+        """Return the value of the digit on the device at `position`."""
         return position // self.stride % self.size
 
 
@@ -37,7 +37,7 @@ Digits = tuple[Digit, ...]
 
 
 def parts(digits: Digits) -> int:
-    """Number of values of the partition id that `digits` write, major first.
+    """Return the number of values of the partition id with these digits.
 
     >>> parts((Digit(4, 2), Digit(1, 4)))
     8
@@ -49,7 +49,7 @@ def parts(digits: Digits) -> int:
 
 
 def partition_id(digits: Digits, position: Position) -> Position:
-    """Partition id of the device at `position`: the mixed-radix value of `digits`, major first.
+    """Return the partition id of the device at `position`: the value of `digits`, major first.
 
     >>> [partition_id((Digit(1, 2), Digit(2, 3)), position) for position in range(6)]
     [0, 3, 1, 4, 2, 5]
@@ -61,19 +61,21 @@ def partition_id(digits: Digits, position: Position) -> Position:
 
 
 def partition_ids(digits: Digits, positions: np.ndarray) -> np.ndarray:
-    """Partition ids of the devices at an array of positions.
+    """Return the partition ids of the devices at an array of positions.
 
     >>> import numpy as np
     >>> partition_ids((Digit(1, 2), Digit(2, 2)), np.arange(4))
     array([0, 2, 1, 3])
     """
+    # Without digits the id is the number 0: the first term makes it an array.
     return positions * 0 + partition_id(digits, positions)
 
 
 def canonical(digits: Digits) -> Digits:
-    """The unique shortest tuple with the same partition id: size 1 dropped, neighbours fused.
+    """Return the unique shortest tuple of digits with the same partition id.
 
-    Two neighbours are one digit where `stride_major = stride_minor * size_minor`.
+    Digits of size 1 are dropped. Two neighbours are one digit if
+    `stride_major = stride_minor * size_minor`.
 
     >>> canonical((Digit(8, 2), Digit(4, 2), Digit(4, 1), Digit(1, 2)))
     (Digit(stride=4, size=4), Digit(stride=1, size=2))
@@ -89,7 +91,7 @@ def canonical(digits: Digits) -> Digits:
 
 
 def overlap(first: Digit, second: Digit) -> bool:
-    """Whether two digits of one position cannot vary independently.
+    """Return whether two digits of one position cannot vary independently.
 
     Over the positions `0 .. N-1` of a mesh (`N` a multiple of both periods) two digits take every
     pair of values equally often exactly if `gcd(s*n, t*m)` divides `s` or `t`: with `g` that gcd,
@@ -110,7 +112,9 @@ def overlap(first: Digit, second: Digit) -> bool:
 
 
 def nested(first: Digit, second: Digit) -> bool:
-    """Whether one digit lies wholly above the other, as any two digits of one mesh do.
+    """Return whether one digit's stride is a multiple of the other's period, `stride * size`.
+
+    This is so for any two digits of one mesh that do not overlap.
 
     >>> nested(Digit(4, 2), Digit(1, 4)), nested(Digit(1, 2), Digit(1, 3))
     (True, False)
@@ -120,9 +124,9 @@ def nested(first: Digit, second: Digit) -> bool:
 
 
 def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
-    """What follows `coarse` in `fine` where `coarse` is its major part; None where it is not.
+    """Return the digits that follow `coarse` in `fine`; None if `fine` does not start with it.
 
-    A digit of `fine` may be split for it, as the sub-axis `x:(1)2` is the major part of `x`.
+    A digit of `fine` may be split: the sub-axis `x:(1)2` is the major part of `x`.
 
     >>> split_prefix((Digit(1, 8),), (Digit(4, 2),))
     (Digit(stride=1, size=4),)
@@ -134,7 +138,7 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
         if not rest:
             return None
         head = rest.pop(0)
-        # equal tops, and the border of the coarse digit is a border inside the fine one
+        # The periods are equal, and the stride of the coarse digit divides the fine one in two.
         if head.stride * head.size != digit.stride * digit.size or digit.stride % head.stride:
             return None
         if digit.stride > head.stride:
@@ -143,19 +147,20 @@ def split_prefix(fine: Digits, coarse: Digits) -> Digits | None:
 
 
 def is_major(part: Digit, whole: Digit) -> bool:
-    """Whether `part` is the major part of `whole`, and not all of it.
+    """Return whether `part` is a proper major part of `whole`.
 
     >>> is_major(Digit(4, 2), Digit(1, 8)), is_major(Digit(1, 2), Digit(1, 8))
     (True, False)
     """
-    same_top = part.stride * part.size == whole.stride * whole.size
-    return same_top and part.size < whole.size and whole.size % part.size == 0
+    same_period = part.stride * part.size == whole.stride * whole.size
+    return same_period and part.size < whole.size and whole.size % part.size == 0
 
 
 def starts_with(fine: Digits, coarse: Digits) -> bool:
-    """Whether `coarse` is the major part of `fine`, or all of it; its last digit may be a part.
+    """Return whether `coarse` is the major part of `fine`, or all of it.
 
-    Digits that are written alike, axis by axis, need no `split_prefix`.
+    The last digit of `coarse` may be a part of a digit of `fine`. Both must be written axis by
+    axis; `split_prefix` compares digits in any form.
 
     >>> starts_with((Digit(1, 8),), (Digit(4, 2),)), starts_with((Digit(4, 2),), (Digit(1, 8),))
     (True, False)
@@ -169,7 +174,9 @@ def starts_with(fine: Digits, coarse: Digits) -> bool:
 
 
 def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
-    """The digits that divide `size` elements, major first, what is left of them, and of the size.
+    """Return the digits that divide `size` evenly, major first, the other digits, and the quotient.
+
+    A digit is split if only a part of it divides the size.
 
     >>> take((Digit(1, 8),), 4)
     ((Digit(stride=2, size=4),), (Digit(stride=1, size=2),), 1)
@@ -178,7 +185,8 @@ def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
     """
     for count, head in enumerate(digits):
         if size % head.size:
-            # The greatest common divisor, by questions that many sizes answer alike.
+            # The greatest common divisor. On a named size, each `%` records a guard; these guards
+            # hold for more sizes than a guard on the value of the gcd.
             common = next(d for d in _divisors(head.size) if size % d == 0)
             if common == 1:
                 return digits[:count], digits[count:], size
@@ -191,14 +199,14 @@ def take(digits: Digits, size: int) -> tuple[Digits, Digits, int]:
 
 @lru_cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """The largest first."""
+    """Return the divisors of a number, the largest first."""
     return tuple(n for n in range(number, 0, -1) if number % n == 0)
 
 
 def complement(used: Digits, size: int) -> Digits | None:
-    """The digits, major first, that are left of `size` positions beside `used`.
+    """Return the digits of `size` positions that are not in `used`, major first.
 
-    None where `used` are no nested digits (they belong to different meshes).
+    None if the digits `used` overlap or belong to different meshes.
 
     >>> complement((Digit(4, 2),), 24)
     (Digit(stride=8, size=3), Digit(stride=1, size=4))
@@ -216,14 +224,14 @@ def complement(used: Digits, size: int) -> Digits | None:
 
 @dataclass(frozen=True)
 class PositionTable:
-    """Partition ids by position, for device orders that are no digits of the mesh.
+    """Partition ids by position, for device orders that digits of the mesh cannot write.
 
     Attributes:
-      parts: per dimension, the number of partitions.
-      ids: per dimension, the partition id at each position.
+      parts: for each dimension, the number of partitions.
+      ids: for each dimension, the partition id at each position.
 
-    >>> Table.of(((Digit(1, 2),), (Digit(2, 2),)), 4)
-    Table(parts=(2, 2), ids=((0, 1, 0, 1), (0, 0, 1, 1)))
+    >>> PositionTable.of(((Digit(1, 2),), (Digit(2, 2),)), 4)
+    PositionTable(parts=(2, 2), ids=((0, 1, 0, 1), (0, 0, 1, 1)))
     """
 
     parts: tuple[int, ...]
@@ -231,22 +239,22 @@ class PositionTable:
 
     @staticmethod
     def of(dims: tuple[Digits, ...], size: int) -> PositionTable:
-        """The table that digits write over `size` positions."""
+        """Return the table of the partition ids with these digits at `size` positions."""
         ids = tuple(tuple(partition_id(d, p) for p in range(size)) for d in dims)
         return PositionTable(tuple(parts(d) for d in dims), ids)
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every tile is held by the same number of devices (a valid sharding)."""
+        """True if every tile is on the same number of devices, as in a valid sharding."""
         cells = Counter(zip(*self.ids, strict=True))
         return len(cells) == math.prod(self.parts) and len(set(cells.values())) == 1
 
     def recognize(self) -> tuple[Digits, ...] | None:
-        """The digits of each dimension, or None where a dimension is not written by digits.
+        """Return the digits of each dimension; None if digits cannot write some dimension's ids.
 
-        >>> Table((4,), ((0, 2, 1, 3),)).recognize()
+        >>> PositionTable((4,), ((0, 2, 1, 3),)).recognize()
         ((Digit(stride=1, size=2), Digit(stride=2, size=2)),)
-        >>> Table((4,), ((0, 1, 3, 2),)).recognize() is None
+        >>> PositionTable((4,), ((0, 1, 3, 2),)).recognize() is None
         True
         """
         pairs = zip(self.parts, self.ids, strict=True)
@@ -255,9 +263,11 @@ class PositionTable:
 
 
 def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
-    """Digits found from the minor end: the next one starts where the known ones fail to explain."""
+    """Return the digits of one dimension's partition ids, or None if there are none."""
     import numpy as np
 
+    # The id is a sum of weight * digit. Find the digits from the smallest stride on: the next one
+    # has its first 1 at the first position that the known digits do not explain.
     actual, positions = np.asarray(ids), np.arange(len(ids))
     known = np.zeros(len(ids), dtype=actual.dtype)
     weights: list[tuple[int, Digit]] = []
@@ -266,6 +276,7 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
         if not stride:  # every digit is 0 on the first device
             return None
         weight = int(actual[stride])
+        # The ids at multiples of the stride grow by the weight until the digit returns to 0.
         multiples = actual[::stride]
         breaks = np.flatnonzero(multiples != weight * np.arange(len(multiples)))
         digit = Digit(stride, int(breaks[0]) if breaks.size else -(-len(ids) // stride))
@@ -274,11 +285,8 @@ def _recognize(count: int, ids: Sequence[int] | np.ndarray) -> Digits | None:
             return None
         weights.append((weight, digit))
         known = known + weight * (positions // digit.stride % digit.size)
-    return _mixed_radix(weights, count)
-
-
-def _mixed_radix(weights: list[tuple[int, Digit]], count: int) -> Digits | None:
-    """Digits in the order of their weights, where these are the place values of a number."""
+    # Ordered by weight, the digits must be a mixed-radix number: each weight is the product of the
+    # sizes below it.
     place, digits = 1, []
     for weight, digit in sorted(weights):
         if weight != place:

@@ -1,6 +1,7 @@
-"""Sizes that have a name and a hint: sympy symbols for dimensions and mesh axes.
+"""Named sizes: sympy symbols with a hint, for tensor dimensions and mesh axes.
 
-Sizes as plain data, so that a file can hold them and no text is ever evaluated.
+`to_data` and `from_data` convert sizes to and from plain data, so that a plan file can contain them
+and no text is ever evaluated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Expr: TypeAlias = sympy.Expr | int
 
 
 class SymbolError(ShardalgError, ValueError):
-    """A size whose name or hint cannot be, or two sizes that one loop cannot both have."""
+    """A size with an invalid name or hint, or two sizes that one loop cannot both have."""
 
 
 class Max(sympy.Max):
@@ -44,10 +45,10 @@ class Max(sympy.Max):
 
 
 class Size(sympy.Symbol):
-    """A positive integer symbol that remembers the number to trace and plan with.
+    """A positive integer symbol with a hint: the number to trace and plan with.
 
-    The hint belongs to its identity: expressions of two sizes `B` with different hints never mix
-    unseen (`sizes_of` refuses them).
+    Two sizes `B` with different hints are different symbols. `sizes_of` raises if an expression has
+    both.
 
     >>> B, S = dims("B S", hint=(64, 1024))
     >>> B.hint, 4 * B - B, (B * S).is_positive
@@ -58,7 +59,7 @@ class Size(sympy.Symbol):
     hint: int
 
     def __new__(cls, name: str, hint: int) -> Size:
-        """Make the symbol; `dims` checks what users give."""
+        """Return the symbol, without the checks of `dims`."""
         made = sympy.Symbol.__xnew__(cls, name, positive=True, integer=True)
         made.hint = hint
         return made
@@ -71,16 +72,16 @@ class Size(sympy.Symbol):
 
 
 def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
-    """Named dimension sizes, for shapes such as `jax.ShapeDtypeStruct((B, S, 4 * M), ...)`.
+    """Return named dimension sizes, for shapes as `jax.ShapeDtypeStruct((B, S, 4 * M), ...)`.
 
     Args:
       names: separated by blanks or commas.
-      hint: per name, the size in elements at which functions are traced and planned; one number
-        stands for all.
+      hint: for each name, the size in elements at which functions are traced and planned; one
+        number is used for all names.
 
     Raises:
-      SymbolError: names that are no text, a name that is no identifier, a hint that is no integer
-        of at least 1, another number of hints than names, one name with two hints.
+      SymbolError: `names` is no text; a name is no identifier; a hint is no integer of at least 1;
+        the numbers of hints and names differ; one name has two hints.
 
     >>> B, S, M = dims("B S M", hint=(64, 1024, 8192))
     >>> hint_of(4 * M), evaluate(B * S, {"B": 2})
@@ -98,7 +99,12 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
             f"dims({names!r}) has {len(parts)} names and {len(hints)} hints {tuple(hints)}: give "
             "one hint per name, as in dims('B S', hint=(64, 1024))."
         )
-    bad = [f"{n}={h!r}" for n, h in zip(parts, hints, strict=True) if not _possible(n, h)]
+    bad = []
+    for name, value in zip(parts, hints, strict=True):
+        # A bool is an int in Python, but no size.
+        counts = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not counts or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
+            bad.append(f"{name}={value!r}")
     if bad:
         raise SymbolError(
             f"dims({names!r}) cannot name {', '.join(bad)}: a name is an identifier, a hint an "
@@ -109,16 +115,11 @@ def dims(names: str, *, hint: int | Sequence[int]) -> tuple[Size, ...]:
     return made
 
 
-def _possible(name: str, hint: object) -> bool:
-    is_number = isinstance(hint, int) and not isinstance(hint, bool) and hint >= 1
-    return is_number and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
-
-
 def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
-    """Every named size in the expressions, by name, in the order of the names.
+    """Return every named size in the expressions, by name, in the order of the names.
 
     Raises:
-      SymbolError: one name with two hints, or a symbol that was not made by `dims`.
+      SymbolError: one name has two hints, or a symbol was not made by `dims`.
 
     >>> B, S = dims("B S", hint=(64, 1024))
     >>> sizes_of([B * S, 7, S - 1])
@@ -141,10 +142,10 @@ def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
 
 
 def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
-    """The number that an expression has where names in `values` have those sizes, others hints.
+    """Return the value of an expression at given sizes; other names have their hints.
 
     Raises:
-      SymbolError: it is no integer there, as `S/2` at an odd S.
+      SymbolError: the value is no integer, as `S/2` at an odd S.
 
     >>> B, S = dims("B S", hint=(64, 1024))
     >>> evaluate(B * (S - 1), {"S": 5}), evaluate(12, {})
@@ -162,7 +163,7 @@ def evaluate(expression: Expr, values: Mapping[str, int]) -> int:
 
 
 def hint_of(expression: Expr) -> int:
-    """The number that an expression has at the hints.
+    """Return the value of an expression at the hints.
 
     >>> hint_of(dims("M", hint=8)[0] * 4), hint_of(3)
     (32, 3)
@@ -171,10 +172,10 @@ def hint_of(expression: Expr) -> int:
 
 
 def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str, int]:
-    """Other numbers for the same names, at which no two sizes are related by accident.
+    """Return a second number for each name, so that no two sizes are related by accident.
 
-    Different primes, each at another ratio to its hint; or, for functions that need sizes to divide
-    each other, multiples of the hints by different primes.
+    The numbers are different primes, each at another ratio to its hint. With `multiples` they are
+    multiples of the hints by different primes, for functions that need sizes to divide each other.
 
     >>> sizes = dims("B S M", hint=(64, 64, 100))
     >>> second_hints(sizes), second_hints(sizes, multiples=True)
@@ -192,19 +193,19 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
 
 
 Data = int | str | tuple["Data", ...]
-"""A size in a file: a number, or an operation with what it is of."""
-LONGEST = 4096  # bits of a number that a formula may make
+"""A size in a file: a number, or an operation with its arguments."""
+LONGEST = 4096  # the most bits of a number in a formula; a file could name huge powers
 
 
 def to_data(size: Expr) -> int | list[Any]:
-    """A size as nested lists: `["size", name, hint]`, `["ratio", p, q]`, `["add", ...]`.
+    """Return a size as nested lists: `["size", name, hint]`, `["ratio", p, q]`, `["add", ...]`.
 
     >>> B, S = Size("B", 8), Size("S", 16)
     >>> to_data(7), to_data(B), to_data(2 * B)
     (7, ['size', 'B', 8], ['mul', 2, ['size', 'B', 8]])
 
     Raises:
-      SymbolError: an operation that no size has, such as a root.
+      SymbolError: the size has an unsupported operation, such as a root.
     """
     if isinstance(size, int):
         return size
@@ -224,11 +225,11 @@ def to_data(size: Expr) -> int | list[Any]:
 
 
 def from_data(data: Data) -> Expr:
-    """The size that `to_data` wrote, as nested tuples.
+    """Return the size that `to_data` wrote, given as nested tuples.
 
     Raises:
-      SymbolError: no such operation, arguments that it does not take, or a number that it cannot
-        make (a division by zero) or that has more than `LONGEST` bits.
+      SymbolError: an unknown operation, arguments of wrong types, a division by zero, or a number
+        of more than `LONGEST` bits.
 
     >>> B = Size("B", 8)
     >>> from_data(("add", -1, ("mul", 3, ("size", "B", 8)))) == 3 * B - 1
@@ -246,6 +247,7 @@ def from_data(data: Data) -> Expr:
 
 
 def _made(data: Data) -> Expr:
+    """Return the expression of checked data, recursively."""
     if isinstance(data, int):
         return data
     operation, arguments = _parts(data)
@@ -257,7 +259,7 @@ def _made(data: Data) -> Expr:
 
 
 def _parts(data: Data) -> tuple[str, tuple[Any, ...]]:
-    """Operation and arguments, as many and such as the operation takes."""
+    """Return the operation and its arguments; raise unless their number and types fit."""
     operation, *arguments = data if isinstance(data, tuple) and data else ("",)
     if not isinstance(operation, str):
         operation = ""
@@ -277,7 +279,7 @@ _COUNTS = {"pow": 2, "floor": 1, "ceil": 1, "mod": 2}
 
 
 def _bits(data: Data) -> int:
-    """At most how many bits numbers of this size have at the hints, fractions with both parts."""
+    """Return an upper bound of the bits of a size's value; fractions count both parts."""
     if isinstance(data, int):
         return data.bit_length()
     operation, arguments = _parts(data)

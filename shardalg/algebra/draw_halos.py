@@ -1,7 +1,7 @@
-"""Drawings of halos: what each partition holds, what its windows read, and who sends it.
+"""Drawings of halos: each partition's block, the elements that it reads, and their senders.
 
 The counterparts of figures 5, 9 and 10 of GSPMD (arXiv:2105.04663). `Halo.picture` and
-`Exchange.picture` say what there is to draw, from their closed forms alone.
+`Exchange.picture` return the data of a drawing, from their closed forms alone.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# After Okabe and Ito, lightened: told apart without seeing red or green, neighbours in grey too.
+# After Okabe and Ito, lightened: they differ for readers who do not see red or green, and
+# neighbouring colors differ in grey, too.
 HOLDERS = (
     "#8ecbf0", "#f7d48a", "#5fb99a", "#eec7dd", "#6b9ecb", "#f8f2a0", "#e39568", "#c9c9c9",
 )  # fmt: skip
-# Inches: the texts on the left and on the right, all positions at most, the figure at least; the
-# height of each kind of line.
+# Widths in inches: left texts, right texts, all positions (at most), the figure (at least).
 LEFT, RIGHT, WIDE, NARROW = 0.85, 1.35, 8.2, 6.6
+# Heights in inches: a cell, the text above it, a window, the gap below a row.
 CELL, TOP, LANE, GAP = 0.25, 0.17, 0.13, 0.13
-# The title and the closed forms above a panel; the key below all.
+# Heights in inches: the title and the closed forms above a panel, the key below all panels.
 HEAD, KEY = 0.52, 0.55
 
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """One partition: the elements `[start, limit)` that it reads, and where its windows start.
+    """One partition: the elements `[start, limit)` that it reads, and the starts of its windows.
 
     Attributes:
       windows: position of the first tap of each output; an element k is at position `dilation*k`.
-      outputs: how many of them the unpartitioned operator has too.
-      zeros: taps of 0 before and after the kernel, in a window that is as long on every device.
+      outputs: number of these outputs that the unpartitioned operator has, too.
+      zeros: taps of 0 before and after the kernel, if the window is equally long on every device.
     """
 
     partition: int
@@ -48,11 +49,13 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class DimensionDrawing:
-    """What is drawn of one dimension of `size` elements in blocks.
+    """The data of one panel: a dimension of `size` elements in blocks, and a row per partition.
 
     Attributes:
+      note: the closed forms, as text.
+      dilation: positions between two elements.
       taps: positions of the taps of a window, from its first one.
-      note: the closed forms.
+      stride: positions between the windows of two outputs.
     """
 
     size: int
@@ -64,7 +67,7 @@ class DimensionDrawing:
     stride: int = 1
 
     def sent(self, row: PartitionRow) -> Iterator[tuple[int, int, int]]:
-        """(first element, end, holder) of what a partition reads, block by block.
+        """Yield (first element, end, holder) of the elements that a partition reads, by block.
 
         >>> from shardalg.algebra.halos.halo import halo
         >>> from shardalg.algebra.halos.window import Window
@@ -86,7 +89,7 @@ class DimensionDrawing:
 
     @property
     def lanes(self) -> int:
-        """Lines that the windows of a partition need so that none lie upon each other."""
+        """Number of lines that the windows of a partition need so that none overlap."""
         longest = self.span + sum(self.rows[0].zeros)
         return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
 
@@ -104,17 +107,19 @@ class DimensionDrawing:
 
 
 def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
-    """What each partition holds and reads: one row per partition, a panel per entry.
+    """Draw the block of each partition and the elements that it reads.
 
-    A cell is an element, in the color of the partition that holds it; the frame is the partition's
-    own block, and a number above it names the partition that sends it. Hatched cells do not exist:
-    padding of uneven blocks, or reads that are masked. Below lie the windows of the partition's
-    outputs, a dot per tap; taps of 0 are rings.
+    Each entry is a panel with one row per partition. A cell is an element, in the color of the
+    partition that holds it. The frame is the partition's own block. A number above a cell names the
+    partition that sends it. Hatched cells do not exist: they are padding of uneven blocks, or reads
+    that are masked. The windows of the partition's outputs are below, with a dot per tap; taps of 0
+    are rings.
     """
     from shardalg.drawing import Drawing
 
     shown = list(pictures.values())
-    heights = [_height(panel) for panel in shown]
+    head = HEAD + TOP + CELL + GAP
+    heights = [head + _band(panel) * len(panel.rows) for panel in shown]
     total = top = sum(heights) + KEY
     width = max([NARROW, *map(_width, shown)])
     figure = Drawing(figsize=(width, total))
@@ -128,37 +133,35 @@ def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
 
 
 def _scale(shown: DimensionDrawing) -> float:
-    """Inches of one position."""
+    """Return the width of one position in inches."""
     low, high = shown.bounds
     return min(WIDE / (high - low), 0.36)
 
 
 def _width(shown: DimensionDrawing) -> float:
+    """Return the width of a panel in inches."""
     low, high = shown.bounds
     return LEFT + (high - low) * _scale(shown) + RIGHT
 
 
 def _band(shown: DimensionDrawing) -> float:
+    """Return the height of a partition's row in inches."""
     return TOP + CELL + LANE * shown.lanes + GAP
-
-
-def _height(shown: DimensionDrawing) -> float:
-    return HEAD + TOP + CELL + GAP + _band(shown) * len(shown.rows)
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Paints one picture; lengths are inches, from the upper left corner."""
+    """Painter of one panel; lengths are inches from its upper left corner."""
 
     axes: Axes
     shown: DimensionDrawing
 
     def x(self, position: float) -> float:
-        """Where a position in elements stands in the drawing."""
+        """Return the horizontal coordinate of a position."""
         return LEFT + (position - self.shown.bounds[0]) * _scale(self.shown)
 
     def middle(self, first: int, end: int) -> float:
-        """Of the elements `[first, end)`."""
+        """Return the horizontal coordinate of the middle of the elements `[first, end)`."""
         return self.x((first + end - 1) / 2 * self.shown.dilation + 0.5)
 
     def text(self, x: float, y: float, text: str, **style: Any) -> None:
@@ -167,7 +170,7 @@ class _Panel:
         self.axes.text(x, y, text, **defaults | style)
 
     def paint(self, title: str) -> None:
-        """Draw title, blocks and arrows."""
+        """Draw the title, the blocks, and a row per partition."""
         shown = self.shown
         self.axes.axis("off")
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
@@ -182,9 +185,10 @@ class _Panel:
             self.row(row, HEAD + TOP + CELL + GAP + _band(shown) * row.partition)
 
     def row(self, row: PartitionRow, top: float) -> None:
-        """A partition: what it reads, from whom, and its windows."""
+        """Draw a partition: the elements that it reads, their senders, and its windows."""
         shown, y, own = self.shown, top + TOP, row.partition * self.shown.block
         self.text(LEFT - 0.12, y + CELL / 2, f"p = {row.partition}", ha="right", weight="bold")
+        # The parts of the own block that the partition does not read are pale.
         self.cells(own, min(row.start, own + shown.block), y, alpha=0.3)
         self.cells(max(row.limit, own), own + shown.block, y, alpha=0.3)
         self.cells(row.start, row.limit, y)
@@ -207,7 +211,7 @@ class _Panel:
             self.window(row, first, lane, exists=nth < row.outputs)
 
     def cells(self, start: int, limit: int, y: float, *, alpha: float = 1.0) -> None:
-        """The elements `[start, limit)`; hatched where there is none."""
+        """Draw the elements `[start, limit)`, hatched if they do not exist."""
         from matplotlib.patches import Rectangle
 
         scale = _scale(self.shown)
@@ -218,14 +222,14 @@ class _Panel:
             style["hatch"] = None if exists else "/////"
             at = (self.x(k * self.shown.dilation), y)
             self.axes.add_patch(Rectangle(at, scale, CELL, alpha=alpha, **style))
-            # A number may reach into the holes of a dilation.
+            # A number may use the holes of a dilation; it is left out where it would not fit.
             room = scale * self.shown.dilation
             if exists and room > 0.12:
                 number = {"fontsize": min(8, 36 * room), "color": INK if alpha == 1 else FAINT}
                 self.text(self.middle(k, k + 1), y + CELL / 2, f"{k}", **number)
 
     def frame(self, p: int, y: float) -> None:
-        """Around the block of a partition."""
+        """Draw a frame around the block of a partition."""
         from matplotlib.patches import Rectangle
 
         width = ((self.shown.block - 1) * self.shown.dilation + 1) * _scale(self.shown)
@@ -233,7 +237,7 @@ class _Panel:
         self.axes.add_patch(Rectangle(at, width, CELL, fc="none", ec=INK, lw=1.6))
 
     def window(self, row: PartitionRow, first: int, y: float, *, exists: bool) -> None:
-        """A window of one output; FAINT if the unpartitioned operator has no such output."""
+        """Draw the window of one output, faint if the unpartitioned operator has no such output."""
         color, shown = INK if exists else FAINT, self.shown
         before, after = row.zeros
         last = first + shown.span
@@ -248,6 +252,7 @@ class _Panel:
 
 
 def _key(figure: Figure, shown: Sequence[DimensionDrawing]) -> None:
+    """Add the key, with the entries that the panels need."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

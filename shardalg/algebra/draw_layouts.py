@@ -1,4 +1,4 @@
-"""Drawings of shardings: a tensor as a plane, cut into the blocks that its devices hold."""
+"""Drawings of shardings: a tensor as a plane, divided into the blocks of its devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from shardalg.algebra.sharding import Sharding
 
 Bounds = tuple[tuple[int, int], tuple[int, int]]
-# Inches of one panel, and devices that are listed in a line of a tile and at all.
+# Width of a panel in inches; the most devices in a line of a block's text, and in all its lines.
 PANEL, IN_LINE, LISTED = 2.3, 4, 16
 
 
 def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
-    """The dimensions that are drawn, two at most: all, or those that some of them splits.
+    """Return the dimensions to draw: at most two, dimensions that some sharding splits first.
 
     Raises:
       ShardingError: shardings of different ranks, scalars, or more than two split dimensions.
@@ -40,14 +40,15 @@ def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
     return tuple(sorted([*split, *free[: max(0, 2 - len(split))]]))
 
 
-def held(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, ...]]:
-    """The devices of each block that holds something: rows and columns as (start, end).
+def devices_by_block(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, ...]]:
+    """Return the devices of each block that has elements; keys are (start, end) of rows, columns.
 
     Args:
-      dims: the dimensions that are drawn; of one alone, the elements are the columns.
+      dims: the dimensions that are drawn; the elements of a single dimension are columns.
 
     >>> import shardalg as sa
-    >>> held(sa.Sharding.from_axes([None, "y"], sa.Mesh({"x": 2, "y": 2}), (4, 3)), (0, 1))
+    >>> layout = sa.Sharding.from_axes([None, "y"], sa.Mesh({"x": 2, "y": 2}), (4, 3))
+    >>> devices_by_block(layout, (0, 1))
     {((0, 4), (0, 2)): (0, 2), ((0, 4), (2, 3)): (1, 3)}
     """
     found: dict[Bounds, list[int]] = {}
@@ -61,9 +62,9 @@ def held(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, tuple[int, .
 
 
 def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
-    """Shardings, each under its name; in every block the numbers of the devices that hold it.
+    """Draw shardings under their names; each block lists the devices that hold it.
 
-    Planes stand side by side, and tensors of one dimension below each other.
+    Planes are drawn side by side, and tensors of one dimension below each other.
     """
     from shardalg.drawing import Drawing
 
@@ -80,10 +81,11 @@ def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
 
 
 def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
+    """Draw one sharding into a panel."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
-    blocks = held(sharding, dims)
+    blocks = devices_by_block(sharding, dims)
     colors = colormaps["Pastel1"]
     for nth, (((top, bottom), (left, right)), devices) in enumerate(blocks.items()):
         size = right - left, bottom - top
@@ -103,6 +105,7 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
 
 
 def _listed(devices: tuple[int, ...]) -> str:
+    """Return the text of a block: its devices, or their number if there are many."""
     if len(devices) > LISTED:
         return f"{len(devices)} devices\n{devices[0]}, {devices[1]}, …, {devices[-1]}"
     lines = [devices[i : i + IN_LINE] for i in range(0, len(devices), IN_LINE)]

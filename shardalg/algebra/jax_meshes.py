@@ -1,4 +1,4 @@
-"""The meshes of JAX, from and to names, sizes and device ids."""
+"""Conversion of meshes from and to JAX's: names, sizes and device ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def axes_of(jax_mesh: Any) -> tuple[list[tuple[str, int]], list[int] | None]:
-    """Axes, and device ids at each position, of a `jax.sharding.Mesh` or `AbstractMesh`.
+    """Return the axes of a JAX mesh, and the device id at each position.
+
+    An `AbstractMesh` has no devices: the second value is None.
 
     Raises:
-      MeshError: something else than a JAX mesh.
+      MeshError: `jax_mesh` is no JAX mesh.
 
     >>> axes_of(AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2))
     ([('x', 2), ('y', 4)], None)
@@ -36,14 +38,15 @@ def axes_of(jax_mesh: Any) -> tuple[list[tuple[str, int]], list[int] | None]:
 
 
 def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-    """A `jax.sharding.Mesh` whose axes are all Auto.
+    """Return a `jax.sharding.Mesh` whose axes are all Auto.
 
     Args:
       devices: default `jax.devices()`. With `mesh.device_ids` they are found by their ids,
         otherwise the first ones are taken in the order given.
 
     Raises:
-      DeviceError: what is no list of devices, fewer than positions, or none with one of the ids.
+      DeviceError: `devices` is no list; it is shorter than the mesh; it has no device with one of
+        the ids.
     """
     if devices is not None and not isinstance(devices, Iterable):
         raise DeviceError(f"devices are a list, as jax.devices()[:2]; got {devices!r:.80}.")
@@ -67,7 +70,7 @@ def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.shardin
 
 
 def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
-    """A `jax.sharding.AbstractMesh` of the same axes, all Auto.
+    """Return a `jax.sharding.AbstractMesh` with the same axes, all Auto.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> dict(mesh_to_abstract(Mesh({"x": 2, "y": 4})).shape)
@@ -79,7 +82,7 @@ def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
 
 
 def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
-    """The devices of the mesh in its order."""
+    """Return the devices of the mesh in its order."""
     found = {device.id: device for device in devices}
     missing = [i for i in mesh.order if i not in found]
     if missing:

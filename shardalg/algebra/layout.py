@@ -1,17 +1,16 @@
-"""The data of a sharding: what every notation reads and prints, below the class that users meet.
+"""The data of a sharding, which every notation reads and prints; `Sharding` adds its methods.
 
-One layout stated in positions of another mesh over the same devices.
+`restate` expresses a layout in the positions of another mesh over the same devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self, TypeVar
 
 from shardalg.algebra.digits import (
-    Digit,
     Digits,
     PositionTable,
     canonical,
@@ -22,19 +21,19 @@ from shardalg.algebra.digits import (
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# What stands beside the dimensions, in the order of `Sharding.classes`.
+# Digits that split no dimension, by their meaning, in the order of `Sharding.classes`.
 CLASSES = ("unreduced", "manual", "replicated")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of a `Sharding`, checked: notations are functions between text and these.
+    """The checked fields of a `Sharding`; a notation is a pair of functions between text and these.
 
-    It prints as the sharding that it is the data of, since messages speak of shardings.
+    It prints as a Sharding, because messages to users name shardings.
 
     Raises:
-      ShardingError: dimensions and shape differ in rank, one place of the device position is used
-        twice, or a priority stands on a dimension without axes that is closed.
+      ShardingError: dimensions and shape differ in rank; two digits overlap; a priority is given
+        for a closed dimension without axes.
     """
 
     mesh: Mesh
@@ -67,11 +66,11 @@ class Layout:
         if self.priorities:
             self._check_priorities()
         fields = (self.mesh, self.shape, self.dims, self.unspecified_dims, self.unreduced)
-        held = (self.replicated, self.manual, self.priorities)
-        object.__setattr__(self, "_hash", hash((*fields, *held)))
+        rest = (self.replicated, self.manual, self.priorities)
+        object.__setattr__(self, "_hash", hash((*fields, *rest)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal in every field; identity first: planning compares interned layouts."""
+        # Identity and hash first: planning compares interned layouts.
         if self is other:
             return True
         if not isinstance(other, Layout) or self._hash != other._hash:
@@ -88,30 +87,36 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
-        """Per dimension, the number of partitions."""
+        """The number of partitions of each dimension."""
         return tuple(parts(digits) for digits in self.dims)
 
     @property
     def is_maximal(self) -> bool:
-        """Whether the whole tensor lies on one named device."""
+        """True if the whole tensor is on one device with an id."""
         return self.mesh.is_device
 
     def holding(self, held: Mapping[str, Digits]) -> Self:
-        """The same with other digits in the classes that `held` names, of `CLASSES`."""
-        now = {kind: held.get(kind, getattr(self, kind)) for kind in CLASSES}
-        unreduced, manual, kept = (now[kind] for kind in CLASSES)
-        return replace(self, unreduced=unreduced, manual=manual, replicated=kept)
+        """Return the layout with other digits in some classes of `CLASSES`, by class."""
+        digits = {kind: held.get(kind, getattr(self, kind)) for kind in CLASSES}
+        unreduced, manual, replicated = (digits[kind] for kind in CLASSES)
+        return replace(self, unreduced=unreduced, manual=manual, replicated=replicated)
 
     def text(self) -> str:
-        """Axes per dimension as `[X, None, (Y, Z)]`, `?` where open, `{U:Y}` unreduced.
+        """Return the layout as text, as in `[X, None, (Y, Z)]{U:W}`.
 
-        `(X, ?)p1` has priority 1. `Sharding.parse` reads all of it.
+        `?` marks an open dimension, `(X, ?)p1` priority 1. The classes are unreduced `{U:...}`,
+        replicated `{R:...}` and manual `{M:...}`. `Sharding.parse` reads all of it.
         """
-        opened, rounds = set(self.unspecified_dims), self.priorities or (0,) * len(self.dims)
-        dims = [
-            _dim_text([*self.mesh.texts(digits), *(["?"] if i in opened else [])], rounds[i])
-            for i, digits in enumerate(self.dims)
-        ]
+        priorities = self.priorities or (0,) * len(self.dims)
+        dims = []
+        for i, digits in enumerate(self.dims):
+            names = [*self.mesh.texts(digits), *(["?"] if i in self.unspecified_dims else [])]
+            if priorities[i]:
+                dims.append(f"({', '.join(names)})p{priorities[i]}")
+            elif len(names) > 1:
+                dims.append(f"({', '.join(names)})")
+            else:
+                dims.append(names[0] if names else "None")
         tail = "".join(
             f"{{{mark}:{','.join(self.mesh.texts(digits))}}}"
             for mark, digits in (("U", self.unreduced), ("R", self.replicated), ("M", self.manual))
@@ -122,15 +127,8 @@ class Layout:
     def __repr__(self) -> str:
         return f"Sharding({self.text()}, shape={self.shape}, {self.mesh!r})"
 
-    def _uses(self) -> Iterator[tuple[str, Digit]]:
-        """Every digit with the words for its place."""
-        for i, digits in enumerate(self.dims):
-            yield from ((f"dimension {i}", d) for d in digits)
-        for name in ("unreduced", "replicated", "manual"):
-            yield from ((f"the {name} digits", d) for d in getattr(self, name))
-
     def _check_priorities(self) -> None:
-        """One per dimension; 0 everywhere is held as ()."""
+        """Raise unless each dimension has a valid priority; store 0 everywhere as ()."""
         wrong = [n for n in self.priorities if type(n) is not int or n < 0]
         if wrong or len(self.priorities) != len(self.shape):
             raise ShardingError(
@@ -140,15 +138,18 @@ class Layout:
         for dim, priority in enumerate(self.priorities):
             if priority and not self.dims[dim] and dim not in self.unspecified_dims:
                 raise ShardingError(
-                    f"dimension {dim} has priority {priority} and neither axes nor is it open: "
-                    "there is nothing to take part in completion. Leave its priority at 0."
+                    f"dimension {dim} has priority {priority}, but it has no axes and is not open: "
+                    "completion cannot change it. Leave its priority at 0."
                 )
         if not any(self.priorities):
             object.__setattr__(self, "priorities", ())
 
     def _used_twice(self) -> str:
-        """The message for two uses of one place of the device position, all of them listed."""
-        uses = [(place, d) for place, d in self._uses() if d.size > 1]
+        """Return the message that lists all pairs of digits that overlap."""
+        uses = [(f"dimension {i}", d) for i, digits in enumerate(self.dims) for d in digits]
+        for name in ("unreduced", "replicated", "manual"):
+            uses += [(f"the {name} digits", d) for d in getattr(self, name)]
+        uses = [(place, d) for place, d in uses if d.size > 1]
         faults = [
             f"  {self.mesh.texts((a,))[0]} on {here} meets {self.mesh.texts((b,))[0]} on {there}"
             for i, (here, a) in enumerate(uses)
@@ -162,21 +163,14 @@ class Layout:
         )
 
 
-def _dim_text(names: list[str], priority: int) -> str:
-    if priority:
-        return f"({', '.join(names)})p{priority}"
-    if not names:
-        return "None"
-    return names[0] if len(names) == 1 else f"({', '.join(names)})"
-
-
 L = TypeVar("L", bound=Layout)
 
 
 def restate(sharding: L, mesh: Mesh) -> L | None:
-    """The sharding in positions of `mesh`; None where it is no digits there, or other devices.
+    """Return the same placement of blocks on devices as a sharding on `mesh`.
 
-    Digits come back as axes and sub-axes of `mesh` where they are made of them.
+    None if digits of `mesh` cannot write it, or if `mesh` has other devices. The digits of the
+    result are axes and sub-axes of `mesh` if they are made of these.
 
     >>> from shardalg.algebra.sharding import Sharding
     >>> listed = Sharding.from_hlo("{devices=[2,2]0,1,3,2}", (4, 4))
@@ -188,26 +182,27 @@ def restate(sharding: L, mesh: Mesh) -> L | None:
     if sharding.mesh == mesh:
         return sharding
     rows = (*sharding.dims, *(getattr(sharding, kind) for kind in CLASSES))
-    found = _positions(rows, sharding.mesh, mesh)
+    found = _digits_on(rows, sharding.mesh, mesh)
     if found is None:
         return None
     rank = len(sharding.dims)
-    there = tuple(spelled(digits, mesh) for digits in found)
-    unreduced, manual, kept = there[rank:]
+    digits = tuple(spelled(row, mesh) for row in found)
+    unreduced, manual, replicated = digits[rank:]
     return replace(
         sharding,
         mesh=mesh,
-        dims=there[:rank],
+        dims=digits[:rank],
         unreduced=unreduced,
         manual=manual,
-        replicated=kept,
+        replicated=replicated,
     )
 
 
 def in_order(sharding: L, mesh: Mesh) -> L | None:
-    """The sharding on `mesh`, or on its axes in the sharding's own order of devices.
+    """Return the sharding on `mesh`, or on a mesh with these axes in the sharding's device order.
 
-    The second where no digits of `mesh` write it; None over other devices.
+    The second is used if digits of `mesh` cannot write the sharding. None if `mesh` has other
+    devices.
 
     >>> from shardalg.algebra.sharding import Sharding
     >>> ring = Sharding.from_spec(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
@@ -219,8 +214,11 @@ def in_order(sharding: L, mesh: Mesh) -> L | None:
     return restate(sharding, mesh) or restate(sharding, Mesh(mesh.axes, sharding.mesh.order))
 
 
-def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
-    """The digits of each row in positions of `target`."""
+def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Digits, ...] | None:
+    """Return the digits of positions of `target` with the same partition id on every device.
+
+    Each row is a tuple of digits of positions of `source`. None if there are no such digits.
+    """
     if source.size != target.size:
         return None
     if source.device_ids == target.device_ids:
@@ -233,7 +231,7 @@ def _positions(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
 
 
 def spelled(digits: Digits, mesh: Mesh) -> Digits:
-    """The digits as axes and sub-axes of the mesh, where they are made of them.
+    """Return the digits as axes and sub-axes of the mesh; canonical digits if that is impossible.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> spelled((mesh.digit("x"), mesh.digit("y")), mesh) == mesh.digits("xy")

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-# An axis name is shown bare unless a reader could take it for something else.
+# An axis name is printed without quotes unless a reader could confuse it with something else.
 _BARE = re.compile(r"[^\W\d][\w.-]*")
 _RESERVED = ("None", "UNCONSTRAINED", "device")
 
 
 @dataclass(frozen=True)
 class AxisRef:
-    """A mesh axis, or the sub-axis `name:(pre)size` of it: `pre` parts are more major than it.
+    """A mesh axis, or its sub-axis `name:(pre)size`; `pre` is the size of the more major part.
 
     >>> AxisRef("x", 2, 4), AxisRef("of rows")
     (x:(2)4, 'of rows')
@@ -50,12 +50,12 @@ class Mesh:
     Args:
       axes: name to size, major first.
       device_ids: device number at each position; None means 0, 1, 2, ... A mesh without axes is
-        one device; with an id it is that very device, as in Shardy.
-      symbolic: the sizes are symbols named like the axes, and the numbers are their hints: plans on
-        the mesh are made at the hints, and priced in the symbols.
+        one device; with an id it is the device with this id, as in Shardy.
+      symbolic: the sizes are symbols with the names of the axes, and the numbers are their hints.
+        Plans on the mesh are made at the hints, and priced in the symbols.
 
     Raises:
-      MeshError: sizes below one, repeated names, device ids that are not one per position, or a
+      MeshError: a size below one; a repeated name; not exactly one device id per position; a
         symbolic mesh with device ids, an axis whose name is no identifier, or a hint of 1.
 
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -80,6 +80,7 @@ class Mesh:
         **named: Any,
     ) -> None:
         if named:
+            # Name the remedy with the user's own axes: Mesh(X=2) means Mesh({"X": 2}).
             meant: dict[str, Any] = {n: k for n, k in named.items() if isinstance(k, Integral)}
             meant = meant or {"X": 8}
             raise MeshError(
@@ -91,11 +92,12 @@ class Mesh:
         ids = _checked_ids(pairs, device_ids)
         if symbolic:
             _check_symbolic(pairs, ids)
-        self._hold(pairs, ids, symbolic)
+        self._set_fields(pairs, ids, symbolic)
 
-    def _hold(
+    def _set_fields(
         self, pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None, symbolic: bool
     ) -> None:
+        """Set the fields of the frozen dataclass, and the digits and the hash made from them."""
         named = (("axes", pairs), ("device_ids", ids), ("symbolic", symbolic))
         for key, value in (*named, ("_digits", _axis_digits(pairs))):
             object.__setattr__(self, key, value)
@@ -103,7 +105,7 @@ class Mesh:
 
     @staticmethod
     def unnamed(size: int, device_ids: Iterable[int] | None = None) -> Mesh:
-        """Devices without axis names: what HLO text alone tells of a mesh.
+        """Return a mesh of devices without axis names, as HLO text states it.
 
         >>> Mesh.unnamed(8)
         Mesh(8 unnamed devices)
@@ -111,23 +113,24 @@ class Mesh:
         return Mesh({"": size}, device_ids)
 
     def resized(self, sizes: Mapping[str, Any]) -> Mesh:
-        """The same axes with other sizes: numbers, or what computes as they do (unchecked).
+        """Return a mesh with the same axes and other sizes: integers, or traced sizes (unchecked).
 
         >>> Mesh({"X": 2, "Y": 4}).resized({"X": 8, "Y": 4})
         Mesh(X=8, Y=4)
         """
         made = object.__new__(Mesh)
-        made._hold(tuple((name, sizes[name]) for name in self.axis_names), self.device_ids, False)
+        pairs = tuple((name, sizes[name]) for name in self.axis_names)
+        made._set_fields(pairs, self.device_ids, False)
         return made
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether the axes have no names, so that no PartitionSpec can be written."""
+        """True if the axes have no names, so that no PartitionSpec can be written."""
         return self.axis_names == ("",)
 
     @property
     def is_device(self) -> bool:
-        """Whether this is one named device: the mesh of a maximal sharding.
+        """True if the mesh is one device with an id: the mesh of a maximal sharding.
 
         >>> Mesh({}, [3]).is_device, Mesh({}).is_device, Mesh({"x": 1}).is_device
         (True, False, False)
@@ -136,23 +139,23 @@ class Mesh:
 
     @staticmethod
     def from_jax(jax_mesh: Any) -> Mesh:
-        """The mesh of a `jax.sharding.Mesh` or `AbstractMesh`.
+        """Return the mesh of a `jax.sharding.Mesh` or `AbstractMesh`.
 
-        Device ids are kept where they are not 0, 1, 2, ... in the order of the mesh.
+        Device ids are kept if they are not 0, 1, 2, ... in the order of the mesh.
         """
         from shardalg.algebra.jax_meshes import axes_of
 
         return Mesh(*axes_of(jax_mesh))
 
     def to_jax(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-        """A `jax.sharding.Mesh` with all axes Auto.
+        """Return a `jax.sharding.Mesh` with all axes Auto.
 
         Args:
           devices: JAX devices to take; default `jax.devices()`. A mesh with `device_ids` finds its
-            devices by their ids, another one takes the first ones in the order given.
+            devices by their ids, another mesh takes the first ones in the order given.
 
         Raises:
-          DeviceError: fewer devices than positions, or none with one of the ids.
+          DeviceError: fewer devices than positions, or no device with one of the ids.
         """
         from shardalg.algebra.jax_meshes import mesh_to_jax
 
@@ -182,7 +185,7 @@ class Mesh:
 
     @cached_property
     def sizes(self) -> dict[str, Any]:
-        """Size of each axis: a number, or on a symbolic mesh the symbol with its hint.
+        """Size of each axis: a number, or on a symbolic mesh a symbol with its hint.
 
         >>> size = Mesh({"X": 8}, symbolic=True).sizes["X"]
         >>> size, size.hint, Mesh({"X": 8}).sizes
@@ -218,10 +221,13 @@ class Mesh:
         return {device: position for position, device in enumerate(self.order)}
 
     def position(self, device: int) -> int:
-        """Place of the device with id `device`.
+        """Return the position of the device with id `device`.
 
         >>> Mesh({"x": 3}, device_ids=[2, 0, 1]).position(2)
         0
+
+        Raises:
+          MeshError: the mesh has no such device.
         """
         if self.device_ids is None and 0 <= device < self.size:
             return device
@@ -232,16 +238,18 @@ class Mesh:
         return self._positions[device]
 
     def is_turned(self, other: Mesh) -> bool:
-        """Whether these are the same axes over the same devices, in another order.
+        """Return whether the other mesh has the same axes and devices, in another device order.
 
         >>> Mesh({"x": 3}).is_turned(Mesh({"x": 3}, device_ids=[2, 0, 1]))
         True
         """
-        apart = self.device_ids != other.device_ids and self.axes == other.axes
-        return apart and sorted(self.order) == sorted(other.order)
+        differs = self.device_ids != other.device_ids and self.axes == other.axes
+        return differs and sorted(self.order) == sorted(other.order)
 
     def places(self, other: Mesh) -> np.ndarray:
-        """Where each device of this mesh, by position, stands in another one over its devices.
+        """Return the position in another mesh of the device at each position of this mesh.
+
+        Both meshes have the same devices.
 
         >>> Mesh({"x": 3}).places(Mesh({"x": 3}, device_ids=[2, 0, 1]))
         array([1, 2, 0])
@@ -252,7 +260,11 @@ class Mesh:
         return np.argsort(other.order)[ranks]
 
     def digit(self, name: str) -> Digit:
-        """The digit of the device position that axis `name` is."""
+        """Return the digit of the device position that is the coordinate along axis `name`.
+
+        Raises:
+          MeshError: the mesh has no such axis.
+        """
         if name not in self._digits:
             raise MeshError(
                 f"axis {name!r} is not an axis of {self!r}; its axes are {list(self._digits)}."
@@ -260,7 +272,7 @@ class Mesh:
         return self._digits[name]
 
     def ref_digit(self, ref: AxisRef) -> Digit:
-        """The digit of an axis or of a sub-axis: stride `stride(x) * |x| / (pre * size)`.
+        """Return the digit of an axis or a sub-axis: stride `stride(x) * |x| / (pre * size)`.
 
         >>> Mesh({"x": 8, "y": 2}).ref_digit(AxisRef("x", 2, 2))
         Digit(stride=4, size=2)
@@ -283,11 +295,11 @@ class Mesh:
         return card(f"{self!r}: {self.size} devices.", Table(("axis", "devices"), rows))
 
     def digits(self, names: Iterable[str]) -> Digits:
-        """The digits of several axes, in the order given (major first)."""
+        """Return the digits of several axes, in the order given (major first)."""
         return tuple(self.digit(name) for name in names)
 
     def axis_ref(self, digit: Digit) -> AxisRef:
-        """The axis, or sub-axis, that `digit` is.
+        """Return the axis or the sub-axis whose coordinate is `digit`.
 
         >>> mesh = Mesh({"x": 8, "y": 2})
         >>> mesh.axis_ref(Digit(2, 8)), mesh.axis_ref(Digit(4, 2))
@@ -302,7 +314,7 @@ class Mesh:
         return refs[0]
 
     def axis_refs(self, digit: Digit) -> tuple[AxisRef, ...]:
-        """The axes and sub-axes, major first, that `digit` joins.
+        """Return the axes and sub-axes, major first, that make up `digit`.
 
         >>> Mesh({"x": 4, "y": 2}).axis_refs(Digit(1, 4))
         (x:(2)2, y)
@@ -313,17 +325,18 @@ class Mesh:
         exact = [name for name, axis in self._digits.items() if digit == axis]
         if exact:
             return (AxisRef(exact[0]),)
-        refs, places = [], 1
+        refs, values = [], 1
         for name, axis in self._digits.items():
-            ref = _common(name, axis, digit)
-            refs += [ref] if ref else []
-            places *= (ref.size or axis.size) if ref else 1
-        if places != digit.size:
+            if ref := _common(name, axis, digit):
+                refs.append(ref)
+                values *= ref.size or axis.size
+        # A digit of another mesh can have parts that no axis has.
+        if values != digit.size:
             raise MeshError(f"{digit!r} is not made of axes of {self!r}.")
         return tuple(refs)
 
     def refs(self, digits: Digits) -> tuple[AxisRef, ...]:
-        """Axes and sub-axes that several digits are, major first; neighbours of one axis joined.
+        """Return the axes and sub-axes of several digits; neighbours of one axis are merged.
 
         >>> Mesh({"x": 8, "y": 2}).refs((Digit(8, 2), Digit(4, 2), Digit(1, 2)))
         (x:(1)4, y)
@@ -335,16 +348,15 @@ class Mesh:
         for ref in (ref for digit in digits for ref in self.axis_refs(digit)):
             last = joined[-1] if joined else None
             if last and last.name == ref.name and last.size and last.pre * last.size == ref.pre:
-                joined[-1] = self._ref(ref.name, last.pre, last.size * (ref.size or 1))
+                name, size = ref.name, last.size * (ref.size or 1)
+                whole = size == self._digits[name].size
+                joined[-1] = AxisRef(name) if whole else AxisRef(name, last.pre, size)
             else:
                 joined.append(ref)
         return tuple(joined)
 
-    def _ref(self, name: str, pre: int, size: int) -> AxisRef:
-        return AxisRef(name) if size == self._digits[name].size else AxisRef(name, pre, size)
-
     def texts(self, digits: Digits) -> list[str]:
-        """Axes and sub-axes as text; `d//stride%size` for a digit of another mesh.
+        """Return axes and sub-axes as text; `d//stride%size` for a digit of another mesh.
 
         >>> Mesh({"x": 8}).texts((Digit(1, 2), Digit(3, 2)))
         ['x:(4)2', 'd//3%2']
@@ -352,25 +364,25 @@ class Mesh:
         try:
             return [repr(ref) for ref in self.refs(digits)]
         except MeshError:
-            return [text for digit in digits for text in self._texts(digit)]
-
-    def _texts(self, digit: Digit) -> list[str]:
-        try:
-            return [repr(ref) for ref in self.axis_refs(digit)]
-        except MeshError:
-            return [f"d//{digit.stride}%{digit.size}"]
+            pass
+        # Some digit belongs to another mesh: write the others as axes all the same.
+        found: list[str] = []
+        for digit in digits:
+            try:
+                found += [repr(ref) for ref in self.axis_refs(digit)]
+            except MeshError:
+                found.append(f"d//{digit.stride}%{digit.size}")
+        return found
 
 
 def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
-    """The digit of each axis; no two axes have the same one, so that a digit names its axis.
-
-    The stride of a digit of one value means nothing: where another axis has it, it is moved.
-    """
+    """Return the digit of each axis; no two axes have the same one, so a digit names its axis."""
     size = stride = math.prod(n for _, n in pairs)
     digits: dict[str, Digit] = {}
     for name, n in pairs:
         stride //= n
         digit = Digit(stride, n)
+        # A digit of size 1 is 0 at any stride, so axes of size 1 get strides of their own.
         while digit in digits.values():
             digit = Digit(digit.stride + size, 1)
         digits[name] = digit
@@ -378,38 +390,33 @@ def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
 
 
 def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
-    """The places of `digit` that are places of the axis."""
-    low, high = max(axis.stride, digit.stride), min(_top(axis), _top(digit))
+    """Return the part of the axis that `digit` contains; None if they have no part in common."""
+    axis_period, period = axis.stride * axis.size, digit.stride * digit.size
+    low, high = max(axis.stride, digit.stride), min(axis_period, period)
     if low >= high or low % axis.stride or low % digit.stride or high % low:
         return None
-    if _top(axis) % high or _top(digit) % high:
+    if axis_period % high or period % high:
         return None
-    whole = low == axis.stride and high == _top(axis)
-    return AxisRef(name) if whole else AxisRef(name, _top(axis) // high, high // low)
-
-
-def _top(digit: Digit) -> int:
-    return digit.stride * digit.size
+    whole = low == axis.stride and high == axis_period
+    return AxisRef(name) if whole else AxisRef(name, axis_period // high, high // low)
 
 
 def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:
+    """Return axes as text, `X=2, Y=4`."""
     return ", ".join(f"{name}{sign}{n}" if name else f"{n} unnamed devices" for name, n in pairs)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
-    """The first few numbers of a long tuple."""
+    """Return numbers as text; only the first 16 of a long tuple."""
     shown = ", ".join(map(str, numbers[:16]))
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
 
 
-def _items(axes: Any) -> Iterable[tuple[Any, Any]]:
-    return axes.items() if isinstance(axes, Mapping) else axes
-
-
-def _pairs(axes: object) -> tuple[tuple[str, int], ...]:
-    """Name and size of each axis."""
+def _pairs(axes: Any) -> tuple[tuple[str, int], ...]:
+    """Return the name and the size of each axis; `_check_axes` checks them."""
     try:
-        return tuple((name, _whole(n)) for name, n in _items(axes))
+        items = axes.items() if isinstance(axes, Mapping) else axes
+        return tuple((name, _whole(n)) for name, n in items)
     except (TypeError, ValueError):
         raise MeshError(
             f"the axes are name to size, as in {{'X': 8, 'Y': 16}}, got {axes!r}."
@@ -417,12 +424,13 @@ def _pairs(axes: object) -> tuple[tuple[str, int], ...]:
 
 
 def _whole(size: Any) -> Any:
-    """A whole number of numpy as one of Python; anything else as it is."""
+    """Return an integer of numpy as one of Python; return any other value unchanged."""
     whole = isinstance(size, Integral) and not isinstance(size, bool | int)
     return int(size) if whole else size
 
 
 def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
+    """Raise unless axes have texts as names, each once, and positive integers as sizes."""
     names = [name for name, _ in pairs]
     unnamed = [name for name in names if not isinstance(name, str)]
     if unnamed:
@@ -438,11 +446,13 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
 
 
 def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | None) -> None:
+    """Raise unless the axes can be symbols: hints above 1, identifiers, default device order."""
     ones = [name for name, n in pairs if n == 1]
     if ones:
         raise MeshError(
             f"the hint of the symbolic axis {', '.join(ones)} is 1: an axis of one device splits "
-            "nothing, so that no decision could be read off it. Take a hint of 2 or more."
+            "nothing, so a plan at this hint says nothing about larger sizes. Take a hint of 2 or "
+            "more."
         )
     unnamed = [name for name, _ in pairs if not name.isidentifier()]
     if unnamed or ids is not None:
@@ -450,14 +460,18 @@ def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | N
         what = f"the axes {unnamed}, no identifiers" if unnamed else order
         raise MeshError(
             f"a symbolic mesh has axes named like symbols, in the default order of devices, got "
-            f"{what}. Rename the axes, or leave the order to the mesh of numbers."
+            f"{what}. Rename the axes, or give device_ids to a mesh that is not symbolic."
         )
 
 
 def _checked_ids(
     pairs: tuple[tuple[str, int], ...], device_ids: Iterable[int] | None
 ) -> tuple[int, ...] | None:
-    """Device ids as integers; None where they are 0, 1, 2, ..."""
+    """Return the device ids as integers; None if they are 0, 1, 2, ... in this order.
+
+    Raises:
+      MeshError: `device_ids` is no list of integers, or does not name each device once.
+    """
     if device_ids is None:
         return None
     listed = tuple(device_ids) if isinstance(device_ids, Iterable) else (device_ids,)
@@ -470,7 +484,7 @@ def _checked_ids(
     size = math.prod(n for _, n in pairs)
     if len(set(ids)) != len(ids) or len(ids) != size or min(ids) < 0:
         repeated = sorted(i for i, count in Counter(ids).items() if count > 1)
-        fault = f"; {repeated} stand there more than once" if repeated else ""
+        fault = f"; {repeated} occur more than once" if repeated else ""
         raise MeshError(
             f"device_ids of Mesh({_axes_text(pairs)}) must be {size} different numbers of at "
             f"least 0, got {len(ids)}: {_listed(ids)}{fault}. List each device once, in row-major "

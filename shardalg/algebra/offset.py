@@ -1,7 +1,7 @@
 """Offsets, valid sizes and padding of one tensor dimension: numbers, and sympy expressions.
 
 A dimension of `size` elements in `n` parts has blocks of `s = ceil(size / n)` elements. With the
-partition id `p` of a device on that dimension (GSPMD, arXiv:2105.04663, section 3.1):
+partition id `p` of a device on this dimension (GSPMD, arXiv:2105.04663, section 3.1):
 
     offset(p) = p * s        valid(p) = clip(size - p*s, 0, s)        padding(p) = s - valid(p)
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def block_size(size: int, count: int) -> int:
-    """Elements of every block, padding included: `ceil(size / count)`.
+    """Return the number of elements of a block, padding included: `ceil(size / count)`.
 
     >>> block_size(10, 4)
     3
@@ -28,7 +28,7 @@ def block_size(size: int, count: int) -> int:
 
 
 def valid_size(size: int, block: int, partition: int) -> int:
-    """Elements of the block of `partition` that exist in the tensor.
+    """Return the number of elements in a partition's block that exist in the tensor.
 
     >>> [valid_size(10, 3, p) for p in range(5)]
     [3, 3, 3, 1, 0]
@@ -37,25 +37,28 @@ def valid_size(size: int, block: int, partition: int) -> int:
 
 
 def partition_symbol() -> sympy.Symbol:
-    """The partition id `p` of one dimension."""
+    """Return the symbol `p`: the partition id of one dimension."""
     import sympy
 
     return sympy.Symbol("p", integer=True, nonnegative=True)
 
 
 def coordinate_symbol(name: str) -> sympy.Symbol:
-    """The coordinate of a device along the axis (or sub-axis) `name`: `c_name`."""
+    """Return the symbol of a device's coordinate along the axis (or sub-axis) `name`.
+
+    It prints as c_x for the axis x.
+    """
     import sympy
 
     return sympy.Symbol(f"c_{name}", integer=True, nonnegative=True)
 
 
 def partition_expr(digits: Digits, mesh: Mesh, *, by: str = "coordinates") -> sympy.Expr:
-    """The partition id that `digits` write, as an expression.
+    """Return the partition id with these digits, as an expression.
 
     Args:
-      by: "coordinates" (one symbol `c_axis` per axis), "position" (the device's place in the mesh,
-        `d`), or "partition_id" (the symbol `p` itself).
+      by: "coordinates" (one symbol per axis, as c_x), "position" (the device's position in the
+        mesh, the symbol d), or "partition_id" (the symbol p itself).
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> partition_expr(mesh.digits(["y", "x"]), mesh)
@@ -73,11 +76,12 @@ def partition_expr(digits: Digits, mesh: Mesh, *, by: str = "coordinates") -> sy
     }
     if by not in forms:
         raise ShardingError(f"by={by!r} is not one of {sorted(forms)}.")
+    # Every device of an unpartitioned dimension has partition id 0, in any form.
     return forms[by](digits, mesh) if parts(digits) > 1 else _number(0)
 
 
 def offset_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
-    """`partition * ceil(size / count)`.
+    """Return the offset of a block: `partition * ceil(size / count)`.
 
     >>> offset_expr(64, 8, partition_symbol())
     8*p
@@ -86,7 +90,7 @@ def offset_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
-    """`clip(size - partition*s, 0, s)`; the number `s` where `count` divides `size`.
+    """Return the valid size `clip(size - partition*s, 0, s)`; just `s` if `count` divides `size`.
 
     >>> valid_size_expr(64, 8, partition_symbol()), valid_size_expr(10, 4, partition_symbol())
     (8, Min(3, Max(0, 10 - 3*p)))
@@ -100,7 +104,7 @@ def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def padding_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
-    """Elements of a block that do not exist in the tensor: `clip((partition+1)*s - size, 0, s)`.
+    """Return the number of padding elements of a block: `clip((partition+1)*s - size, 0, s)`.
 
     >>> padding_expr(64, 8, partition_symbol()), padding_expr(10, 4, partition_symbol())
     (0, Min(3, Max(0, 3*p - 7)))
@@ -120,6 +124,7 @@ def _number(value: int) -> sympy.Integer:
 
 
 def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
+    """Return the mixed-radix number of coordinates along axes and sub-axes."""
     total = _number(0)
     for digit in digits:
         value = _number(0)
@@ -130,6 +135,7 @@ def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
 
 
 def _by_position(digits: Digits, mesh: Mesh) -> sympy.Expr:
+    """Return the mixed-radix number of digits of the position `d`."""
     import sympy
 
     position, total = sympy.Symbol("d", integer=True, nonnegative=True), _number(0)

@@ -1,9 +1,9 @@
-"""Shardings: which digits of the device position partition which dimension of a tensor."""
+"""Shardings: the digits of the device position that partition each dimension of a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sharding(Layout):
-    """How a tensor of global `shape` is laid out over the devices of `mesh`.
+    """The placement of the blocks of a tensor of global `shape` on the devices of `mesh`.
 
     Attributes:
-      dims: per dimension, the digits of its partition id, major first; () is not partitioned.
+      dims: for each dimension, the digits of its partition id, major first; () if not partitioned.
       unspecified_dims: dimensions that completion may still refine (open).
       unreduced: digits whose devices hold partial sums of the value.
       replicated: digits that are explicitly kept replicated.
       manual: digits that belong to a manual region.
-      priorities: per dimension, the round of completion from which on it takes part (Shardy's
-        `p1`); () is 0 everywhere.
+      priorities: for each dimension, the first round of completion in which it takes part
+        (Shardy's `p1`); () means 0 everywhere.
 
-    A *maximal* sharding keeps the whole tensor on one device: it stands on the mesh without axes
-    that is this device (`maximal`), so that no other device has a block of it.
+    A *maximal* sharding keeps the whole tensor on one device. Its mesh has no axes and is this
+    device (`maximal`), so that no other device has a block.
 
-    `==` compares all of it; `key` is the layout alone, in canonical digits.
+    `==` compares all fields; `key` is the layout alone, in canonical digits.
 
     Raises:
-      ShardingError: dimensions and shape differ in rank, one place of the device position is used
-        twice, or a priority stands on a dimension without axes that is closed.
+      ShardingError: dimensions and shape differ in rank; two digits overlap; a priority is given
+        for a closed dimension without axes.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> s = Sharding.from_axes([None, ("y", "x"), "?"], mesh, (6, 20, 3))
@@ -64,35 +64,36 @@ class Sharding(Layout):
         unreduced: Iterable[str] = (),
         replicated: Iterable[str] = (),
     ) -> Sharding:
-        """The sharding that names axes per dimension; missing dimensions are not partitioned.
+        """Return the sharding with these axes on each dimension.
 
         Args:
-          entries: per dimension None, an axis (name or number), or several, major first; "?"
-            among them leaves the dimension open.
+          entries: for each dimension None, an axis (name or number), or several, major first; "?"
+            among them leaves the dimension open. Missing dimensions are not partitioned.
           unreduced: axes whose devices hold partial sums.
           replicated: axes that are explicitly kept replicated.
 
         Raises:
-          MeshError: an axis that the mesh does not have.
+          MeshError: the mesh has no such axis.
           ShardingError: more entries than dimensions, or an axis used twice.
         """
-        held = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
-        return _sharding(axis_names.from_axes(tuple(entries), mesh, tuple(shape), held))
+        classes = {"unreduced": tuple(unreduced), "replicated": tuple(replicated)}
+        return _sharding(axis_names.from_axes(tuple(entries), mesh, tuple(shape), classes))
 
     @property
     def dims_mapping(self) -> tuple[int | tuple[int, ...], ...]:
-        """Per dimension what `mesh_split` takes: the number of its axis, several, or -1."""
+        """The argument of `mesh_split`: for each dimension its axis number, several, or -1."""
         return axis_names.dims_mapping(self)
 
     @staticmethod
     def parse(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-        """The sharding that text states in any notation: HLO, Shardy, PartitionSpec, mapping.
+        """Return the sharding that text states in HLO, Shardy, PartitionSpec or mapping notation.
 
         Args:
-          mesh: needed by notations that name axes and state no mesh.
+          mesh: needed for notations that name axes and state no mesh.
 
         Raises:
-          NotationError: text of no notation, malformed text, or text that does not fit.
+          NotationError: the text has no known notation, is malformed, or does not fit shape or
+            mesh.
 
         >>> mesh = Mesh({"x": 2, "y": 4})
         >>> texts = ["P('x', None)", "[x, None]", "[0, -1]", '#sdy.sharding<@mesh, [{"x"}, {}]>',
@@ -104,7 +105,11 @@ class Sharding(Layout):
 
     @staticmethod
     def from_spec(spec: Any, mesh: Mesh, shape: Sequence[int]) -> Sharding:
-        """The sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open."""
+        """Return the sharding of a `PartitionSpec`; `P.UNCONSTRAINED` leaves a dimension open.
+
+        Raises:
+          ShardingError: `mesh` is no `Mesh`, or the entries do not fit shape or mesh.
+        """
         from shardalg.algebra.notation import jax_specs
 
         if not isinstance(mesh, Mesh):
@@ -115,20 +120,24 @@ class Sharding(Layout):
         return _sharding(jax_specs.from_spec(spec, mesh, tuple(shape)))
 
     def to_spec(self) -> PartitionSpec:
-        """The `PartitionSpec` of this layout; sub-axes and unnamed axes are a ShardingError."""
+        """Return the `PartitionSpec` of this layout.
+
+        Raises:
+          ShardingError: the layout has sub-axes or unnamed axes.
+        """
         from shardalg.algebra.notation import jax_specs
 
         return jax_specs.to_spec(self)
 
     @staticmethod
     def from_named(named: Any, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-        """The sharding of a `NamedSharding` on a tensor of `shape`.
+        """Return the sharding of a `NamedSharding` on a tensor of `shape`.
 
         Args:
-          mesh: the mesh to state it on; default the NamedSharding's own.
+          mesh: the mesh of the result; by default the mesh of the NamedSharding.
 
         Raises:
-          ShardingError: another kind of JAX sharding.
+          ShardingError: `named` is another kind of JAX sharding.
         """
         from shardalg.algebra.notation import jax_specs
 
@@ -137,12 +146,12 @@ class Sharding(Layout):
 
     @staticmethod
     def from_hlo(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-        """The sharding that HLO text states, `{devices=[2,1,4]<=[8]}`; all of XLA's versions.
+        """Return the sharding that HLO text states, `{devices=[2,1,4]<=[8]}`, in any XLA version.
 
         Without a mesh, positions are device ids and axes have no names.
 
         Raises:
-          NotationError: text that is no HLO sharding, or that does not fit shape or mesh.
+          NotationError: the text is no HLO sharding, or does not fit shape or mesh.
         """
         return _sharding(hlo.from_hlo(text, tuple(shape), mesh))
 
@@ -150,83 +159,87 @@ class Sharding(Layout):
     def from_hlo_tuple(
         text: str, shapes: Sequence[tuple[int, ...]], mesh: Mesh | None = None
     ) -> tuple[Sharding, ...]:
-        """The shardings of a tuple's elements, `{{replicated}, {devices=[2]<=[2]}}`, one per shape.
+        """Return the shardings of a tuple's elements, one per shape.
 
         >>> text = "{{replicated}, {devices=[2]<=[2]}}"
         >>> [s.parts for s in Sharding.from_hlo_tuple(text, [(4,), (4,)])]
         [(1,), (2,)]
 
         Raises:
-          NotationError: as `from_hlo`, or another number of elements than shapes.
+          NotationError: see `from_hlo`; or the numbers of elements and shapes differ.
         """
         return tuple(map(_sharding, hlo.from_hlo_tuple(text, shapes, mesh)))
 
     def to_hlo(self, version: int = 2) -> str:
-        """This layout as HLO text, in device ids.
+        """Return this layout as HLO text, in device ids.
 
         Args:
-          version: 1 lists devices, 2 says the list as reshape and transpose where it can, 3 names
-            mesh and axes.
+          version: 1 lists devices; 2 writes the list as a reshape and a transpose if possible; 3
+            names mesh and axes.
 
         Raises:
-          ShardingError: a layout that this version has no word for, or another version.
+          ShardingError: this version cannot express the layout, or there is no such version.
         """
         return hlo.to_hlo(self, version)
 
     @staticmethod
     def from_sdy(text: str, shape: Sequence[int], mesh: Mesh | None = None) -> Sharding:
-        """The sharding that Shardy's text states, `#sdy.sharding<@mesh, [{"x"}, {?}p1]>`.
+        """Return the sharding that Shardy's text states, `#sdy.sharding<@mesh, [{"x"}, {?}p1]>`.
 
         Args:
-          mesh: the mesh that `@mesh` stands for; needed unless the text states its mesh.
+          mesh: the mesh that `@mesh` means; needed unless the text states its mesh.
 
         Raises:
-          NotationError: text that is no Shardy sharding, or that does not fit shape or mesh.
+          NotationError: the text is no Shardy sharding, or does not fit shape or mesh.
         """
         return _sharding(axis_lists.from_sdy(text, tuple(shape), mesh))
 
     def to_sdy(self, mesh_name: str | None = "mesh") -> str:
-        """This sharding as Shardy's text.
+        """Return this sharding as Shardy's text.
 
         Args:
           mesh_name: the symbol of the mesh; None states the mesh in the text.
 
         Raises:
-          ShardingError: manual axes, digits that are no axes, or a mesh without axis names.
+          ShardingError: the sharding has manual axes, digits that are no axes, or a mesh without
+            axis names.
         """
         return axis_lists.to_sdy(self, mesh_name)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """All that is no structure: the sizes of dimensions and of mesh axes."""
+        """The sizes of all dimensions, then of all mesh axes."""
         return (*self.shape, *(n for _, n in self.mesh.axes))
 
     @cached_property
     def shard_shape(self) -> tuple[int, ...]:
-        """Shape of every device's block, padding included: `ceil(size / parts)` per dimension."""
+        """Shape of each device's block, padding included: `ceil(size / parts)` per dimension."""
         pairs = zip(self.shape, self.dims, strict=True)
         return tuple([-(-size // parts(digits)) for size, digits in pairs])
 
     @cached_property
     def canonical_dims(self) -> tuple[Digits, ...]:
-        """Per dimension, the shortest digits with the same partition id."""
+        """The shortest digits with the same partition id, for each dimension."""
         return tuple(canonical(digits) for digits in self.dims)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """The layout alone: canonical digits of each dimension, then of the other classes."""
+        """The layout alone: shape, canonical digits of each dimension, unreduced and manual digits.
+
+        Two shardings on one mesh place the same elements on each device if their keys are equal.
+        """
         return (self.shape, *self.canonical_dims, *(self.classes[:2]))
 
     @cached_property
     def classes(self) -> tuple[Digits, Digits, Digits]:
         """Unreduced, manual and explicitly replicated digits as canonical sets, major first."""
-        held = (self.unreduced, self.manual, self.replicated)
-        first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in held)
+        rows = (self.unreduced, self.manual, self.replicated)
+        first, second, third = (canonical(tuple(sorted(d, reverse=True))) for d in rows)
         return first, second, third
 
     @cached_property
     def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
-        """Each dimension, and class in `CLASSES`, that has digits, with these in canonical form."""
+        """Each dimension and each class in `CLASSES` that has digits, with its canonical digits."""
         dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
         if not (self.unreduced or self.manual or self.replicated):
             return dims
@@ -234,12 +247,12 @@ class Sharding(Layout):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether no dimension is partitioned and nothing is unreduced."""
+        """True if no dimension is partitioned and no sum is pending."""
         return not self.unreduced and all(n == 1 for n in self.parts)
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether every dimension divides into its partitions."""
+        """True if the number of partitions divides every dimension, so that there is no padding."""
         return all(size % n == 0 for size, n in zip(self.shape, self.parts, strict=True))
 
     def _repr_html_(self) -> str:
@@ -256,12 +269,12 @@ class Sharding(Layout):
         return card(title, Table(("device", "holds"), rows), *more)
 
     def draw(self) -> Figure:
-        r"""The tensor as a plane in the blocks that its devices hold; two dimensions at most.
+        r"""Draw the tensor as a plane, divided into the blocks that its devices hold.
 
-        Of more, those that are split.
+        A tensor with more than two dimensions is drawn along the partitioned ones.
 
         Raises:
-          ShardingError: a scalar, or more than two split dimensions.
+          ShardingError: the tensor is a scalar, or more than two dimensions are partitioned.
 
         >>> mesh = Mesh({"x": 2, "y": 4})
         >>> figure = Sharding.from_axes(["x", None, "y"], mesh, (6, 5, 20)).draw()
@@ -273,50 +286,54 @@ class Sharding(Layout):
     _drawn = staticmethod(draw_shardings)
 
     def partition_id(self, device: int, dim: int) -> int:
-        """Partition id of the device with id `device` on dimension `dim`."""
+        """Return the partition id of the device with id `device` on dimension `dim`."""
         digits = self.dims[self._checked(dim)]
         return partition_id(digits, self.mesh.position(device))
 
     def shard_offset(self, device: int, dim: int) -> int:
-        """First element of dimension `dim` on the device with id `device`: `p * ceil(D / n)`.
+        """Return the first element of dimension `dim` on the device: `p * ceil(D / n)`.
 
-        Not clamped: it lies beyond the dimension where the device holds padding only.
+        `device` is a device id. The offset is not clamped: it is larger than the dimension if the
+        device holds padding only.
         """
         return self.partition_id(device, dim) * self.shard_shape[dim]
 
     def valid_size(self, device: int, dim: int) -> int:
-        """Elements of dimension `dim` that the device holds, padding not counted."""
+        """Return the number of elements of dimension `dim` on the device, without padding."""
         p = self.partition_id(device, dim)
         return offset.valid_size(self.shape[dim], self.shard_shape[dim], p)
 
     def shard_slices(self, device: int) -> tuple[slice, ...]:
-        """What the device holds of the tensor, as slices of the global array (no padding)."""
+        """Return the device's part of the tensor as slices of the global array, without padding."""
         starts = [self.shard_offset(device, dim) for dim in range(len(self.shape))]
         stops = [start + self.valid_size(device, dim) for dim, start in enumerate(starts)]
         bounds = zip(starts, stops, self.shape, strict=True)
         return tuple(slice(min(start, size), min(stop, size)) for start, stop, size in bounds)
 
     def partition_expr(self, dim: int, *, by: str = "coordinates") -> sympy.Expr:
-        """Partition id on dimension `dim`, as `offset.partition_expr` writes it."""
+        """Return the partition id on dimension `dim` in sympy, as `offset.partition_expr` does.
+
+        `by` is "coordinates", "position" or "partition_id".
+        """
         return offset.partition_expr(self.dims[self._checked(dim)], self.mesh, by=by)
 
     def shard_offset_expr(self, dim: int, *, by: str = "partition_id") -> sympy.Expr:
-        """`shard_offset` in sympy: in the partition id `p`, in axis coordinates or positions."""
+        """Return `shard_offset` in sympy; `by` is as in `partition_expr`."""
         p = self.partition_expr(dim, by=by)
         return offset.offset_expr(self.shape[dim], self.parts[dim], p)
 
     def valid_size_expr(self, dim: int, *, by: str = "partition_id") -> sympy.Expr:
-        """`valid_size` in sympy: in the partition id `p`, in axis coordinates or positions."""
+        """Return `valid_size` in sympy; `by` is as in `partition_expr`."""
         p = self.partition_expr(dim, by=by)
         return offset.valid_size_expr(self.shape[dim], self.parts[dim], p)
 
     def padding_expr(self, dim: int, *, by: str = "partition_id") -> sympy.Expr:
-        """Padding elements of the block in sympy: `block - valid size`."""
+        """Return the block's padding in sympy; `by` is as in `partition_expr`."""
         p = self.partition_expr(dim, by=by)
         return offset.padding_expr(self.shape[dim], self.parts[dim], p)
 
     def with_dims(self, dims: tuple[Digits, ...]) -> Sharding:
-        """The same tensor with other digits on its dimensions."""
+        """Return the sharding of the same tensor with other digits on its dimensions."""
         return replace(self, dims=dims)
 
     def _checked(self, dim: int) -> int:
@@ -329,14 +346,14 @@ class Sharding(Layout):
 
 
 def _sharding(layout: Layout) -> Sharding:
-    """What a notation read, as the class that users meet."""
-    stated = (layout.mesh, layout.shape, layout.dims, layout.unspecified_dims)
-    held = (layout.unreduced, layout.replicated, layout.manual)
-    return Sharding(*stated, *held, layout.priorities)
+    """Return the `Sharding` with the fields that a notation read."""
+    # Fields that `__init__` does not take, such as the hash, are computed again.
+    values = {f.name: getattr(layout, f.name) for f in fields(layout) if f.init}
+    return Sharding(**values)
 
 
 def replicated(shape: Sequence[int], mesh: Mesh) -> Sharding:
-    """The sharding that keeps the whole tensor on every device.
+    """Return the sharding that keeps the whole tensor on every device.
 
     >>> replicated((4, 2), Mesh({"x": 2}))
     Sharding([None, None], shape=(4, 2), Mesh(x=2))
@@ -345,7 +362,7 @@ def replicated(shape: Sequence[int], mesh: Mesh) -> Sharding:
 
 
 def maximal(shape: Sequence[int], device: int) -> Sharding:
-    """The sharding that keeps the whole tensor on one device, and nothing on any other.
+    """Return the sharding that keeps the whole tensor on one device, and nothing on any other.
 
     >>> maximal((4,), 3), maximal((4,), 3).to_hlo()
     (Sharding([None], shape=(4,), Mesh(device_ids=[3])), '{maximal device=3}')

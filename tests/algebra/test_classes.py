@@ -81,7 +81,7 @@ def check_rounds(rounds, found, exchange):
     assert brief[0] == brief[1]
     for ours, every in zip(rounds, exchange.rounds, strict=True):
         labels = [label for permute in ours.permutes for label in permute.pairs]
-        pairs = list(found.lifted(exchange, ours.number, labels))
+        pairs = list(found.device_runs(exchange, ours.number, labels))
         assert sorted(pairs) == sorted(pair for p in every.permutes for pair in p.pairs)
         assert found.stays(exchange, ours.number) == exchange.stays(ours.number)
     starts = exchange.starts(np.arange(288))
@@ -98,7 +98,7 @@ def check_sent(sent, found, exchange):
         for number, slot in enumerate(transfer.slots):
             for piece in slot.pieces:
                 brought = [
-                    list(found.lifted(exchange, piece.number, labels))
+                    list(found.device_runs(exchange, piece.number, labels))
                     for labels in transfer.bringing(number, piece)
                 ]
                 wanted[piece.number] += chain(*brought)
@@ -118,11 +118,11 @@ def test_runs_read_as_pairs():
     found = classes.classes_of((exchange,))
     assert (found.period, found.step) == (1, 1)
     (permute,) = found.rounds(exchange)[0].permutes
-    runs = found.lifted(exchange, 0, permute.pairs)
+    runs = found.device_runs(exchange, 0, permute.pairs)
     assert list(runs) == list(exchange.rounds[0].permutes[0].pairs)
     assert (len(runs), bool(runs)) == (287, True)
-    assert runs == found.lifted(exchange, 0, permute.pairs)
-    assert hash(runs) == hash(found.lifted(exchange, 0, permute.pairs))
+    assert runs == found.device_runs(exchange, 0, permute.pairs)
+    assert hash(runs) == hash(found.device_runs(exchange, 0, permute.pairs))
 
 
 @pytest.mark.parametrize("ids", [

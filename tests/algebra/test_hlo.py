@@ -137,7 +137,7 @@ def test_devices_that_do_not_start_at_zero():
 
 MALFORMED = [
     ("{devices=[2,2]0,1,2}", 15, "4 tiles on 3 devices"),
-    ("{devices=[2,2]0,1,2,2}", 15, r"the devices \[2\] stand there more than once"),
+    ("{devices=[2,2]0,1,2,2}", 15, r"the devices \[2\] occur more than once"),
     ("{devices=[2,2]<=[8]}", 15, "4 tiles on 8 devices"),
     ("{devices=[2,2]<=[2,2]T(1,1)}", 24, r"\[1, 1\] is no permutation of 2"),
     ("{devices=[2,x]<=[4]}", 13, "expected an extent of the tile array, found 'x'"),
@@ -175,7 +175,7 @@ MALFORMED = [
     ("{mesh['x'=2,'y'=2], [{}, {}], manual={'y'}, manual={'x'}}", 45, "expected 'metadata'"),
     ("{mesh['x'=2], [{'x'}p1, {}]}", 21, "expected ',' or ']', found 'p'"),
     ("{mesh['x'=2], [{?, 'x'}, {}]}", 18, "expected '}', found ','"),
-    ("{mesh['x'=2], device_ids=(0,0), [{}, {}]}", 6, "stand there more than once"),
+    ("{mesh['x'=2], device_ids=(0,0), [{}, {}]}", 6, "occur more than once"),
     ("{mesh['x'=2], device_ids=[2], [{}, {}]}", 26, r"expected '\(', found '\['"),
     ("{maximal_mesh[device_id=x]}", 25, "expected a device id, found 'x'"),
 ]

@@ -18,7 +18,7 @@ from shardalg.errors import DeviceError, MeshError
         ({"x": -2, "y": 2.0}, None, r"got \{'x': -2, 'y': 2.0\}"),
         ((("x", 2), ("x", 4)), None, r"names each axis once, got \['x', 'x'\]"),
         ({3: 2}, None, r"have text as names, got \[3\]"),
-        ({"x": 2}, [0, 0], r"2 different numbers .*\[0, 0\]; \[0\] stand there more than once"),
+        ({"x": 2}, [0, 0], r"2 different numbers .*\[0, 0\]; \[0\] occur more than once"),
         ({"x": 2}, [0, 1, 2], r"Mesh\(x=2\) must be 2 different .* got 3: \[0, 1, 2\]"),
         ({"x": 2}, [0, -1], "of at least 0"),
         ({"x": 2}, [], "got 0"),

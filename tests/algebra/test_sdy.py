@@ -87,7 +87,7 @@ def test_text_that_needs_more():
         Sharding.from_sdy('<@mesh, [{"y"}, {}p2]>', (8, 8), MESH)
     with pytest.raises(ShardingError, match="has no axis names, and Shardy's text needs them"):
         replicated((8,), Mesh.unnamed(8)).to_sdy()
-    with pytest.raises(ShardingError, match="the axis name 'a\"b' cannot stand between"):
+    with pytest.raises(ShardingError, match="the axis name 'a\"b' cannot be written between"):
         Sharding.from_axes(['a"b'], Mesh({'a"b': 2}), (8,)).to_sdy()
     with pytest.raises(ShardingError, match=r"has no text that names axes: .* is not made of axes"):
         Sharding.from_hlo("{devices=[2]<=[2]}", (8,), Mesh({"x": 2})).with_dims(

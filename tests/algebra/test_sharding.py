@@ -196,7 +196,7 @@ def test_a_value_that_jax_placed_lies_where_we_say():
     [
         ((1,), r"priorities \(1,\) of shape \(8, 8\) must be one integer"),
         ((1, -1), "at least 0 per dimension"),
-        ((0, 1), "dimension 1 has priority 1 and neither axes nor is it open"),
+        ((0, 1), "dimension 1 has priority 1, but it has no axes and is not open"),
     ],
 )
 def test_wrong_priorities(priorities, message):

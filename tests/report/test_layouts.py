@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardalg.algebra.draw_layouts import held
+from shardalg.algebra.draw_layouts import devices_by_block
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError, TableError
@@ -17,7 +17,7 @@ def test_the_blocks_tile_the_tensor(entries):
     """Uneven and empty blocks too: areas add up, every device that holds something is named."""
     shape = (5, 7)[: len(entries)]
     sharding = Sharding.from_axes(entries, MESH, shape)
-    blocks = held(sharding, tuple(range(len(shape))))
+    blocks = devices_by_block(sharding, tuple(range(len(shape))))
     height, width = (1, *shape)[-2:]
     areas = [(b - a) * (d - c) for (a, b), (c, d) in blocks]
     assert sum(areas) == height * width

@@ -1,15 +1,16 @@
-"""Devices of a large mesh in classes that an exchange treats alike.
+"""Equivalence classes of the devices of a large mesh, with equal roles in an exchange.
 
-A device is a row (the digits beside those of the dimension on which the intervals depend), a
-partition id `p` of the dimension, and digits that nothing depends on. Intervals that start at
+A device has a row, a partition id `p` of the dimension, and digits on which nothing depends. The
+row is the digits outside the dimension on which the intervals depend. Intervals that start at
 `floor((a*p + c)/m)` of blocks of `b` elements repeat themselves:
 
     T = m*b / gcd(a, m*b),  S = a*T / (m*b):   start(p + T) = start(p) + S*b
 
-so what `p` wants of block `q`, `p + k*T` wants of block `q + k*S`, for all `k` for which both exist
-and something of it does. Rounds, transfers and permutes are found for the `T` classes, and every
-pair of classes stands for a run of devices. A colouring of the classes, sources taken modulo `S`,
-colours the devices: no two edges of a device have the same colour.
+If `p` reads a part of block `q`, then `p + k*T` reads the same part of block `q + k*S`, for all `k`
+for which both devices exist and the part has elements. Rounds, transfers and permutes are computed
+for the `T` classes; each pair of classes represents a run of device pairs. A colouring of the
+classes, with sources modulo `S`, also colours the devices: no two edges of a device have the same
+colour.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shardalg.algebra.halos.exchange import Exchange, once_each, piece, worth_se
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
 Label = tuple[int, ...]
-"""Numbers of the classes of source and target, and by how many steps the source is further on."""
+"""(source class, target class, number of steps from the class's source to the real source)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PairRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """(source, target) positions, as runs of classes: what a tuple of pairs is on a small mesh."""
+    """(source, target) positions as runs of pairs; on a small mesh a tuple of pairs replaces it."""
 
     classes: Classes
     runs: tuple[PairRun, ...]
@@ -58,28 +59,30 @@ class Runs:
         return pair in tuple(self)
 
     def __len__(self) -> int:
-        beside = self.classes.devices // parts((*self.classes.held, *self.classes.rows))
-        return beside * sum(run.last - run.first + 1 for run in self.runs)
+        # Each pair of a run occurs once per value of the digits on which nothing depends.
+        copies = self.classes.devices // parts((*self.classes.held, *self.classes.rows))
+        return copies * sum(run.last - run.first + 1 for run in self.runs)
 
     @cached_property
     def arrays(self) -> np.ndarray:
-        """One row per pair: source and target; by source."""
-        held, found = self.classes, [np.zeros((0, 2), int)]
+        """One row per pair, (source, target), sorted by source."""
+        classes, found = self.classes, [np.zeros((0, 2), int)]
         for run in self.runs:
             k = np.arange(run.first, run.last + 1)
-            ids = (run.source + k * held.step, run.target + k * held.period)
-            row = placed(held.rows, np.array(run.row))
-            found.append(np.stack([row + placed(held.held, each) for each in ids], axis=1))
+            ids = (run.source + k * classes.step, run.target + k * classes.period)
+            row = positions_of(classes.rows, np.array(run.row))
+            ends = [row + positions_of(classes.held, each) for each in ids]
+            found.append(np.stack(ends, axis=1))
         pairs = np.concatenate(found)
-        rest = complement((*held.held, *held.rows), held.devices)
+        rest = complement((*classes.held, *classes.rows), classes.devices)
         assert rest is not None  # `classes_of` takes digits of one mesh
-        beside = placed(rest, np.arange(parts(rest)))
-        pairs = (pairs[:, None, :] + beside[None, :, None]).reshape(-1, 2)
+        copies = positions_of(rest, np.arange(parts(rest)))
+        pairs = (pairs[:, None, :] + copies[None, :, None]).reshape(-1, 2)
         return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 
 
-def placed(digits: Digits, ids: np.ndarray) -> np.ndarray:
-    """What the digits of partition ids add to a position."""
+def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
+    """Return the positions with these partition ids whose other digits are 0."""
     position, rest = np.zeros_like(ids), ids
     for digit in reversed(digits):
         position, rest = position + rest % digit.size * digit.stride, rest // digit.size
@@ -91,8 +94,10 @@ class Classes:
     """The classes of the devices of a mesh.
 
     Attributes:
-      held: digits of the partition id of the dimension; rows: the others on which starts depend.
-      period, step: `T` and `S`; both the number of partition ids where nothing repeats itself.
+      held: digits of the partition id of the dimension.
+      rows: the other digits on which starts of intervals depend.
+      devices: number of positions in the mesh.
+      period, step: `T` and `S`; both are the number of partition ids if nothing repeats itself.
     """
 
     held: Digits
@@ -103,31 +108,34 @@ class Classes:
 
     @property
     def count(self) -> int:
-        """Partition ids of the dimension."""
+        """Number of partition ids of the dimension."""
         return parts(self.held)
 
     def rounds(self, exchange: Exchange) -> tuple[Round, ...]:
-        """The rounds of an exchange, with runs for pairs."""
-        last = (self._rest(exchange).max() + max(exchange.want.length, 1) - 1) // exchange.block
-        found = [self._of(exchange, number) for number in range(int(last) + 1)]
+        """Return the rounds of an exchange; the pairs of their permutes are pairs of classes."""
+        offsets = self.starts(exchange, *self.window(exchange)) % exchange.block
+        last = int((offsets.max() + max(exchange.want.length, 1) - 1) // exchange.block)
+        found = [class_round(self, exchange, number) for number in range(last + 1)]
         full = {each.number for each in found if each.exists}
-        return tuple(found[number].round for number in worth_sending(full, int(last)))
+        return tuple(found[number].round for number in worth_sending(full, last))
 
     def stays(self, exchange: Exchange, number: int) -> bool:
-        """Whether every device reads its own block in a round."""
-        found = self._of(exchange, number)
+        """Return whether every device reads its own block in a round."""
+        found = class_round(self, exchange, number)
+        # Equal steps of readers and sources keep a class that reads its own block on its own block.
         return self.step == self.period and bool((found.source == found.target).all())
 
-    def lifted(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
-        """The devices that pairs of classes stand for, in a round of an exchange."""
-        sends = self._of(exchange, number).sends
+    def device_runs(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
+        """Return the device pairs that pairs of classes represent, in a round of an exchange."""
+        sends = class_round(self, exchange, number).sends
         return Runs(self, tuple(run for label in labels for run in sends[label].runs))
 
-    def _of(self, exchange: Exchange, number: int) -> Labelled:
-        return labelled(self, exchange, number)
-
     def window(self, exchange: Exchange) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and partition ids of a device of each class, by rows, as sources come one by one."""
+        """Return the row and the partition id of one device of each class, row by row.
+
+        The ids of a row are `T` successive ones, from the first id whose interval starts in another
+        block than its predecessor's. Devices that read one block are then next to each other.
+        """
         rows, ids = np.arange(parts(self.rows))[:, None], np.arange(self.period)
         if self.period == self.count:
             begin = np.zeros_like(rows)
@@ -138,17 +146,13 @@ class Classes:
         return np.broadcast_to(rows, ids.shape).ravel(), ids.ravel()
 
     def starts(self, exchange: Exchange, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Where the intervals of devices start."""
-        positions = placed(self.rows, rows) + placed(self.held, ids)
-        return exchange.starts(positions)
-
-    def _rest(self, exchange: Exchange) -> np.ndarray:
-        return self.starts(exchange, *self.window(exchange)) % exchange.block
+        """Return the starts of the intervals of devices, by row and partition id."""
+        return exchange.starts(positions_of(self.rows, rows) + positions_of(self.held, ids))
 
 
 @dataclass(frozen=True)
 class Sends:
-    """The runs of a pair of classes, and the places `[lower, upper)` of a block that they send."""
+    """The runs of a pair of classes, and the elements `[lower, upper)` of a block to send."""
 
     runs: tuple[PairRun, ...]
     lower: int
@@ -156,8 +160,8 @@ class Sends:
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """One round of an exchange over the classes, in arrays with an entry per class."""
+class ClassRound:
+    """One round of an exchange over the classes, as arrays with one entry per class."""
 
     classes: Classes
     exchange: Exchange
@@ -169,29 +173,29 @@ class Labelled:
 
     @property
     def target(self) -> np.ndarray:
-        """Partition id of the reader."""
+        """Partition id of the device that reads."""
         return self._window[1]
 
     @cached_property
     def start(self) -> np.ndarray:
-        """Of its interval."""
+        """Start of the reader's interval."""
         return self.classes.starts(self.exchange, *self._window)
 
     @cached_property
     def source(self) -> np.ndarray:
-        """The block of the round; there may be none of this number."""
+        """Number of the block that the round brings; a block of this number need not exist."""
         return self.start // self.exchange.block + self.number
 
     @cached_property
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The elements of that block that are in the interval, whether they exist or not."""
+        """Start and end of the block's elements in the interval, whether they exist or not."""
         block, end = self.exchange.block, self.start + self.exchange.want.length
         low = np.maximum(self.start, self.source * block)
         return low, np.minimum(end, (self.source + 1) * block)
 
     @cached_property
     def valid(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and last `k` for which both devices are there, and what is read exists."""
+        """First and last `k` for which both devices exist and an element that is read exists."""
         classes, exchange = self.classes, self.exchange
         low, high = self._read
         ends = [
@@ -205,53 +209,56 @@ class Labelled:
 
     @property
     def exists(self) -> bool:
-        """Whether some device reads an element of the round's block."""
+        """True if some device reads an element of the round's block."""
         first, last = self.valid
         return bool((first <= last).any())
 
     @cached_property
-    def _mine(self) -> np.ndarray:
-        """The `k` for which a device reads its own block; out of range where there is none."""
+    def _own(self) -> np.ndarray:
+        """The `k` for which a device reads its own block; `last + 1` if there is none."""
         first, last = self.valid
-        apart, stride = self.source - self.target, self.classes.period - self.classes.step
+        # Own block: source + k*step = target + k*period.
+        distance, stride = self.source - self.target, self.classes.period - self.classes.step
         if not stride:
-            return np.where(apart == 0, first, last + 1)
-        return np.where(apart % stride == 0, apart // stride, last + 1)
+            return np.where(distance == 0, first, last + 1)
+        return np.where(distance % stride == 0, distance // stride, last + 1)
 
     @cached_property
     def sends(self) -> dict[Label, Sends]:
-        """What the devices of a pair of classes send, in the order of the targets."""
+        """The runs and elements that each pair of classes sends, in the order of the targets."""
         low, high = self._read
-        fields = (*self._window, self.source, *self.valid, self._mine, low, high)
+        fields = (*self._window, self.source, *self.valid, self._own, low, high)
         each = zip(*(field.tolist() for field in fields), strict=True)
         found = (self._sent(*values) for values in each)
         return {label: sends for label, sends in found if sends.runs}
 
     def _sent(self, row: int, target: int, source: int, *ends: int) -> tuple[Label, Sends]:
-        first, last, mine, low, high = ends
-        step, block = self.classes.step, self.exchange.block
-        spans = [span for span in self._others(first, last, mine) if span[0] <= span[1]]
-        turns, reader = divmod(target, self.classes.period)
+        """Return the label of a class as a reader, and the runs that send to it."""
+        first, last, own, low, high = ends
+        step, period, block = self.classes.step, self.classes.period, self.exchange.block
+        # The reader of its own block receives nothing. With equal steps that is all of the class.
+        if not first <= own <= last:
+            spans = [(first, last)]
+        elif step == period:
+            spans = []
+        else:
+            spans = [(first, own - 1), (own + 1, last)]
+        spans = [span for span in spans if span[0] <= span[1]]
+        # Number the class by the reader's id modulo the period, and count k from there.
+        turns, reader = divmod(target, period)
         begin = source - step * turns
         runs = tuple(PairRun(row, begin, reader, a + turns, b + turns) for a, b in spans)
-        further, sender = divmod(begin, abs(step))
-        label = row * abs(step) + sender, row * self.classes.period + reader, further
-        # the block that is nearest to the first one has most that exists
+        distance, sender = divmod(begin, abs(step))
+        label = row * abs(step) + sender, row * period + reader, distance
+        # Only the last block of the dimension is incomplete, so the first block of the runs has
+        # the most elements that exist.
         blocks = min((source + k * step for span in spans for k in span), default=source)
         upper = min(high - source * block, self.exchange.size - blocks * block)
         return label, Sends(runs, low - source * block, upper)
 
-    def _others(self, first: int, last: int, mine: int) -> tuple[tuple[int, int], ...]:
-        """The `k` of a class for which its devices read the block of another device."""
-        if not first <= mine <= last:
-            return ((first, last),)
-        if self.classes.step == self.classes.period:
-            return ()
-        return (first, mine - 1), (mine + 1, last)
-
     @property
     def round(self) -> Round:
-        """The round; its permutes have pairs of classes."""
+        """The round; the pairs of its permutes are pairs of classes."""
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
         permutes, labels = [], list(self.sends)
@@ -261,22 +268,24 @@ class Labelled:
             upper = max(self.sends[label].upper for label in sent)
             permutes.append(Permute(sent, lower, upper))
         first, last = self.valid
-        own = bool(((first <= self._mine) & (self._mine <= last)).any())
+        own = bool(((first <= self._own) & (self._own <= last)).any())
         return Round(self.number, *layout, tuple(permutes), own)
 
 
 @lru_cache(maxsize=1 << 10)
-def labelled(classes: Classes, exchange: Exchange, number: int) -> Labelled:
-    """One round, made once."""
-    return Labelled(classes, exchange, number)
+def class_round(classes: Classes, exchange: Exchange, number: int) -> ClassRound:
+    """Return one round of an exchange over the classes, computed once."""
+    return ClassRound(classes, exchange, number)
 
 
 FEW = 256
-"""Devices that are looked at one by one."""
+"""The largest mesh on which every device is visited; larger ones are planned by classes."""
 
 
 def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
-    """(source, target): the source's partition id is `step` more, all else alike.
+    """Return the (source, target) pairs in which the source's partition id is larger by `step`.
+
+    All other digits of the two are equal.
 
     >>> from shardalg.algebra.digits import Digit
     >>> neighbours((Digit(1, 4),), -1, 4)
@@ -290,9 +299,9 @@ def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
 
 @lru_cache(maxsize=1 << 10)
 def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
-    """Classes that several exchanges along one dimension have in common; None on small meshes.
+    """Return the classes that several exchanges along one dimension have in common.
 
-    Also None where digits are those of several meshes.
+    None on small meshes, and if the digits are not digits of one mesh.
     """
     held, devices = exchanges[0].held, exchanges[0].devices
     if devices <= FEW:
@@ -302,6 +311,7 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
     rest = complement(held, devices)
     if rest is None:
         return None
+    # Digits that overlap have no independent values; all digits outside the dimension are finer.
     if any(overlap(*pair) for pair in combinations((*held, *rows), 2)):
         rows = rest
     if complement((*held, *rows), devices) is None:
@@ -310,11 +320,15 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
 
 
 def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
-    """Period and step of all; the number of partition ids where there are none, or hardly less."""
+    """Return the period and the step that all exchanges have in common.
+
+    Both are the number of partition ids if there is no common period, or if it is so long that
+    classes save little.
+    """
     count = parts(exchanges[0].held)
-    asked = [_period(exchange) for exchange in exchanges if exchange.want.length]
-    found = [each for each in asked if each is not None]
-    if not found or len(found) < len(asked):
+    periods = [_period(exchange) for exchange in exchanges if exchange.want.length]
+    found = [each for each in periods if each is not None]
+    if not found or len(found) < len(periods):
         return count, count
     period = math.lcm(*(period for period, _ in found))
     steps = {step * (period // own) for own, step in found}
@@ -322,7 +336,10 @@ def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
 
 
 def _period(exchange: Exchange) -> tuple[int, int] | None:
-    """`T` and `S`; None where starts depend on the dimension's digits otherwise, or not at all."""
+    """Return `T` and `S` of one exchange.
+
+    None if starts do not depend on the dimension's partition id, or on a part of its digits only.
+    """
     slope, whole = 0, canonical(exchange.held)
     digits = dict(exchange.ids)
     for name, coefficient in exchange.want.start.terms:
@@ -336,6 +353,6 @@ def _period(exchange: Exchange) -> tuple[int, int] | None:
 
 
 def _within(start: np.ndarray, step: int, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """First and last `k` with `bounds[0] <= start + k*step < bounds[1]`."""
+    """Return the first and the last `k` with `bounds[0] <= start + k*step < bounds[1]`."""
     low, high = bounds[0] - start, bounds[1] - 1 - start
     return (-(-low // step), high // step) if step > 0 else (-(high // -step), low // step)

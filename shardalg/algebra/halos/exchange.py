@@ -1,9 +1,9 @@
-"""Exchanges: how every device gets an interval of a dimension that is held in blocks.
+"""Exchanges: every device receives an interval of a dimension that is partitioned into blocks.
 
-Round `j` brings each device the block `floor(start / block) + j`; one slice of the rounds, laid
-side by side, is the interval. A halo of a convolution, a slice, a pad, a reversal, a concatenation
-and a reshape are all such intervals; the halo that is exchanged neighbour by neighbour ("hops") is
-the case in which the start moves by one block per partition.
+Round `j` brings each device the block `floor(start / block) + j`. The interval is one slice of the
+concatenated rounds. A halo of a convolution, a slice, a pad, a reversal, a concatenation and a
+reshape are all such intervals. A halo exchange between neighbours ("hops") is the case in which the
+start moves by one block per partition.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Every device at a mesh position gets the interval `want` of a dimension held in blocks.
+    """An exchange after which every device has its interval `want` of a partitioned dimension.
 
     Attributes:
       want: the interval; its variables are the names in `ids`.
-      size: elements of the dimension; what an interval wants outside `[0, size)` is never sent.
+      size: elements of the dimension; elements outside `[0, size)` are never sent.
       block: elements per block; the device with partition id k holds `[k*block, (k+1)*block)`.
       held: digits of the partition id of the dimension.
       ids: digits of the partition ids in the start of `want`.
-      devices: positions of the mesh.
+      devices: number of positions in the mesh.
       lowest: None if round 0 brings the block in which the interval starts. If it is a number,
         round 0 brings block `k + lowest` to the device with partition id k. Each round is then one
         permute between devices at one distance.
+
+    Raises:
+      ShardingError: too few blocks; a partition id without digits; digits outside the mesh, or two
+        digits of `held` that overlap.
     """
 
     want: Interval
@@ -78,20 +82,20 @@ class Exchange:
         from a device's own block to the block where its interval starts differs between devices.
         Rounds that count from the start of the interval then take more than one permute each.
         """
-        if (own := next((n for n, digits in self.ids if digits == self.held), None)) is None:
-            own = "own block"
+        # A start that does not depend on the device's own block has no name for it yet.
+        own = next((name for name, digits in self.ids if digits == self.held), "own block")
         ids = dict(self.ids) | {own: self.held}
         lowest = int((self._starts // self.block - self._held).min())
         return replace(self, ids=tuple(ids.items()), lowest=lowest)
 
     @property
     def _own(self) -> str:
-        """The name of the partition id of the dimension."""
+        """The name of the dimension's partition id in `ids`."""
         return next(name for name, digits in self.ids if digits == self.held)
 
     @property
     def first(self) -> Index:
-        """The number of the block of round 0."""
+        """The number of the block that round 0 brings, as a function of the partition ids."""
         start = self.want.start
         if self.lowest is None:
             return Index(start.terms, start.constant, start.div * self.block)
@@ -99,7 +103,7 @@ class Exchange:
 
     @property
     def offset(self) -> Index:
-        """The start of the interval, in elements after the start of the block of round 0."""
+        """The start of the interval, in elements from the start of round 0's block."""
         start = self.want.start
         if self.lowest is None:
             return start % self.block
@@ -108,20 +112,20 @@ class Exchange:
 
     @cached_property
     def rests(self) -> frozenset[int]:
-        """All values that `offset` has on the devices."""
+        """All values of `offset` over the devices."""
         if self.lowest is None:
             return residues(self.want.start, self.block, self.ids, self.devices)
         return frozenset((self._starts - self._first * self.block).tolist())
 
     def stays(self, number: int) -> bool:
-        """Whether every device reads its own block in a round."""
+        """Return whether every device reads its own block in a round."""
         return bool((self._sources(number) == self._positions).all())
 
     def shift(self, position: int) -> int:
-        """Where in the buffer the interval of a device starts.
+        """Return the place in the buffer where the interval of a device starts.
 
-        The buffer is the rounds side by side, `[lower, upper)` of each. The shift is `offset` minus
-        the `lower` of the first round, which is the smallest offset.
+        The buffer is the concatenation of the rounds, `[lower, upper)` of each. The shift is
+        `offset` minus the `lower` of the first round, which is the smallest offset.
         """
         if not self.want.length:
             return 0
@@ -129,21 +133,24 @@ class Exchange:
         return int(offset) - min(self.rests)
 
     def source(self, position: int, number: int) -> int | None:
-        """Position of the device that holds the block of a round; None where no block is."""
+        """Return the position of the device that holds a round's block.
+
+        The block is the one for the device at `position`. None if there is no such block.
+        """
         source = int(self._sources(number)[position])
         return None if source < 0 else source
 
     @property
     def exists(self) -> bool:
-        """Whether all that any device wants exists."""
+        """True if every interval is inside the dimension, so that nothing has to be masked."""
         first, last = extremes(self.want.start, self.ids, self.devices)
         return first >= 0 and last + self.want.length <= self.size
 
     @property
     def buffer(self) -> int:
-        """Return the number of elements between the first and the last that an interval can read.
+        """The number of elements between the first and the last that an interval can read.
 
-        Blocks that no round sends are part of it: they hold no element of any interval.
+        Blocks that no round sends are included: they hold no element of any interval.
         """
         return max(self.rests) - min(self.rests) + self.want.length
 
@@ -153,34 +160,41 @@ class Exchange:
 
     @property
     def elements(self) -> int:
-        """Elements along the dimension that a device sends: the sum over all permutes."""
+        """Number of elements along the dimension that a device sends, over all permutes."""
         return sum(transfer.elements for transfer in self.transfers)
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What is sent for all rounds together."""
+        """The transfers that deliver all rounds."""
         return transfers((BlockReader(self.rounds, self.block),))
 
     @cached_property
     def hop_elements(self) -> int:
-        """The same if neighbours send whole margins, hop by hop, as wide as any device needs."""
+        """Number of elements that a device sends if neighbours send whole margins, hop by hop.
+
+        A margin is as wide as the widest that any device needs.
+        """
         start, end = self._clipped
         own, some = self._held * self.block, start < end
         if not some.any():
             return 0
         left, right = int((own - start)[some].max()), int((end - own - self.block)[some].max())
-        # What lies behind every end, or before every start, is not sent.
+        # If every interval ends before the device's own block (right < -block), the left margin
+        # need not include the elements after the last end; likewise on the other side.
         unread = min(self.block + right, 0), min(self.block + left, 0)
         return max(left + unread[0], 0) + max(right + unread[1], 0)
 
     @property
     def gather_elements(self) -> int:
-        """The same if every device gathers all other blocks."""
+        """Number of elements that a device sends if every device gathers all other blocks."""
         return (parts(self.held) - 1) * self.block
 
     @property
     def cheapest(self) -> str:
-        """What sends the fewest elements: "rounds", unless "hops" or "gather" sends fewer."""
+        """The method that sends the fewest elements: "rounds", "hops" or "gather".
+
+        Ties go to the earlier one in this order.
+        """
         prices = {
             "rounds": self.elements,
             "hops": self.hop_elements,
@@ -190,7 +204,7 @@ class Exchange:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """All rounds that an interval reaches into, in order; at least one.
+        """All rounds whose block some interval reaches into, in order; at least one.
 
         Long runs of rounds in which no block exists are left out (`worth_sending`).
         """
@@ -204,15 +218,20 @@ class Exchange:
         return tuple(map(self._round, numbers))
 
     def _round(self, number: int) -> Round:
+        """Return one round: the part of the block that is sent, and the permutes that send it."""
         block = self._first + number
+        # The buffer has places for elements that do not exist, too, so that a slice of it is the
+        # interval on every device.
         offset = self._starts - block * self.block
         layout = piece(offset, offset + self.want.length, self.block)
+        # Only elements that exist are sent.
         start, end = self._clipped
         source = self._sources(number)
         lower, upper = start - block * self.block, end - block * self.block
         moved = (source >= 0) & (np.maximum(lower, 0) < np.minimum(upper, self.block))
         own = moved & (source == self._positions)
         targets = np.flatnonzero(moved & ~own)
+        # A block that several devices want takes as many permutes: a source sends once in each.
         permutes = []
         for members in once_each(source[targets].tolist(), targets.tolist()):
             pairs = tuple((int(source[t]), int(t)) for t in members)
@@ -220,10 +239,10 @@ class Exchange:
         return Round(number, *layout, tuple(permutes), bool(own.any()))
 
     def picture(self) -> DimensionDrawing:
-        """What there is to draw of it.
+        """Return the data of the drawing that `draw` makes.
 
         Raises:
-          ShardingError: the dimension is not split over all devices, in their order.
+          ShardingError: the dimension is not partitioned over all devices, in their order.
         """
         row = (Digit(1, self.devices),)
         if self.held != row or any(digits != row for _, digits in self.ids):
@@ -241,10 +260,10 @@ class Exchange:
         return DimensionDrawing(self.size, self.block, rows, note)
 
     def draw(self) -> Figure:
-        """Each partition's block and what it reads of others, as `Halo.draw` shows it.
+        """Draw each partition's block and the elements it reads from others, as `Halo.draw` does.
 
         Raises:
-          ShardingError: see `picture`.
+          ShardingError: the dimension is not partitioned over all devices, in their order.
         """
         title = f"{self.want.length} of {self.size} elements for each of {self.devices} partitions"
         return self._drawn({title: self})
@@ -264,7 +283,7 @@ class Exchange:
         return self.starts(self._positions)
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
-        """Where the intervals of devices at some positions start."""
+        """Return the starts of the intervals of the devices at some positions."""
         ids = {name: partition_ids(digits, positions) for name, digits in self.ids}
         start, _ = self.want.at(ids)
         return np.broadcast_to(start, positions.shape)
@@ -277,16 +296,17 @@ class Exchange:
 
     @cached_property
     def _clipped(self) -> tuple[np.ndarray, np.ndarray]:
-        """The part of each interval that exists."""
+        """Start and end of the part of each interval that exists, in elements."""
         ends = np.minimum(self._starts + self.want.length, self.size)
         return np.maximum(self._starts, 0), ends
 
     def _sources(self, number: int) -> np.ndarray:
-        """The holder of the round's block among the devices that differ in the held digits alone.
+        """Return the position of the holder of the round's block, for each device.
 
-        -1 where there is no such block.
+        The holder differs from the device in the digits `held` alone. -1 if there is no such block.
         """
         block = self._first + number
+        # Replace the device's digits `held` by those of the block's number, the minor one first.
         source, rest = self._positions.copy(), block
         for digit in reversed(self.held):
             now = self._positions // digit.stride % digit.size
@@ -296,14 +316,14 @@ class Exchange:
 
 
 def exchange(want: Interval, *, size: int, count: int, block: int | None = None) -> Exchange:
-    """The exchange over one row of `count` devices, whose partition id is the `p` of `want`.
+    """Return the exchange over a row of `count` devices, whose partition id is `p` in `want`.
 
     Args:
       size: elements of the dimension.
       block: elements that a device holds; `ceil(size / count)` if not given.
 
     Raises:
-      ShardingError: no devices, or blocks that do not hold all elements.
+      ShardingError: no devices, or blocks that are too small for all elements.
 
     >>> from shardalg.algebra.affine import Index
     >>> shifted = exchange(Interval(Index.of("p") * 3 - 1, 4), size=12, count=4)
@@ -325,9 +345,10 @@ def exchange(want: Interval, *, size: int, count: int, block: int | None = None)
 def worth_sending(full: set[int], last: int) -> list[int]:
     """Return the numbers of the rounds to send, of the rounds 0 to `last`.
 
-    A concatenation of n tensors reads n intervals. Each is n blocks long, of which few exist: its
-    empty rounds would make the program grow with the square of n. A run of one or two is kept, as
-    places of no meaning between two rounds cost an instruction, too.
+    Rounds between two full ones are sent too if they are at most two. Leaving them out leaves a gap
+    in the buffer, and filling a gap costs an instruction. Longer runs are left out: a concatenation
+    of n tensors reads n intervals of n blocks each, of which few exist, so that sending all rounds
+    would make the program grow with the square of n.
 
     Args:
       full: rounds in which some device reads an element that exists.
@@ -337,23 +358,25 @@ def worth_sending(full: set[int], last: int) -> list[int]:
     """
     if not full:
         return [0]
-    borders = [-1, *sorted(full), last + 1]
-    kept = set(full)
-    for before, after in pairwise(borders):
+    numbers = set(full)
+    for before, after in pairwise([-1, *sorted(full), last + 1]):
         if after - before <= 3:
-            kept.update(range(before + 1, after))
-    return sorted(kept - {last + 1})
+            numbers.update(range(before + 1, after))
+    return sorted(numbers - {last + 1})
 
 
 def piece(lower: np.ndarray, upper: np.ndarray, block: int) -> tuple[int, int]:
-    """The smallest part of a block that holds every `[lower, upper)`, as far as inside it."""
+    """Return the smallest range of a block that contains every `[lower, upper)` clipped to it.
+
+    (0, 0) if all of them are empty.
+    """
     low, high = np.maximum(lower, 0), np.minimum(upper, block)
     some = low < high
     return (int(low[some].min()), int(high[some].max())) if some.any() else (0, 0)
 
 
 def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]:
-    """Targets in as few groups as can be, so that within a group no source occurs twice.
+    """Return the targets in the fewest groups in which no source occurs twice.
 
     Every target receives once in a round, so the k-th target of a source goes to group k.
     """

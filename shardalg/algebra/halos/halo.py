@@ -1,9 +1,9 @@
-"""Halos: what a partition reads of its neighbours' blocks, as closed forms in the partition id."""
+"""Halos: the elements that a partition reads from other blocks, as closed forms in its id."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Halo:
-    """What each partition reads beside its own block, so that it can compute its outputs.
+    """The elements outside its own block that each partition reads to compute its outputs.
 
     Partition `p` owns the elements `[p*block, (p+1)*block)` and the outputs
     `[p*out_block, (p+1)*out_block)`, padding included. It reads the elements
     `[start(p), limit(p))`: `left(p)` before its own block and `right(p)` after it. A negative width
-    means that it does not read that end of its own block.
+    means that the partition does not read that end of its own block.
 
     Attributes:
+      window: how the operator reads the dimension.
       size: elements of the unpartitioned dimension.
+      parts: number of partitions.
       left, right: widths in elements, as functions of the partition id.
     """
 
@@ -62,22 +64,22 @@ class Halo:
 
     @cached_property
     def out_size(self) -> int:
-        """Outputs of the unpartitioned operator."""
+        """Number of outputs of the unpartitioned operator."""
         return self.window.out_size(self.size)
 
     @cached_property
     def block(self) -> int:
-        """Elements of one partition: `ceil(size / parts)`."""
+        """Number of elements in one partition's block: `ceil(size / parts)`."""
         return block_size(self.size, self.parts)
 
     @cached_property
     def out_block(self) -> int:
-        """Outputs of one partition: `ceil(out_size / parts)`."""
+        """Number of outputs of one partition: `ceil(out_size / parts)`."""
         return block_size(self.out_size, self.parts)
 
     @cached_property
     def step(self) -> int:
-        """By how many positions the first window moves per partition: `stride * out_block`."""
+        """Positions between the first windows of neighbouring partitions: `stride * out_block`."""
         return self.window.stride * self.out_block
 
     @property
@@ -87,33 +89,40 @@ class Halo:
 
     @property
     def limit(self) -> Quotient:
-        """End of what a partition reads."""
+        """First element after the ones that a partition reads: `right(p) + (p+1)*block`."""
         return self.right.plus(self.block, self.block)
 
     @property
     def max_left(self) -> int:
-        """The largest left width over all partitions: at the first or the last one."""
+        """The largest left width over all partitions."""
         return self.left.max(0, self.parts - 1)
 
     @property
     def max_right(self) -> int:
-        """The largest right width over all partitions: at the first or the last one."""
+        """The largest right width over all partitions."""
         return self.right.max(0, self.parts - 1)
 
     @property
     def margin_left(self) -> int:
-        """How far to the left of its own block any partition with a left neighbour reads.
+        """The most elements that any partition reads from the blocks to its left.
 
-        Those are the partitions 1 to `parts - 1`; no block lies beyond the first one.
+        The maximum is over the partitions 1 to `parts - 1`: no block precedes the first one.
         """
         return self._margin(self.left, 1)
 
     @property
     def margin_right(self) -> int:
-        """How far to the right of its own block any partition with a right neighbour reads."""
+        """The most elements that any partition reads from the blocks to its right.
+
+        The maximum is over the partitions 0 to `parts - 2`: no block follows the last one.
+        """
         return self._margin(self.right, 0)
 
     def _margin(self, width: Quotient, first: int) -> int:
+        """Return the largest width over the `parts - 1` partitions from `first` on.
+
+        The result is not negative, and not more than all other blocks together.
+        """
         if self.parts == 1:
             return 0
         widest = width.max(first, first + self.parts - 2)
@@ -121,47 +130,49 @@ class Halo:
 
     @property
     def exchanged_left(self) -> int:
-        """Elements that each partition gets from the left, as XLA exchanges them, hop by hop.
+        """Number of elements that each partition receives from the left, as XLA exchanges them.
 
-        The margin, less what lies behind every partition's limit. (A width of more than twice
-        `length` XLA does not exchange by hops, but in pieces like those of an `Exchange`.)
+        XLA sends a margin hop by hop. Elements after every partition's `limit` are left out. If a
+        width is more than twice `length`, XLA sends pieces instead, as an `Exchange` does.
         """
         return max(self.margin_left + min(self.block + self.max_right, 0), 0)
 
     @property
     def exchanged_right(self) -> int:
-        """Elements from the right: the margin, less what lies before every partition's start."""
+        """Number of elements that each partition receives from the right, as XLA exchanges them.
+
+        Elements of the margin that precede every partition's `start` are left out.
+        """
         return max(self.margin_right + min(self.block + self.max_left, 0), 0)
 
     @property
     def hops(self) -> tuple[int, int]:
-        """How many neighbours to the left and to the right hold what a partition reads."""
+        """Number of blocks to the left and to the right that a partition's margins reach into."""
         return -(-self.margin_left // self.block), -(-self.margin_right // self.block)
 
     @property
     def case(self) -> int:
-        """The paper's case of base dilation.
+        """The case of base dilation: 1, 2 or 3, as GSPMD's appendix numbers them.
 
-        1: every partition starts at the same distance from an element (`base_dilation` divides
-        `step`). 2: stride 1, so the surplus outputs of the largest low padding are sliced off.
-        3: neither, so that the window itself is padded, by different amounts.
+        1: `base_dilation` divides `step`, so every partition needs the same low padding.
+        2: stride 1. All partitions use the largest low padding and slice surplus outputs off.
+        3: otherwise. The window itself is padded, by a different amount on each partition.
         """
         if self.step % self.window.base_dilation == 0:
             return 1
         return 2 if self.window.stride == 1 else 3
 
     def padding_low(self, p: int) -> int:
-        """Positions from the first window's start to the first element, on the dilated base.
+        """Return the positions from the first window's start to the first element it reads.
 
-        `(padding_low - step*p) mod base_dilation`, in `[0, base_dilation)`.
+        Positions are on the dilated base: `(padding_low - step*p) mod base_dilation`.
         """
         return (self.window.padding_low - self.step * p) % self.window.base_dilation
 
     def padding_high(self, p: int) -> int:
-        """Positions after the last element that is read, up to the last window's end.
+        """Return the positions from the last element that is read to the last window's end.
 
-        `padding_low + (elements - 1)*base_dilation + 1 + padding_high` is the reach of a
-        partition's windows, `stride*(out_block - 1) + span`.
+        The sum `padding_low + (elements - 1)*base_dilation + 1 + padding_high` is `reach`.
         """
         elements = self.limit.at(p) - self.start.at(p)
         dilated = (elements - 1) * self.window.base_dilation + 1
@@ -169,87 +180,91 @@ class Halo:
 
     @property
     def reach(self) -> int:
-        """Positions from a partition's first window start to its last window end."""
+        """Positions from a partition's first window start to its last window end.
+
+        `stride*(out_block - 1) + span`.
+        """
         return self.window.stride * (self.out_block - 1) + self.window.span
 
     @property
     def max_padding_low(self) -> int:
-        """The largest `padding_low(p)`.
+        """The largest `padding_low(p)` over all partitions.
 
-        `padding_low mod g + base_dilation - g` with `g = gcd(step, base_dilation)`, once there are
-        as many partitions as rests.
+        It is `padding_low mod g + base_dilation - g` with `g = gcd(step, base_dilation)`, if there
+        are at least `base_dilation / g` partitions.
         """
         base = self.window.base_dilation
         common = math.gcd(self.step, base)
+        # `step*p mod base` takes `base / common` values, so fewer partitions may miss the largest.
         if self.parts < base // common:
             return max(self.padding_low(p) for p in range(self.parts))
         return self.window.padding_low % common + base - common
 
     @cached_property
     def length(self) -> int:
-        """Elements of the local operand: the most that any partition reads.
-
-        `limit(p) - start(p)` repeats after `base_dilation / gcd(step, base_dilation)` partitions.
-        """
+        """Number of elements of the local operand: the most that any partition reads."""
         start, limit = self.start, self.limit
+        # Both slopes are `step / base_dilation`, so `limit - start` repeats with the rests.
         cycle = math.lcm(start.divisor, limit.divisor)
         return max(0, *(limit.at(p) - start.at(p) for p in range(min(self.parts, cycle))))
 
     @property
     def interval(self) -> Interval:
-        """What partition p reads, with a static length."""
+        """The elements that partition p reads, as an interval of the static length `length`."""
         return Interval(self.start.index, self.length)
 
     def reads(self, p: int) -> tuple[int, int] | None:
-        """First element and end of what the outputs of a partition really read; None: nothing.
+        """Return the first element and the end of the elements that partition p's outputs use.
 
-        Unlike `[start(p), limit(p))` it counts no padding, no output past the end, and no element
-        that falls between the taps: per tap the outputs that meet an element are one residue class
-        `mod base_dilation`.
+        None if they use no element. Unlike `[start(p), limit(p))`, the range excludes padding,
+        outputs past the end, and elements between the taps at either end.
         """
-        hits = [found for r in range(self.window.size) if (found := self._hits(p, r))]
-        if not hits:
-            return None
-        return min(first for first, _ in hits), max(last for _, last in hits) + 1
-
-    def _hits(self, p: int, tap: int) -> tuple[int, int] | None:
-        """First and last element that one tap reads."""
         w = self.window
-        low = w.padding_low - tap * w.window_dilation
-        # base*k = stride*o - low with 0 <= k < size bounds o; the outputs of p bound it too.
-        first = max(p * self.out_block, -(-low // w.stride))
-        top = (self.size - 1) * w.base_dilation + low
-        last = min((p + 1) * self.out_block - 1, self.out_size - 1, top // w.stride)
         common = math.gcd(w.stride, w.base_dilation)
-        if low % common:
-            return None
         cycle = w.base_dilation // common
-        rest = low // common * pow(w.stride // common, -1, cycle) % cycle
-        first, last = first + (rest - first) % cycle, last - (last - rest) % cycle
-        if first > last:
-            return None
-        lower, upper = ((w.stride * o - low) // w.base_dilation for o in (first, last))
-        return lower, upper
+        used: list[int] = []
+        for tap in range(w.size):
+            # Output o meets element k at this tap if base*k = stride*o - low. A solution exists
+            # only if gcd(stride, base) divides low.
+            low = w.padding_low - tap * w.window_dilation
+            if low % common:
+                continue
+            # The bounds 0 <= k < size and the outputs of p bound o.
+            first = max(p * self.out_block, -(-low // w.stride))
+            top = (self.size - 1) * w.base_dilation + low
+            last = min((p + 1) * self.out_block - 1, self.out_size - 1, top // w.stride)
+            # The solutions o are one residue class mod `cycle`: round both bounds into it.
+            rest = low // common * pow(w.stride // common, -1, cycle) % cycle
+            first, last = first + (rest - first) % cycle, last - (last - rest) % cycle
+            if first <= last:
+                used += ((w.stride * o - low) // w.base_dilation for o in (first, last))
+        return (min(used), max(used) + 1) if used else None
 
     @property
     def needed_left(self) -> int:
-        """How far to the left some output of a partition really reads: at most `margin_left`."""
-        return self._needed(lambda p, first, end: p * self.block - first)
+        """The most elements to the left of its block that any partition's outputs use.
+
+        At most `margin_left`, which counts elements between the taps, too.
+        """
+        own = self.block
+        return max(0, *(p * own - read[0] if read else 0 for p, read in enumerate(self._reads)))
 
     @property
     def needed_right(self) -> int:
-        """How far to the right some output of a partition really reads: at most `margin_right`."""
-        return self._needed(lambda p, first, end: end - (p + 1) * self.block)
+        """The most elements to the right of its block that any partition's outputs use.
 
-    def _needed(self, width: Callable[[int, int, int], int]) -> int:
-        return max(0, 0, *(width(p, *read) for p, read in enumerate(self._reads) if read))
+        At most `margin_right`, which counts elements between the taps, too.
+        """
+        own = self.block
+        ends = (read[1] - (p + 1) * own if read else 0 for p, read in enumerate(self._reads))
+        return max(0, *ends)
 
     @cached_property
     def _reads(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(self.reads(p) for p in range(self.parts))
 
     def table(self) -> Table:
-        """One row per partition: what it owns, what it reads, and what of that is padding.
+        """Return one row per partition: its own elements, the elements it reads, its padding.
 
         >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).table()
         partition  own       start  limit  left  right  padding_low  padding_high  reads
@@ -272,13 +287,22 @@ class Halo:
         )
 
     def picture(self, *, kernel_placement: bool = False) -> DimensionDrawing:
-        """What there is to draw of it; the arguments are those of `draw`.
+        """Return the data of the drawing that `draw` makes; the arguments are the same.
 
         >>> halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4).picture().rows[3]
         PartitionRow(partition=3, start=11, limit=16, windows=(11, ..., 14), outputs=4, ...)
         """
         window = self.window
-        rows = tuple(self._row(p, kernel_placement) for p in range(self.parts))
+        rows = []
+        for p in range(self.parts):
+            # Case 3 of base dilation: the window is longer by the largest low padding, and the
+            # kernel is at a different place in it on each partition.
+            most, low = (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
+            outputs = range(p * self.out_block, (p + 1) * self.out_block)
+            windows = tuple(window.stride * o - window.padding_low for o in outputs)
+            real = sum(o < self.out_size for o in outputs)
+            span = self.start.at(p), self.limit.at(p)
+            rows.append(PartitionRow(p, *span, windows, real, (most - low, low)))
         taps = tuple(range(0, window.span, window.window_dilation))
         widths = (("left", self.left, self.max_left), ("right", self.right, self.max_right))
         note = ",   ".join(f"{side}(p) = {form!r}, at most {most}" for side, form, most in widths)
@@ -286,32 +310,19 @@ class Halo:
             note += f",   case {self.case}"
         base, stride = window.base_dilation, window.stride
         return DimensionDrawing(
-            self.size, self.block, rows, f"elements: {note}", base, taps, stride
-        )
-
-    def _row(self, p: int, kernel_placement: bool) -> PartitionRow:
-        window = self.window
-        most, low = (self.max_padding_low, self.padding_low(p)) if kernel_placement else (0, 0)
-        outputs = range(p * self.out_block, (p + 1) * self.out_block)
-        return PartitionRow(
-            p,
-            self.start.at(p),
-            self.limit.at(p),
-            tuple(window.stride * o - window.padding_low for o in outputs),
-            sum(o < self.out_size for o in outputs),
-            (most - low, low),
+            self.size, self.block, tuple(rows), f"elements: {note}", base, taps, stride
         )
 
     def draw(self, *, kernel_placement: bool = False) -> Figure:
-        """Each partition's block, what it reads of others, and its windows: a row per partition.
+        """Draw each partition's block, the elements it reads, and its windows, in one row each.
 
-        A cell is an element, in the color of the partition that holds it; the frame is the
-        partition's own block, and a number above it names the partition that sends it. Hatched
-        cells do not exist. Below lie the windows of its outputs, a dot per tap.
+        A cell is an element, in the color of the partition that holds it. The frame is the
+        partition's own block. A number above a cell names the partition that sends it. Hatched
+        cells do not exist. The windows of the partition's outputs are below, with a dot per tap.
 
         Args:
-          kernel_placement: the paper's case 3 of base dilation: all partitions start with the same
-            low padding, and each moves the kernel in a window that is longer by so much (rings).
+          kernel_placement: draw the paper's case 3 of base dilation. All partitions start with the
+            same low padding; each places the kernel in a longer window (rings are taps of 0).
 
         >>> figure = halo(Window(3, padding_low=1, padding_high=1), size=16, parts=4).draw()
         >>> figure.axes[0].texts[0].get_text()
@@ -322,12 +333,17 @@ class Halo:
     @property
     def _title(self) -> str:
         w = self.window
-        said = {"stride": w.stride, "base dilation": w.base_dilation, "dilation": w.window_dilation}
-        notes = "".join(f", {name} {value}" for name, value in said.items() if value != 1)
+        steps = {
+            "stride": w.stride,
+            "base dilation": w.base_dilation,
+            "dilation": w.window_dilation,
+        }
+        notes = "".join(f", {name} {value}" for name, value in steps.items() if value != 1)
         return f"A window of {w.size}{notes} over {self.size} elements in {self.parts} partitions"
 
     @staticmethod
     def _drawn(things: Mapping[str, Halo | Exchange], **options: bool) -> Figure:
+        """Draw several halos or exchanges under their titles, one panel each."""
         return draw_halos({name: each.picture(**options) for name, each in things.items()})
 
     def __repr__(self) -> str:
@@ -335,7 +351,7 @@ class Halo:
 
 
 def halo(window: Window, *, size: int, parts: int) -> Halo:
-    """The halo of a windowed operator whose input and output are split alike.
+    """Return the halo of a windowed operator whose input and output have the same partitions.
 
     With `block = ceil(size/parts)`, `out_block = ceil(out_size/parts)`, `step = stride*out_block`
     and `b = base_dilation`:
@@ -347,7 +363,7 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
       size: elements of the unpartitioned dimension; `parts` need not divide it.
 
     Raises:
-      ShardingError: fewer than one element or part, or a window that yields no output.
+      ShardingError: fewer than one element or part, or a window without output.
 
     >>> example = halo(Window(2, padding_low=1, padding_high=4), size=12, parts=4)
     >>> example, example.max_right, example.exchanged_right
@@ -356,20 +372,9 @@ def halo(window: Window, *, size: int, parts: int) -> Halo:
     Halo(left=1, right=0)
 
     The widths 1, 2, 3, 4 are those of GSPMD (arXiv:2105.04663), appendix "Halo exchange details";
-    XLA's `MultiplyAddDivideOffsetCalculation` holds such forms, and takes their largest value over
+    XLA's `MultiplyAddDivideOffsetCalculation` has such forms. It takes their largest value over
     the partitions that have a neighbour.
     """
-    _check(window, size, parts)
-    base, low = window.base_dilation, window.padding_low
-    block, out_block = block_size(size, parts), block_size(window.out_size(size), parts)
-    step = window.stride * out_block
-    reach = step - window.stride + window.span
-    start = Quotient.of(step, -low, base, up=True)
-    limit = Quotient.of(step, reach - low, base, up=True)
-    return Halo(window, size, parts, (-start).plus(block), limit.plus(-block, -block))
-
-
-def _check(window: Window, size: int, parts: int) -> None:
     if not isinstance(window, Window):
         raise ShardingError(f"a halo is of a window, as in Window(size=3), got {window!r}.")
     if not (isinstance(size, Integral) and isinstance(parts, Integral) and min(size, parts) >= 1):
@@ -381,3 +386,12 @@ def _check(window: Window, size: int, parts: int) -> None:
             f"{window!r} has no output over {size} elements: its {window.span} positions do not "
             "fit into the padded input; nothing is read, so there is no halo."
         )
+    base, low = window.base_dilation, window.padding_low
+    block, out_block = block_size(size, parts), block_size(window.out_size(size), parts)
+    step = window.stride * out_block
+    reach = step - window.stride + window.span
+    # Element k is at position base*k, so the first one at or after a window's start is rounded up;
+    # so is the first one at or after the last window's end.
+    start = Quotient.of(step, -low, base, up=True)
+    limit = Quotient.of(step, reach - low, base, up=True)
+    return Halo(window, size, parts, (-start).plus(block), limit.plus(-block, -block))

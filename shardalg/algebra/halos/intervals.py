@@ -1,12 +1,12 @@
-"""The elements of one dimension that a device touches: a start in closed form, a static length.
+"""The elements of one dimension that a device reads: a start in closed form, a static length.
 
-All values that an index takes over the devices of a mesh, without looking at every device.
+`extremes` and `residues` return the values that an index takes over all devices of a mesh, without
+a loop over the devices.
 
-Realignments: data formatting that moves the borders between blocks, as intervals.
-
+The functions at the end return the intervals of data formatting that moves the borders of blocks.
 A slice and a pad are windows (`window.slice_window`, `window.pad_window`), so their intervals are
-halos. The others here give, for partition p of the result, intervals of what they read; element x
-of an interval is element x of p's block of the result, unless stated otherwise. Source: GSPMD
+halos. The others return, for partition p of the result, the interval of each operand. Element x of
+an interval is element x of p's block of the result, unless stated otherwise. Source: GSPMD
 (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting", and section 4.5 (rotation).
 """
 
@@ -28,17 +28,18 @@ from shardalg.errors import ShardingError
 
 @dataclass(frozen=True)
 class Interval:
-    """`[start, start + length)`, the start linear in partition ids and divided at most once.
+    """The range `[start, start + length)`, with a start that is linear in partition ids.
 
-    The length is one number for all devices, since shapes are static; so an interval may reach
-    over the ends of its dimension, and what lies there is garbage until it is masked.
+    Shapes are static, so the length is one number for all devices. An interval may therefore reach
+    over the ends of its dimension; elements outside the dimension are garbage until masked.
 
     Attributes:
-      start: its variables are partition ids: the `p` of one sharded dimension, or one per sharded
-        loop. Rounded down if divided; `ceil(x/m)` is written `floor((x + m - 1)/m)`.
+      start: a function of partition ids: the `p` of one sharded dimension, or one id per sharded
+        loop. It may be divided once, rounded down; `ceil(x/m)` is `floor((x + m - 1)/m)`.
+      length: number of elements.
 
     Raises:
-      ShardingError: a start with an exact division or a remainder; a negative length.
+      ShardingError: the start has an exact division or a remainder; the length is negative.
 
     >>> Interval(Index.of("p") * 4 - 1, 6)
     Interval([4*p-1, +6))
@@ -57,14 +58,14 @@ class Interval:
             )
 
     def at(self, ids: Mapping[str, Any]) -> tuple[Any, Any]:
-        """First element and end, for partition ids (numbers, or arrays of them)."""
+        """Return the first element and the end, for partition ids (numbers, or arrays of them)."""
         start = self.start.at(ids)
         assert start is not None
         return start, start + self.length
 
     @property
     def quotient(self) -> Quotient:
-        """The start in canonical form, where it depends on one partition id or on none.
+        """The start in canonical form; it depends on at most one partition id.
 
         >>> Interval((Index.of("p") * 6 + 5) // 4, 2).quotient
         p + floor(p/2) + 1
@@ -78,15 +79,15 @@ class Interval:
 
 
 def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]) -> Interval:
-    """What an index expression reaches while each loop runs over a device's block.
+    """Return the interval of an index expression while each loop runs over a device's block.
 
-    A split loop runs over `[p*block, (p+1)*block)`; its partition id has the loop's own name in
-    the result. The box from the smallest to the largest value, over whole blocks: it covers the
-    padding of uneven ones too.
+    A partitioned loop runs over `[p*block, (p+1)*block)`; its partition id has the loop's name in
+    the result. The interval is from the smallest to the largest value over whole blocks, so that
+    the padding of uneven blocks is included.
 
     Args:
-      blocks: per loop of the index: iterations of one device.
-      parts: per split loop: into how many blocks. Loops that are not here run whole everywhere.
+      blocks: iterations of one device, by loop of the index.
+      parts: number of blocks, by partitioned loop. Each device runs all of any other loop.
 
     Raises:
       ShardingError: the index has a remainder.
@@ -98,14 +99,16 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
     Interval([(8*o+1)//3, +3))
     """
     if index.mod:
-        raise ShardingError(f"{index} jumps back at a multiple of {index.mod}: it is no interval.")
+        raise ShardingError(
+            f"{index} returns to 0 at every multiple of {index.mod}: it is no interval."
+        )
     reach = [coefficient * (blocks[name] - 1) for name, coefficient in index.terms]
     low = index.constant + sum(min(0, part) for part in reach)
     span = sum(abs(part) for part in reach)
     terms = tuple((name, c * blocks[name]) for name, c in index.terms if name in parts)
     moved, m = Index(terms, low), index.div
-    # The numerators run over [low(p), low(p) + span]; what their rest mod m is, decides how many
-    # quotients there are.
+    # The numerators run over [low(p), low(p) + span]. The number of different quotients depends on
+    # low(p) mod m, so the length is the largest over the partitions.
     rests = _rests(moved, m, parts)
     if index.exact:
         length = (span - min(-rest % m for rest in rests)) // m + 1
@@ -114,16 +117,17 @@ def touched(index: Index, *, blocks: Mapping[str, int], parts: Mapping[str, int]
 
 
 def _divided(start: Index, divisor: int) -> Index:
-    """`start // divisor` in lowest terms."""
+    """Return `start // divisor` in lowest terms."""
     common = math.gcd(divisor, *(coefficient for _, coefficient in start.terms))
     terms = tuple((name, coefficient // common) for name, coefficient in start.terms)
     return Index(terms, start.constant // common) // (divisor // common)
 
 
 def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
-    """All values of `start mod divisor` over the partition ids."""
+    """Return all values of `start mod divisor` over the partition ids."""
     found = {start.constant % divisor}
     for name, coefficient in start.terms:
+        # coefficient*p mod divisor repeats after `cycle` partition ids.
         cycle = divisor // math.gcd(coefficient, divisor)
         steps = range(min(parts[name], cycle))
         found = {(rest + coefficient * p) % divisor for rest in found for p in steps}
@@ -135,7 +139,7 @@ Ids = tuple[tuple[str, Digits], ...]
 
 
 def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
-    """Smallest and largest value over the devices; the index has no remainder.
+    """Return the smallest and the largest value of an index without remainder over the devices.
 
     >>> from shardalg.algebra.digits import Digit
     >>> extremes(Index.of("p") * -3 + 1, (("p", (Digit(1, 4),)),), 4)
@@ -151,7 +155,7 @@ def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:
 
 
 def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[int]:
-    """All values modulo a number; a coefficient repeats itself after `cycle` partition ids.
+    """Return all values of an index modulo a number over the devices.
 
     >>> from shardalg.algebra.digits import Digit
     >>> sorted(residues(Index.of("p") * 6 + 1, 8, (("p", (Digit(1, 1024),)),), 1024))
@@ -160,9 +164,12 @@ def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[in
     terms = _independent(index, ids)
     if terms is None:
         return frozenset(np.unique(_everywhere(index, ids, devices) % modulus).tolist())
+    # floor(x/div) modulo a number depends on x modulo div times the number. The terms vary
+    # independently, so their residues are added one term at a time.
     period = index.div * math.lcm(modulus, index.mod or 1)
     found = np.array([index.constant % period])
     for coefficient, count in terms:
+        # coefficient*p mod period repeats after `cycle` partition ids.
         cycle = period // math.gcd(coefficient, period)
         steps = coefficient * np.arange(min(count, cycle))
         found = np.unique((found[:, None] + steps) % period)
@@ -171,7 +178,11 @@ def residues(index: Index, modulus: int, ids: Ids, devices: int) -> frozenset[in
 
 
 def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
-    """Coefficient and number of values of each partition id; None where they depend on others."""
+    """Return the coefficient and the number of values of each partition id of the index.
+
+    Ids with equal digits are one term. None if two ids have overlapping digits, so that they do not
+    vary independently.
+    """
     digits, total = dict(ids), dict[Digits, int]()
     for name, coefficient in index.terms:
         key = canonical(digits[name])
@@ -183,6 +194,7 @@ def _independent(index: Index, ids: Ids) -> list[tuple[int, int]] | None:
 
 
 def _everywhere(index: Index, ids: Ids, devices: int) -> np.ndarray:
+    """Return the value of the index on every device."""
     positions = np.arange(devices)
     found = index.at({name: partition_ids(digits, positions) for name, digits in ids})
     return np.broadcast_to(found, (devices,))
@@ -192,10 +204,10 @@ _P = Index.of("p")
 
 
 def reverse_interval(size: int, parts: int) -> Interval:
-    """What a reversal reads: the interval is to be reversed locally.
+    """Return the interval that a reversal reads; each device then reverses it locally.
 
     Output `o` is element `size - 1 - o`, so partition p reads the `block` elements before
-    `size - p*block`: the block of partition `parts - 1 - p`, moved by the padding
+    `size - p*block`: the block of partition `parts - 1 - p`, shifted by the padding
     `parts*block - size`.
 
     >>> reverse_interval(10, 4)
@@ -206,7 +218,9 @@ def reverse_interval(size: int, parts: int) -> Interval:
 
 
 def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
-    """What a concatenation reads of each operand; where element x exists, it is the output.
+    """Return the interval that a concatenation reads from each operand.
+
+    Output x of a block is element x of the one interval in which this element exists.
 
     >>> concatenate([6, 4], 2)
     (Interval([5*p, +5)), Interval([5*p-6, +5)))
@@ -218,14 +232,14 @@ def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
 
 @dataclass(frozen=True)
 class Reshape:
-    """A row-major reshape between two shapes that are split on their major dimension.
+    """A row-major reshape between two shapes that are partitioned on their major dimension.
 
-    Blocks are counted in elements of the flat array, so that they are blocks of one dimension.
+    Blocks are ranges of the flat array, so that they are blocks of one dimension.
 
     Attributes:
       size: elements of the array.
-      block, out_block: flat elements per partition: of the operand, of the result.
-      left, right: elements that partition p reads before and after its own.
+      block, out_block: elements per partition of the operand and of the result.
+      left, right: elements that partition p reads before and after its own block.
     """
 
     size: int
@@ -244,15 +258,15 @@ class Reshape:
 
     @property
     def interval(self) -> Interval:
-        """What partition p reads of the flat array: `[p*out_block, (p+1)*out_block)`."""
+        """The elements of the flat array that p reads: `[p*out_block, (p+1)*out_block)`."""
         return Interval(_P * self.out_block, self.out_block)
 
 
 def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: int) -> Reshape:
-    """The reshape of an array that is split on dimension 0, into one that is.
+    """Return the reshape between two arrays that are partitioned on dimension 0.
 
     Raises:
-      ShardingError: the shapes hold different numbers of elements.
+      ShardingError: the shapes have different numbers of elements.
 
     >>> example = reshape_interval((3, 2), (6,), parts=2)
     >>> example, example.left, example.right
@@ -268,6 +282,7 @@ def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: i
 
 
 def _block(size: int, parts: int) -> int:
+    """Return `block_size`; raise for sizes and numbers of parts below 1."""
     if size < 1 or parts < 1:
         raise ShardingError(
             f"size={size} in parts={parts}: a dimension has at least one element, and at least one "

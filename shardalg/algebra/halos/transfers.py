@@ -1,10 +1,10 @@
-"""Transfers: rounds of exchanges, sent in as few elements as permutes need.
+"""Transfers: the permutes that deliver the rounds of exchanges, with few elements sent.
 
-A round sends runs of places, each by the permutes that it needs. Runs whose devices send and
-receive at different times cost a permute each, of which most devices send nothing; as one transfer
-they share it: a device then sends the run that is its turn, of whichever tensor. All runs of a
-transfer are sent at the width of the widest, so joining pays where the permutes that are saved
-outweigh the places that are sent in vain.
+A round sends ranges of a block, each by the permutes that it needs. If two ranges are sent by
+different devices, each costs a permute of its own, in which most devices send nothing. As slots of
+one transfer they share a permute: each device sends the slot of its turn, of any tensor. All slots
+of a transfer are as wide as the widest one. Sharing therefore pays if the saved permutes outweigh
+the elements that are sent in vain.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import count, pairwise
 from typing import NamedTuple, TypeAlias
 
 Pairs: TypeAlias = Collection[tuple[int, ...]]
-"""(source, target) positions; or classes of them, with what tells two pairs of them apart."""
+"""(source, target) positions; or (source, target, distance) of device classes (`classes.py`)."""
 
 
 @dataclass(frozen=True)
 class Permute:
-    """One collective permute: sources send the elements `[lower, upper)` of their block.
+    """One collective permute: each source sends the elements `[lower, upper)` of its block.
 
     No position sends twice or receives twice.
     """
@@ -32,18 +32,19 @@ class Permute:
 
     @property
     def elements(self) -> int:
-        """Elements that a device sends along the dimension."""
+        """Number of elements that a device sends along the dimension."""
         return self.upper - self.lower
 
 
 @dataclass(frozen=True)
 class Round:
-    """Block `floor(start / block) + number`: who sends it to whom.
+    """One round of an exchange: each device receives the block `floor(start / block) + number`.
 
     Attributes:
-      lower, upper: what of the block can be part of an interval; the buffer holds so much of it.
-      permutes: several where one block is wanted by several devices; together they reach every
-        device that does not hold the block itself.
+      lower, upper: the range of the block that can be part of an interval; the buffer has places
+        for this range.
+      permutes: more than one if several devices want one block. Together they reach every device
+        that does not hold its block itself.
       own: whether some device uses its own block in this round.
     """
 
@@ -59,8 +60,9 @@ class BlockReader:
     """An exchange that reads blocks of a tensor.
 
     Attributes:
-      rounds: of the exchange; block: places of a block.
-      tensor: a number that tells which readers read the same blocks.
+      rounds: the rounds of the exchange.
+      block: number of elements of a block.
+      tensor: equal for readers of the same blocks.
     """
 
     rounds: tuple[Round, ...]
@@ -70,11 +72,12 @@ class BlockReader:
 
 @dataclass(frozen=True)
 class Piece:
-    """Places `[lower, upper)` of the block of a round: a run that the same devices receive.
+    """Elements `[lower, upper)` of the block of a round that are sent to the same devices.
 
     Attributes:
-      reader: which of several exchanges wants it; number: in which of its rounds.
-      pairs: who sends to whom; every target is there once.
+      reader: index of the exchange that reads them.
+      number: the round of this exchange.
+      pairs: (source, target); each target occurs once.
     """
 
     reader: int
@@ -86,7 +89,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slot:
-    """Places `[lower, upper)` of the blocks of a tensor, sent together for several pieces."""
+    """Elements `[lower, upper)` of the blocks of a tensor, sent together for several pieces."""
 
     tensor: int
     block: int
@@ -96,41 +99,41 @@ class Slot:
 
     @property
     def width(self) -> int:
-        """Places."""
+        """Number of elements."""
         return self.upper - self.lower
 
     @property
     def pairs(self) -> Pairs:
-        """Who sends to whom for any piece."""
+        """The (source, target) pairs of all pieces, each once."""
         return tuple(dict.fromkeys(pair for piece in self.pieces for pair in piece.pairs))
 
     def joined_width(self, other: Slot) -> int:
-        """Return the places of both slots and of the gap between them."""
+        """Return the number of elements of both slots and of the gap between them."""
         return max(self.upper, other.upper) - min(self.lower, other.lower)
 
     def joined(self, other: Slot) -> Slot:
-        """The places of both, and those between them."""
+        """Return one slot with the elements of both and of the gap between them."""
         lower, upper = min(self.lower, other.lower), max(self.upper, other.upper)
         return Slot(self.tensor, self.block, lower, upper, self.pieces + other.pieces)
 
     def widened(self, width: int) -> Slot:
-        """As many places, and inside the block."""
+        """Return this slot with `width` elements, all inside the block."""
         lower = min(self.lower, self.block - width)
         return Slot(self.tensor, self.block, lower, lower + width, self.pieces)
 
 
 Slots = tuple[Slot, ...]
 Edges = tuple[tuple[int, ...], ...]
-"""Pairs, each with the number of its slot."""
+"""Pairs, each with the number of its slot: edges of a bipartite graph of sources and targets."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Slots of one width, sent by the same permutes.
+    """Slots of one width that are sent by the same permutes.
 
     Attributes:
-      permutes: (source, target, number of the slot that is sent); in none of them a position sends
-        twice or receives twice.
+      permutes: (source, target, number of the slot that is sent). No position sends twice or
+        receives twice in one permute.
     """
 
     slots: Slots
@@ -138,17 +141,17 @@ class Transfer:
 
     @property
     def elements(self) -> int:
-        """Elements that a device sends along the dimension: each permute sends a slot."""
+        """Number of elements that a device sends along the dimension: each permute sends a slot."""
         return self.slots[0].width * len(self.permutes)
 
     def bringing(self, slot: int, piece: Piece) -> tuple[Pairs, ...]:
-        """Of each permute the pairs that bring a piece of a slot."""
+        """Return, for each permute, the pairs that deliver one piece of a slot."""
         wanted = {(*pair, slot) for pair in piece.pairs}
         return tuple(tuple(e[:-1] for e in edges if e in wanted) for edges in self.permutes)
 
 
 def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
-    """A round in runs of places: no permute sends more than what it is needed for."""
+    """Yield the pieces of a round: maximal ranges of the block that the same permutes send."""
     borders = {round_.lower, round_.upper}
     for permute in round_.permutes:
         borders |= {permute.lower, permute.upper}
@@ -164,13 +167,14 @@ def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
 
 
 def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
-    """Everything that the rounds of some exchanges send.
+    """Return the transfers that deliver all rounds of some exchanges.
 
-    A piece joins the pieces before it with which it saves most, if it saves anything.
+    The choice is greedy: each piece joins the earlier slot or transfer that saves most, if any
+    saves something. Savings are counted in elements, then in permutes.
 
     >>> forth = Round(0, 2, 3, (Permute(((0, 1),), 2, 3),), True)
     >>> back = Round(1, 0, 1, (Permute(((1, 0),), 0, 1),), False)
-    >>> found = transfers([Reader((forth, back), block=3)])
+    >>> found = transfers([BlockReader((forth, back), block=3)])
     >>> [(t.permutes, t.elements) for t in found]
     [((((0, 1, 0), (1, 0, 1)),), 1)]
     """
@@ -178,7 +182,14 @@ def transfers(readers: Sequence[BlockReader]) -> tuple[Transfer, ...]:
     for number, reader in enumerate(readers):
         for piece in (p for round_ in reader.rounds for p in pieces(round_, number)):
             _join(groups, Slot(reader.tensor, reader.block, piece.lower, piece.upper, (piece,)))
-    return tuple(_transfer(tuple(group.slots)) for group in groups)
+    found = []
+    for group in groups:
+        # Shapes are static: every slot of a permute is as wide as the widest one.
+        width = max(slot.width for slot in group.slots)
+        edges = tuple((*pair, k) for k, slot in enumerate(group.slots) for pair in slot.pairs)
+        slots = tuple(slot.widened(width) for slot in group.slots)
+        found.append(Transfer(slots, in_permutes(edges)))
+    return tuple(found)
 
 
 class _New(NamedTuple):
@@ -190,14 +201,14 @@ class _New(NamedTuple):
 
     @staticmethod
     def of(slot: Slot) -> _New:
-        """Count the ends of the pairs of a slot."""
+        """Return the slot with the number of pairs at each of their ends."""
         return _New(slot, frozenset(slot.pairs), Counter(_ends(slot.pairs)))
 
 
 class _Group:
     """Slots that one transfer sends, with the counts that give the price of one more slot.
 
-    The counts make the price of a joint cost as many steps as the new slot has pairs. Without them
+    With the counts, pricing one more slot takes as many steps as the slot has pairs. Without them
     a concatenation of n pieces took a number of steps that grows with the cube of n.
     """
 
@@ -211,27 +222,28 @@ class _Group:
 
     @property
     def price(self) -> tuple[int, int]:
-        """(elements, permutes) that the transfer sends."""
+        """(elements, permutes) that a device sends in the transfer."""
         return self.width * self.permutes, self.permutes
 
     def joints(self, new: _New) -> Iterator[tuple[tuple[int, int], int]]:
-        """Yield the price after `new` joins each slot of its tensor, or becomes a slot itself.
+        """Yield (price, slot number) after `new` joins each slot of its tensor, or is appended.
 
-        The number of the slot comes with it. Joints that are wider than a block are left out.
+        Slots that would be wider than a block are left out: no slice of the block has that width.
         """
-        block, beside = min(self.block, new.slot.block), self._permutes_with((), new)
+        block, permutes = min(self.block, new.slot.block), self._permutes_with((), new)
         for k in self.same_tensor.get(new.slot.tensor, ()):
             width = max(self.width, self.slots[k].joined_width(new.slot))
             if width <= block:
+                # Pairs that slot k has already need no further permute.
                 known = self.pairs[k]
-                some = beside if known.isdisjoint(new.pairs) else self._permutes_with(known, new)
-                yield (width * some, some), k
+                n = permutes if known.isdisjoint(new.pairs) else self._permutes_with(known, new)
+                yield (width * n, n), k
         width = max(self.width, new.slot.width)
         if width <= block:
-            yield (width * beside, beside), len(self.slots)
+            yield (width * permutes, permutes), len(self.slots)
 
     def add(self, k: int, new: _New) -> None:
-        """Join a slot into slot `k`, or append it where `k` is the number of slots."""
+        """Join a slot into slot `k`, or append it if `k` is the number of slots."""
         if k == len(self.slots):
             self.slots.append(new.slot)
             self.pairs.append(frozenset())
@@ -246,8 +258,9 @@ class _Group:
         self.block = min(self.block, new.slot.block)
 
     def _permutes_with(self, known: Collection[tuple[int, ...]], new: _New) -> int:
-        """Return the permutes that the group needs with the pairs of `new` that are not known."""
+        """Return the number of permutes that the group needs with the unknown pairs of `new`."""
         more = Counter(_ends(new.pairs.difference(known))) if known else new.ends
+        # König: a bipartite graph needs as many colours as its largest degree.
         return max([self.permutes, *(n + self.ends[end] for end, n in more.items())])
 
 
@@ -259,11 +272,11 @@ def _ends(pairs: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
 
 
 def _join(groups: list[_Group], slot: Slot) -> None:
-    """Put a slot where it saves most: into a slot, beside others, or into a group of its own."""
+    """Add a slot where it saves most: to a slot, to a group, or as a new group."""
     new = _New.of(slot)
     own = _Group(new)
     best: tuple[tuple[int, int], _Group | None, int] = ((0, 0), None, 0)
-    # A slot without pairs sends nothing, so nothing is saved by joining it, or by joining to it.
+    # A slot without pairs sends nothing, so joining it, or joining to it, saves nothing.
     for group in groups if new.pairs else ():
         before = group.price
         for after, k in group.joints(new) if group.permutes else ():
@@ -280,42 +293,24 @@ def _join(groups: list[_Group], slot: Slot) -> None:
         chosen.add(k, new)
 
 
-def _width(group: Slots) -> int:
-    return max(slot.width for slot in group)
-
-
-def _edges(group: Slots) -> Edges:
-    return tuple((*pair, k) for k, slot in enumerate(group) for pair in slot.pairs)
-
-
-def _degree(edges: Edges) -> int:
-    """Permutes that pairs need: as many as the busiest position sends, or receives."""
-    sides = (Counter(edge[0] for edge in edges), Counter(edge[1] for edge in edges))
-    return max((most for side in sides for most in side.values()), default=0)
-
-
-def _transfer(group: Slots) -> Transfer:
-    slots = tuple(slot.widened(_width(group)) for slot in group)
-    return Transfer(slots, in_permutes(_edges(group)))
-
-
 Ends = defaultdict[int, dict[int, tuple[int, ...]]]
-"""Per position and permute the edge."""
+"""The edge, by position and permute."""
 
 
 def in_permutes(edges: Edges) -> tuple[Edges, ...]:
-    """Edges in as few permutes as can be: those of a bipartite graph, coloured.
+    """Return the edges in the fewest permutes: an edge colouring of a bipartite graph.
 
-    An edge takes a permute that is free at both ends. Where none is, a permute that is free at the
-    source is freed at the target, by swapping it with one that is free there along the path of
-    these two that leaves the target; it cannot end at the source (König 1916).
+    An edge takes a permute that is free at both ends. If there is none, take a permute that is free
+    at the source and one that is free at the target. Swap the two along the alternating path from
+    the target; the first is then free there, too. The path cannot end at the source (König 1916).
 
     >>> in_permutes(((0, 1, 0), (1, 0, 0), (0, 2, 0), (2, 1, 0)))
     (((0, 1, 0), (1, 0, 0)), ((0, 2, 0), (2, 1, 0)))
     """
     sent: Ends = defaultdict(dict)
     received: Ends = defaultdict(dict)
-    most = _degree(edges)
+    # König: the largest degree, that is the most that a position sends or receives, is enough.
+    most = max(Counter(_ends(edges)).values(), default=0)
     for edge in edges:
         source, target, *_ = edge
         permute = _free(sent[source], received[target])
@@ -331,11 +326,12 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
 
 
 def _free(*ends: dict[int, tuple[int, ...]]) -> int:
+    """Return the first permute that none of the ends uses."""
     return next(k for k in count() if not any(k in end for end in ends))
 
 
 def _swap(sides: tuple[Ends, Ends], target: int, permutes: tuple[int, int]) -> None:
-    """Swap two permutes on the path of edges of both that leaves a target by the first of them."""
+    """Swap two permutes on the alternating path that leaves a target by the first of them."""
     sent, received = sides
     first, second = permutes
     path: list[tuple[tuple[int, ...], int]] = []

@@ -16,17 +16,17 @@ class Window:
 
         base_dilation * k = stride * o + window_dilation * r - padding_low
 
-    where such a k exists and is inside; other reads are of padding.
+    If no such k exists inside the input, the tap reads padding.
 
     Attributes:
-      size: taps.
-      stride: by how much the window moves from one output to the next.
-      padding_low, padding_high: positions added before and after the input; negative ones cut off.
+      size: number of taps.
+      stride: positions by which the window moves from one output to the next.
+      padding_low, padding_high: positions added before and after the input; negative: cut off.
       base_dilation: one plus the number of holes between two input elements.
       window_dilation: one plus the number of holes between two taps.
 
     Raises:
-      ShardingError: something else than whole numbers; a size, stride or dilation below 1.
+      ShardingError: a field is not a whole number; a size, stride or dilation is below 1.
 
     >>> Window(3, padding_low=1, padding_high=1)
     Window(size=3, padding_low=1, padding_high=1)
@@ -43,6 +43,7 @@ class Window:
 
     def __post_init__(self) -> None:
         values = [getattr(self, name) for name in _NAMES]
+        # Every size calculation builds windows, so the list of faults is made for errors only.
         whole = all(isinstance(value, Integral) for value in values)
         if whole and min(self.size, self.stride, self.base_dilation, self.window_dilation) >= 1:
             return
@@ -62,10 +63,10 @@ class Window:
         return (self.size - 1) * self.window_dilation + 1
 
     def out_size(self, size: int) -> int:
-        """Outputs over an input of `size` elements.
+        """Return the number of outputs over an input of `size` elements.
 
         `floor((padded - span) / stride) + 1`, with `padded = (size - 1) * base_dilation + 1 +
-        padding_low + padding_high`; none if the window is longer than that.
+        padding_low + padding_high`; 0 if the window is longer than the padded input.
 
         >>> Window(3, stride=2, padding_low=1, padding_high=1).out_size(224)
         112
@@ -88,10 +89,12 @@ _SIGNED = ("padding_low", "padding_high")
 
 
 def slice_window(start: int, limit: int, stride: int = 1, *, size: int) -> Window:
-    """`x[start:limit:stride]` of `size` elements as a window: one tap, negative padding.
+    """Return the window of the slice `x[start:limit:stride]`: one tap, negative padding.
+
+    `size` is the number of elements of `x`.
 
     Raises:
-      ShardingError: not `0 <= start < limit <= size`.
+      ShardingError: `0 <= start < limit <= size` is false.
 
     >>> slice_window(2, 9, 3, size=10), slice_window(2, 9, 3, size=10).out_size(10)
     (Window(size=1, stride=3, padding_low=-2, padding_high=-1), 3)
@@ -105,11 +108,11 @@ def slice_window(start: int, limit: int, stride: int = 1, *, size: int) -> Windo
 
 
 def pad_window(low: int, high: int, interior: int = 0) -> Window:
-    """`jax.lax.pad` on one dimension as a window: one tap over a dilated base.
+    """Return the window of `jax.lax.pad` on one dimension: one tap over a dilated base.
 
     Args:
       low, high: elements added at the ends, or cut off if negative.
-      interior: elements put between any two neighbours.
+      interior: elements inserted between any two neighbours.
 
     >>> pad_window(2, -1, 1), pad_window(2, -1, 1).out_size(4)
     (Window(size=1, padding_low=2, padding_high=-1, base_dilation=2), 8)

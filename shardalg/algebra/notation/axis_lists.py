@@ -1,21 +1,21 @@
-"""Dimensions as lists of named axes, `[{'x', 'y':(2)2, ?}, {}]`, in HLO text and in Shardy's.
+"""Dimensions as lists of named axes, `[{'x', 'y':(2)2, ?}, {}]`, in HLO text and in Shardy's text.
 
-Both refuse a sub-axis that is the whole axis, neighbours that are one, and classes that are not in
-the order of the mesh; so do we, so that every sharding has one text.
+XLA and Shardy refuse a sub-axis that is the whole axis, neighbours that are one sub-axis, and
+classes that are not in the order of the mesh. So does this module: every sharding has one text.
 
 Source: xla/hlo/ir/mesh_and_axis.cc, named_sharding.cc; shardy/dialect/sdy/ir/verifiers.cc.
 
 HLO sharding text of version 3: `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`.
 
-Device ids stand behind the mesh as a list or as an iota, `device_ids=([4,2]T(1,0))`; the layout
-that holds one class over all axes is the word alone, `{mesh['x'=2], manual}`.
+Device ids follow the mesh as a list or as an iota, `device_ids=([4,2]T(1,0))`. A layout with one
+class over all axes is the word alone, `{mesh['x'=2], manual}`.
 
 Source: xla/hlo/ir/mesh_and_axis.cc, named_sharding.cc; xla/hlo/parser/hlo_parser.cc.
 
 Shardy's text: `#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}], replicated={"z"}>`.
 
-The mesh is a symbol, or stands there itself: `mesh<["x"=2, "y"=4], device_ids=[...]>`. A mesh
-without axes and with one id is that device alone.
+The mesh is a symbol, or is written in full: `mesh<["x"=2, "y"=4], device_ids=[...]>`. A mesh
+without axes and with one id is the device with this id.
 
 Source: shardy/dialect/sdy/ir/attrs.td, parsers.cc, printers.cc.
 """
@@ -46,13 +46,13 @@ from shardalg.errors import MeshError, ShardingError
 
 @dataclass(frozen=True)
 class Lists:
-    """The grammar of one notation: its quotation mark, and whether dimensions have priorities."""
+    """The grammar of one notation: the quotation mark, and whether dimensions have priorities."""
 
     quote: str
     priorities: bool
 
     def mesh_axes(self, reader: Reader) -> tuple[tuple[str, int], ...]:
-        """`['x'=2,'y'=4]`, names and sizes."""
+        """Read names and sizes of axes, `['x'=2,'y'=4]`."""
         start = reader.skip()
         reader.expect("[")
         pairs = reader.items(lambda: self._mesh_axis(reader), "]")
@@ -61,7 +61,7 @@ class Lists:
         return pairs
 
     def dims(self, reader: Reader, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
-        """`[{'x'}, {?}]`, one entry per dimension of the tensor."""
+        """Read one entry per dimension of the tensor, `[{'x'}, {?}]`."""
         start, count = reader.skip(), 0
 
         def dim() -> Dim:
@@ -79,7 +79,7 @@ class Lists:
         return found
 
     def classes(self, reader: Reader, mesh: Mesh, kinds: tuple[str, ...]) -> dict[str, Digits]:
-        """`, replicated={'z'}, unreduced={'w'}`; each kind at most once."""
+        """Read the classes, `, replicated={'z'}, unreduced={'w'}`; each kind at most once."""
         held: dict[str, Digits] = {}
         while (start := reader.skip()) < len(reader.text) and reader.word(","):
             left = [kind for kind in kinds if kind not in held]
@@ -93,38 +93,41 @@ class Lists:
         return held
 
     def dims_text(self, sharding: Layout) -> str:
-        """The list of dimensions, printed."""
-        rounds = sharding.priorities or (0,) * len(sharding.dims)
+        """Return the text of the dimensions."""
+        priorities = sharding.priorities or (0,) * len(sharding.dims)
         shown = []
         for i, digits in enumerate(sharding.dims):
             names = self._names(digits, sharding)
             names += ["?"] if i in sharding.unspecified_dims else []
-            suffix = f"p{rounds[i]}" if rounds[i] and self.priorities else ""
+            suffix = f"p{priorities[i]}" if priorities[i] and self.priorities else ""
             shown.append(f"{{{', '.join(names)}}}{suffix}")
         return f"[{', '.join(shown)}]"
 
     def class_text(self, kind: str, digits: Digits, sharding: Layout) -> str:
-        """`, replicated={'z'}`, or nothing where there are no such axes."""
+        """Return the text of a class, `, replicated={'z'}`; "" if it has no axes."""
         in_order = tuple(sorted(digits, reverse=True))
         names = self._names(in_order, sharding)
         return f", {kind}={{{', '.join(names)}}}" if names else ""
 
     def quoted(self, name: str) -> str:
-        """An axis name in quotation marks."""
+        """Return an axis name in quotation marks; raise if it has characters that need escapes."""
         if not name or self.quote in name or "\\" in name or not name.isprintable():
             raise ShardingError(
-                f"the axis name {name!r} cannot stand between {self.quote}: rename the axis."
+                f"the axis name {name!r} cannot be written between {self.quote}: rename the axis."
             )
         return f"{self.quote}{name}{self.quote}"
 
     def _names(self, digits: Digits, sharding: Layout) -> list[str]:
+        """Return the texts of the axes and sub-axes of the digits."""
         try:
             refs = sharding.mesh.refs(digits)
         except MeshError as error:
             raise ShardingError(f"{sharding.text()} has no text that names axes: {error}") from None
-        return [self.quoted(ref.name) + _sub_axis(ref) for ref in refs]
+        parts = ["" if ref.size is None else f":({ref.pre}){ref.size}" for ref in refs]
+        return [self.quoted(ref.name) + part for ref, part in zip(refs, parts, strict=True)]
 
     def _mesh_axis(self, reader: Reader) -> tuple[str, int]:
+        """Read the name and the size of an axis."""
         reader.one_more_axis(reader.skip())
         name = reader.quoted(self.quote, "an axis name")
         reader.expect("=")
@@ -135,6 +138,7 @@ class Lists:
         return name, size
 
     def _dim(self, reader: Reader, mesh: Mesh) -> Dim:
+        """Read one dimension, `{'x', ?}p1`; an open end is last."""
         start = reader.skip()
         reader.expect("{")
         refs, is_open, closed = [], False, reader.word("}")
@@ -147,6 +151,7 @@ class Lists:
         return Dim(digits, is_open, self._priority(reader) if self.priorities else 0)
 
     def _priority(self, reader: Reader) -> int:
+        """Read a priority; 0 if there is none."""
         if not reader.word("p"):
             return 0
         start = reader.at
@@ -156,16 +161,18 @@ class Lists:
         return number
 
     def _class(self, reader: Reader, mesh: Mesh) -> Digits:
+        """Read the axes of a class, which are in the order of the mesh."""
         start = reader.skip()
         refs = reader.items(lambda: self._axis(reader, mesh), "}")
         digits = self._digits(reader, mesh, refs, start)
         names = list(mesh.axis_names)
         places = [(names.index(ref.name), ref.pre) for ref in refs]
         if sorted(places) != places:
-            raise reader.error(f"these axes stand in the order of {mesh!r}", start)
+            raise reader.error(f"write these axes in the order of {mesh!r}", start)
         return digits
 
     def _axis(self, reader: Reader, mesh: Mesh) -> AxisRef:
+        """Read an axis or a sub-axis, `'x'` or `'x':(2)4`."""
         start = reader.skip()
         reader.one_more_axis(start)
         name = reader.quoted(self.quote, "an axis name")
@@ -185,6 +192,7 @@ class Lists:
         return ref
 
     def _digits(self, reader: Reader, mesh: Mesh, refs: tuple[AxisRef, ...], start: int) -> Digits:
+        """Return the digits of axes; raise if neighbouring sub-axes are one sub-axis."""
         digits = tuple(mesh.ref_digit(ref) for ref in refs)
         joined = mesh.refs(digits)
         if joined != refs:
@@ -193,16 +201,12 @@ class Lists:
         return digits
 
 
-def _sub_axis(ref: AxisRef) -> str:
-    return "" if ref.size is None else f":({ref.pre}){ref.size}"
-
-
 HLO_LISTS = Lists("'", priorities=False)
 HLO_KINDS = ("replicated", "unreduced", "manual")
 
 
 def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """The named sharding that stands here, within its braces; restated where `mesh` is given."""
+    """Read a named sharding inside its braces; return it on `mesh` if one is given."""
     if reader.word("maximal_mesh"):
         for word in ("[", "device_id", "="):
             reader.expect(word)
@@ -224,10 +228,10 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def text(sharding: Layout) -> str:
-    """HLO text of version 3. It has no word for priorities.
+    """Return HLO text of version 3. It cannot express priorities, which are dropped.
 
     Raises:
-      ShardingError: digits that are no axes, or a mesh without axis names.
+      ShardingError: the sharding has digits that are no axes, or a mesh without axis names.
     """
     mesh = sharding.mesh
     if sharding.is_maximal:
@@ -247,9 +251,19 @@ def text(sharding: Layout) -> str:
 
 
 def _hlo_mesh(reader: Reader) -> Mesh:
+    """Read a mesh with its device ids."""
     start = reader.skip()
     axes = HLO_LISTS.mesh_axes(reader)
-    order = _device_ids(reader)
+    return _mesh(reader, axes, _device_ids(reader), start)
+
+
+def _mesh(
+    reader: Reader,
+    axes: tuple[tuple[str, int], ...],
+    order: tuple[int, ...] | None,
+    start: int,
+) -> Mesh:
+    """Return a mesh that was read; an error points at its start."""
     try:
         return Mesh(axes, order)
     except MeshError as error:
@@ -257,6 +271,7 @@ def _hlo_mesh(reader: Reader) -> Mesh:
 
 
 def _device_ids(reader: Reader) -> tuple[int, ...] | None:
+    """Read `, device_ids=(...)`; None, with nothing consumed, if it is not next."""
     start = reader.skip()
     if not (reader.word(",") and reader.word("device_ids")):
         reader.at = start
@@ -273,7 +288,10 @@ def _device_ids(reader: Reader) -> tuple[int, ...] | None:
 
 
 def _whole(reader: Reader, mesh: Mesh, shape: tuple[int, ...]) -> Layout | None:
-    """One class over all axes, said by its word alone; for "replicated" there are none."""
+    """Read one class over all axes as a word alone; "replicated" means no axes.
+
+    None if no such word is next.
+    """
     kind = next((kind for kind in HLO_KINDS if reader.word(kind)), None)
     if kind is None:
         return None
@@ -287,17 +305,17 @@ _EXAMPLE = '#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}], replicated={"z"}, u
 
 
 def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """The sharding that Shardy's text gives a tensor of `shape`.
+    """Return the sharding of a tensor of `shape` that Shardy's text states.
 
     Args:
-      mesh: what `@mesh` stands for; a mesh that the text states is restated on it.
+      mesh: the mesh that `@mesh` means; if the text states a mesh, the layout is restated on this.
 
     >>> mesh = Mesh({"x": 2, "y": 8})
     >>> from_sdy('#sdy.sharding<@mesh, [{"x", "y":(2)2, ?}p1, {}]>', (8, 8), mesh)
     Sharding([(x, y:(2)2, ?)p1, None], shape=(8, 8), Mesh(x=2, y=8))
 
     Raises:
-      NotationError: malformed text, with the column, or text that does not fit shape or mesh.
+      NotationError: the text is malformed, with the column; or it does not fit shape or mesh.
     """
     reader = Reader(text, "Shardy's sharding", _EXAMPLE)
     reader.word("#sdy.sharding")
@@ -315,7 +333,7 @@ def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
 
 
 def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
-    """Shardy's text of a sharding.
+    """Return Shardy's text of a sharding.
 
     Args:
       mesh_name: the symbol of the mesh; None states the mesh itself.
@@ -329,12 +347,12 @@ def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
     '#sdy.sharding<mesh<["x"=2, "y"=4], device_ids=[0, 4, 1, 5, 2, 6, 3, 7]>, [{"y"}, {?}], ...>'
 
     Raises:
-      ShardingError: manual axes (they stand on Shardy's manual computations, not on values),
-        digits that are no axes, or a mesh without axis names.
+      ShardingError: the sharding has manual axes (in Shardy an attribute of manual computations,
+        not of values), digits that are no axes, or a mesh without axis names.
     """
     if sharding.manual:
         raise ShardingError(
-            f"{sharding!r} has manual axes, for which Shardy's sharding of a value has no word: "
+            f"{sharding!r} has manual axes, which Shardy's sharding of a value cannot express: "
             "they belong to its manual_computation. Print it as HLO text."
         )
     if sharding.mesh.is_unnamed:
@@ -348,7 +366,7 @@ def to_sdy(sharding: Layout, mesh_name: str | None = "mesh") -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """Axes and device ids as Shardy states them.
+    """Return axes and device ids as Shardy's text.
 
     >>> mesh_text(Mesh({"x": 2, "y": 4}))
     '["x"=2, "y"=4]'
@@ -359,7 +377,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def _sdy_mesh(reader: Reader, given: Mesh | None) -> Mesh:
-    """The mesh that stands here, or the one that its symbol means."""
+    """Read a mesh in full, or the symbol of the given mesh."""
     start = reader.skip()
     if reader.take(r'@(?:[A-Za-z_][A-Za-z0-9_$.]*|"[^"\\]+")'):
         if given is None:
@@ -374,7 +392,4 @@ def _sdy_mesh(reader: Reader, given: Mesh | None) -> Mesh:
             reader.expect(word)
         order = reader.numbers("a device id", "]")
     reader.expect(">")
-    try:
-        return Mesh(axes, order)
-    except MeshError as error:
-        raise reader.error(str(error), start) from None
+    return _mesh(reader, axes, order, start)

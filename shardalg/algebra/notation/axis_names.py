@@ -1,20 +1,24 @@
-"""Axes per dimension as a caller writes them: names, or numbers as in the paper's `mesh_split`."""
+"""Axes per dimension in a caller's form: names, or numbers as in the paper's `mesh_split`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.layout import Layout, spelled
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import MeshError, ShardingError
 
-# What a caller may put on one dimension: nothing, an axis, or several axes, major first.
+# The entry of one dimension: none, an axis, or several axes, major first.
 Entry = str | int | None | Sequence[str | int]
 
 
 def dims_mapping(sharding: Layout) -> tuple[int | tuple[int, ...], ...]:
-    """Per dimension what `mesh_split` takes; open dimensions are `unspecified_dims` beside it.
+    """Return the `dims_mapping` of a sharding: for each dimension its axis number, several, or -1.
+
+    Open dimensions are the separate argument `unspecified_dims` of `mesh_split`.
+
+    Raises:
+      ShardingError: a dimension is split by a part of an axis.
 
     >>> mesh = Mesh({"X": 2, "Y": 4, "Z": 2})
     >>> dims_mapping(from_axes(("Y", None, ("Z", "X")), mesh, (8, 8, 8), {}))
@@ -22,21 +26,18 @@ def dims_mapping(sharding: Layout) -> tuple[int | tuple[int, ...], ...]:
     """
     mesh = sharding.mesh
     numbers = {mesh.digit(name): number for number, name in enumerate(mesh.axis_names)}
-    rows = [_axis_numbers(digits, sharding, numbers) for digits in sharding.dims]
-    return tuple(-1 if not row else row[0] if len(row) == 1 else row for row in rows)
-
-
-def _axis_numbers(
-    digits: Digits, sharding: Layout, numbers: Mapping[Digit, int]
-) -> tuple[int, ...]:
-    parts = [digit for digit in spelled(digits, sharding.mesh) if digit not in numbers]
-    if parts:
-        raise ShardingError(
-            f"{sharding.text()} on {sharding.mesh!r} has no dims_mapping: "
-            f"{', '.join(sharding.mesh.texts(tuple(parts)))} is no whole axis. State it on a mesh "
-            "whose axes are the parts."
-        )
-    return tuple(numbers[digit] for digit in spelled(digits, sharding.mesh))
+    rows = []
+    for digits in (spelled(digits, mesh) for digits in sharding.dims):
+        parts = tuple(digit for digit in digits if digit not in numbers)
+        if parts:
+            raise ShardingError(
+                f"{sharding.text()} on {mesh!r} has no dims_mapping: "
+                f"{', '.join(mesh.texts(parts))} is no whole axis. State it on a mesh whose axes "
+                "are the parts."
+            )
+        row = tuple(numbers[digit] for digit in digits)
+        rows.append(row[0] if len(row) == 1 else row or -1)
+    return tuple(rows)
 
 
 def from_axes(
@@ -45,7 +46,10 @@ def from_axes(
     shape: tuple[int, ...],
     held: Mapping[str, tuple[str, ...]],
 ) -> Layout:
-    """`Sharding.from_axes`; `held` has the axes of the classes "unreduced" and "replicated"."""
+    """Return the layout with these axes on each dimension; see `Sharding.from_axes`.
+
+    `held` has the axes of the classes "unreduced" and "replicated".
+    """
     if len(entries) > len(shape):
         raise ShardingError(
             f"the spec {entries_text(entries)} is longer than the shape {shape}: it has "
@@ -62,22 +66,21 @@ def from_axes(
 
 
 def _axis_names(entry: Entry, mesh: Mesh) -> tuple[str, ...]:
-    """Names of the axes of one dimension; -1 and None mean none, a number is the axis's place."""
+    """Return the names of the axes of one entry; -1 and None mean no axis."""
     if entry is None or entry == -1:
         return ()
-    several = entry if isinstance(entry, Sequence) and not isinstance(entry, str) else (entry,)
-    return tuple(_axis_name(axis, mesh) for axis in several)
-
-
-def _axis_name(axis: str | int, mesh: Mesh) -> str:
-    if isinstance(axis, int):
-        if not 0 <= axis < len(mesh.axes):
-            raise MeshError(
-                f"axis number {axis} is not an axis of {mesh!r}; its axes are numbered from 0 to "
-                f"{len(mesh.axes) - 1}, and -1 stands for a dimension that is not partitioned."
-            )
-        return mesh.axis_names[axis]
-    return axis
+    axes = entry if isinstance(entry, Sequence) and not isinstance(entry, str) else (entry,)
+    names = []
+    for axis in axes:
+        if isinstance(axis, int):
+            if not 0 <= axis < len(mesh.axes):
+                raise MeshError(
+                    f"axis number {axis} is not an axis of {mesh!r}; its axes are numbered from 0 "
+                    f"to {len(mesh.axes) - 1}, and -1 means a dimension that is not partitioned."
+                )
+            axis = mesh.axis_names[axis]
+        names.append(axis)
+    return tuple(names)
 
 
 def _check_axis_names(
@@ -88,7 +91,7 @@ def _check_axis_names(
     mesh: Mesh,
     shape: tuple[int, ...],
 ) -> None:
-    """Every unknown axis, and every axis used twice, in one message."""
+    """Raise if an axis is unknown or used twice; the message names all of them."""
     place = f"the spec {entries_text(entries)} of shape {shape} on {mesh!r}"
     uses: dict[str, list[str]] = {}
     for i, axes in enumerate(names):
@@ -115,5 +118,5 @@ def _check_axis_names(
 
 
 def entries_text(entries: tuple[Entry, ...]) -> str:
-    """The entries as a list, for messages."""
+    """Return the text of the entries, for messages."""
     return f"[{', '.join(map(repr, entries))}]"

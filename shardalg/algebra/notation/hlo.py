@@ -1,11 +1,11 @@
-"""HLO sharding text, read and printed: `{devices=[2,1,4]<=[8]}` and its relatives.
+"""Conversion of shardings from and to HLO text, `{devices=[2,1,4]<=[8]}`.
 
-Version 1 lists the device of every tile; version 2 says it as `<=[reshape]T(permutation)` of
-0, 1, 2, ...: that is a tuple of digits of the device id. After the tensor's dimensions the tile
-array may carry subgroup dimensions (`last_tile_dim_replicate`, `last_tile_dims={manual}`).
-Version 3 names mesh and axes (`hlo_named`). Numbers in HLO text are device ids: only here and
-where two meshes meet do `Mesh.device_ids` matter. Which of the devices that hold the same tile
-comes first in the list says nothing about the layout, and is not kept.
+Version 1 lists the device of every tile. Version 2 writes the list as `<=[reshape]T(permutation)`
+of 0, 1, 2, ..., which is a tuple of digits of the device id. After the tensor's dimensions the tile
+array may have subgroup dimensions (`last_tile_dim_replicate`, `last_tile_dims={manual}`).
+Version 3 names mesh and axes (`axis_lists`). Numbers in HLO text are device ids:
+`Mesh.device_ids` matters only here and where two meshes meet. The order of devices that hold the
+same tile says nothing about the layout, and is not kept.
 
 Source: xla/hlo/ir/hlo_sharding.cc, tile_assignment.cc; xla/hlo/parser/hlo_parser.cc.
 """
@@ -48,10 +48,13 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class _Tiles:
-    """A tile array as it stands: extents, kinds of the last ones, and the device of every tile.
+    """A tile array as read.
 
-    `order` has the device ids, row-major; where it is None, `digits` write the tile number in the
-    device id, major first.
+    Attributes:
+      extents: the extent of each dimension, subgroup dimensions last.
+      subgroups: the kinds of the subgroup dimensions.
+      order: the device id of every tile, row-major; None for an iota.
+      digits: for an iota, the digits of the device id whose value is the tile number.
     """
 
     extents: tuple[int, ...]
@@ -66,11 +69,11 @@ class _Tiles:
 
 
 def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """The sharding that HLO text gives a tensor of `shape`.
+    """Return the sharding of a tensor of `shape` that HLO text states.
 
     Args:
-      mesh: the mesh to state it on, whose device ids are the numbers in the text. Without it
-        positions are device ids; if their order is no digits, the mesh lists that order.
+      mesh: the mesh of the result; its device ids are the numbers in the text. Without it,
+        positions are device ids; if digits cannot write their order, the mesh lists the order.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> from_hlo("{devices=[1,2,4]<=[8] last_tile_dim_replicate}", (16, 16), mesh)
@@ -79,8 +82,8 @@ def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
     Sharding([y, x], shape=(16, 16), Mesh(x=2, y=4))
 
     Raises:
-      NotationError: malformed text, with the column; text that does not fit shape or mesh; tuple
-        and unknown shardings and shard groups, by name.
+      NotationError: the text is malformed, with the column; it does not fit shape or mesh; or it is
+        a tuple sharding, an unknown sharding or a shard group.
     """
     reader = Reader(text, "the HLO sharding", _EXAMPLES)
     made = _one(reader, tuple(shape), mesh)
@@ -91,13 +94,13 @@ def from_hlo(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
 def from_hlo_tuple(
     text: str, shapes: Sequence[tuple[int, ...]], mesh: Mesh | None = None
 ) -> tuple[Layout, ...]:
-    """The shardings of a tuple's elements, `{{replicated}, {devices=[2]<=[2]}}`, one per shape.
+    """Return the shardings of a tuple's elements, one per shape.
 
     >>> [s.parts for s in from_hlo_tuple("{{replicated}, {devices=[2]<=[2]}}", [(4,), (4,)])]
     [(1,), (2,)]
 
     Raises:
-      NotationError: as `from_hlo`, or another number of elements than shapes.
+      NotationError: see `from_hlo`; or the numbers of elements and shapes differ.
     """
     reader = Reader(text, "the HLO tuple sharding", "{{replicated}, {devices=[2]<=[2]}}")
     reader.expect("{")
@@ -117,10 +120,10 @@ def from_hlo_tuple(
 
 
 def to_hlo(sharding: Layout, version: int = 2) -> str:
-    """HLO text of a sharding, in device ids.
+    """Return the HLO text of a sharding, in device ids.
 
-    Versions 1 and 2 have no word for unspecified dimensions and explicitly replicated digits;
-    version 2 lists devices where their order is no digits of the id.
+    Versions 1 and 2 cannot express unspecified dimensions and explicitly replicated digits, which
+    are dropped. Version 2 lists devices if digits of the id cannot write their order.
 
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> from shardalg.algebra.sharding import Sharding
@@ -130,7 +133,7 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
     ['{devices=[4,2]0,4,1,5,2,6,3,7}', "{mesh['x'=2,'y'=4], [{'y'}, {'x'}]}"]
 
     Raises:
-      ShardingError: digits of different meshes, or another version than 1, 2 and 3.
+      ShardingError: the sharding has digits of different meshes; the version is not 1, 2 or 3.
     """
     if version not in (1, 2, 3):
         raise ShardingError(f"HLO text has the versions 1, 2 and 3, got {version!r}.")
@@ -147,11 +150,15 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
     order = _device_order(canonical(flat), sharding.mesh, copies)
     short = iota_text(order) if version == 2 else None
     devices = listed(order) if short is None else f"<={short}"
-    return f"{{devices=[{listed(tiles)}]{devices}{_tail([kind for kind, _ in groups])}}}"
+    kinds = [kind for kind, _ in groups]
+    tail = f" last_tile_dims={{{', '.join(kinds)}}}" if kinds else ""
+    if kinds == ["replicated"]:
+        tail = " last_tile_dim_replicate"
+    return f"{{devices=[{listed(tiles)}]{devices}{tail}}}"
 
 
 def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """One sharding in its braces."""
+    """Read one sharding in braces."""
     reader.expect("{")
     start = reader.skip()
     if reader.text.startswith(("mesh", "maximal_mesh"), start):
@@ -164,6 +171,7 @@ def _one(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
+    """Read a sharding of version 1 or 2 inside its braces."""
     _refuse(reader)
     start = reader.skip()
     word = reader.take("[a-z_]+")
@@ -186,13 +194,14 @@ def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Lay
 
 
 def _refuse(reader: Reader) -> None:
+    """Raise if a word follows that states no layout of one value."""
     for word, reason in _REFUSED.items():
         if reader.text.startswith(word, reader.skip()):
             raise reader.error(reason)
 
 
 def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """A tile array, behind the word `devices`."""
+    """Read a tile array after the word `devices`."""
     reader.expect("=")
     start = reader.skip()
     read = _tiles(reader)
@@ -205,6 +214,7 @@ def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
         what = f"{math.prod(read.extents)} devices that are not those of {mesh!r}"
         raise reader.error(what, start)
     made = _sharding(read, shape)
+    # Without a given mesh, use positions as device ids if the ids are 0 to n - 1.
     natural = max(read.devices) == len(read.devices) - 1
     found = restate(made, mesh or (Mesh.unnamed(made.mesh.size) if natural else made.mesh))
     if found is None and mesh is not None:
@@ -217,6 +227,7 @@ def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
 
 
 def _tiles(reader: Reader) -> _Tiles:
+    """Read the extents, the devices and the subgroups of a tile array."""
     reader.expect("[")
     start = reader.skip()
     extents = reader.numbers("an extent of the tile array", "]")
@@ -237,7 +248,13 @@ def _tiles(reader: Reader) -> _Tiles:
         count = len(order)
     if count != size:
         raise reader.error(f"{size} tiles on {count} devices", start)
-    subgroups = _read_subgroups(reader)
+    subgroups: tuple[str, ...] = ()
+    if reader.word("last_tile_dims"):
+        reader.expect("=")
+        reader.expect("{")
+        subgroups = reader.items(lambda: reader.expect(*SUBGROUPS), "}")
+    elif reader.word("last_tile_dim_replicate"):
+        subgroups = ("replicated",)
     if len(subgroups) > len(extents):
         what = f"{len(subgroups)} subgroup dimensions of {len(extents)} in all"
         raise reader.error(what)
@@ -245,26 +262,23 @@ def _tiles(reader: Reader) -> _Tiles:
 
 
 def _device_list(reader: Reader) -> tuple[int, ...]:
+    """Read device ids that are separated by commas; raise if one occurs twice."""
     start = reader.skip()
     order = [reader.number("a device id")]
     while reader.word(","):
         order.append(reader.number("a device id"))
     twice = [device for device, count in Counter(order).items() if count > 1]
     if twice:
-        raise reader.error(f"the devices {_shortened(twice)} stand there more than once", start)
+        raise reader.error(f"the devices {_shortened(twice)} occur more than once", start)
     return tuple(order)
 
 
-def _read_subgroups(reader: Reader) -> tuple[str, ...]:
-    if reader.word("last_tile_dims"):
-        reader.expect("=")
-        reader.expect("{")
-        return reader.items(lambda: reader.expect(*SUBGROUPS), "}")
-    return ("replicated",) if reader.word("last_tile_dim_replicate") else ()
-
-
 def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
-    """The tile array on a mesh of its own: positions are device ids, or places in the list."""
+    """Return the layout of a tile array on its own mesh.
+
+    Positions are device ids if the array is an iota whose digits fit the extents. Otherwise they
+    are places in the list of devices.
+    """
     size, rows = math.prod(read.extents), None
     if read.order is None:
         rows = _cut(read.digits, read.extents)
@@ -284,7 +298,7 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
 
 
 def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
-    """The digits, major first, as one row per extent; None where an extent cuts a digit unevenly.
+    """Return the digits as one row per extent, major first; None if an extent cuts one unevenly.
 
     >>> _cut((Digit(1, 4), Digit(4, 3)), (2, 6))
     ((Digit(stride=2, size=2),), (Digit(stride=1, size=2), Digit(stride=4, size=3)))
@@ -309,7 +323,7 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
 
 
 def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """Replicated, or one class over all devices."""
+    """Return the replicated layout, or the layout with one class over all devices."""
     made = whole(mesh or Mesh.unnamed(1), shape)
     if kind == "replicated":
         return made
@@ -319,20 +333,20 @@ def _whole(reader: Reader, kind: str, shape: tuple[int, ...], mesh: Mesh | None)
 
 
 def _subgroups(sharding: Layout) -> list[tuple[str, Digits]]:
-    """Kind and digits of the subgroup dimensions, in the order in which XLA prints them."""
+    """Return the kind and the digits of each subgroup dimension, in the order of XLA's text."""
     digits = [d for held in (*sharding.dims, sharding.unreduced, sharding.manual) for d in held]
     rest = complement(tuple(digits), sharding.mesh.size)
     if rest is None:
         raise ShardingError(
-            f"{sharding!r} splits by digits of different meshes, and what is left of the devices "
-            "is no digit: it has no HLO text. Reshard it onto one mesh first."
+            f"{sharding!r} splits by digits of different meshes, and no digits can write the other "
+            "devices: it has no HLO text. Reshard it onto one mesh first."
         )
     kinds = (("manual", sharding.manual), ("unreduced", sharding.unreduced), ("replicated", rest))
     return [(kind, held) for kind, held in kinds if any(d.size > 1 for d in held)]
 
 
 def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
-    """The device of every tile, row-major; the `copies` of a tile ascending, as XLA has them."""
+    """Return the device of every tile, row-major; the `copies` of a tile ascending, as in XLA."""
     order = iota_order(flat)
     if mesh.device_ids is None:
         return order
@@ -341,15 +355,7 @@ def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
     return tuple(device for tile in tiles for device in tile)
 
 
-def _tail(kinds: list[str]) -> str:
-    if not kinds:
-        return ""
-    if kinds == ["replicated"]:
-        return " last_tile_dim_replicate"
-    return f" last_tile_dims={{{', '.join(kinds)}}}"
-
-
 def _shortened(numbers: Sequence[int]) -> str:
-    """The first few of many numbers."""
+    """Return numbers as text; only the first 16 of many."""
     shown = ", ".join(map(str, numbers[:16]))
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"

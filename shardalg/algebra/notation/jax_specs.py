@@ -1,4 +1,4 @@
-"""PartitionSpecs, both ways."""
+"""Conversion of shardings from and to PartitionSpecs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shardalg.errors import MeshError, NotationError, ShardingError
 
 
 def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
-    """The sharding that a `PartitionSpec` gives a tensor of `shape` on `mesh`.
+    """Return the sharding of a tensor with this `PartitionSpec` on `mesh`.
 
-    None and missing dimensions are not partitioned, `P.UNCONSTRAINED` leaves a dimension open,
-    `unreduced` axes hold partial sums, `reduced` axes are kept replicated.
+    None and missing dimensions are not partitioned. `P.UNCONSTRAINED` leaves a dimension open. The
+    devices along `unreduced` axes hold partial sums. `reduced` axes are kept replicated.
 
     Raises:
-      MeshError: an axis that the mesh does not have.
-      ShardingError: a spec longer than the shape, or an axis used twice.
-      NotationError: an entry that is no axis, tuple of axes, None or UNCONSTRAINED.
+      MeshError: the mesh has no such axis.
+      ShardingError: the spec is longer than the shape, or an axis is used twice.
+      NotationError: an entry is no axis, tuple of axes, None or UNCONSTRAINED.
 
     >>> P = PartitionSpec
     >>> from_spec(P(("x", "y"), None, P.UNCONSTRAINED), Mesh({"x": 2, "y": 4}), (16, 3, 5))
@@ -33,21 +33,22 @@ def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")
     if kind != "sum":
         raise NotationError(
-            f"{spec} holds partial values that are joined by {kind}: a sharding here holds sums "
-            "only. Leave unreduced_kind out, or join them before."
+            f"{spec} holds partial values that are combined by {kind}: a sharding here holds sums "
+            "only. Leave unreduced_kind out, or combine them before."
         )
     classes = dict(zip(("unreduced", "replicated"), held, strict=True))
     return from_axes(entries, mesh, shape, classes)
 
 
 def to_spec(sharding: Layout) -> PartitionSpec:
-    """The `PartitionSpec` of a sharding, one entry per dimension.
+    """Return the `PartitionSpec` of a sharding, one entry per dimension.
 
-    A spec has no word for manual digits and priorities, nor for a dimension that is both split
-    and open: such a dimension shows its axes.
+    A spec cannot express manual digits and priorities, which are dropped. It cannot express a
+    dimension that is both partitioned and open: the entry is the axes.
 
     Raises:
-      ShardingError: sub-axes, digits of another mesh, a mesh without axis names, or one device.
+      ShardingError: the sharding has sub-axes, digits of another mesh, or a mesh without axis
+        names; or it is on one device.
 
     >>> mesh = Mesh({"x": 2, "y": 2, "z": 2})
     >>> to_spec(from_axes(("x", None, ("y", "z")), mesh, (4, 4, 4), {})) == PartitionSpec(
@@ -65,20 +66,24 @@ def to_spec(sharding: Layout) -> PartitionSpec:
             f"{sharding!r} is on one device, for which a PartitionSpec has no word: use "
             "jax.sharding.SingleDeviceSharding."
         )
-    opened = set(sharding.unspecified_dims)
-    entries = [
-        _spec_entry(_names(digits, sharding), i in opened) for i, digits in enumerate(sharding.dims)
-    ]
+    entries: list[Any] = []
+    for i, digits in enumerate(sharding.dims):
+        names = _names(digits, sharding)
+        if not names:
+            is_open = i in sharding.unspecified_dims
+            entries.append(PartitionSpec.UNCONSTRAINED if is_open else None)
+        else:
+            entries.append(names[0] if len(names) == 1 else names)
     classes = {"unreduced": sharding.unreduced, "reduced": sharding.replicated}
-    held = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
-    return PartitionSpec(*entries, **held)
+    named = {kind: frozenset(_names(d, sharding)) for kind, d in classes.items() if d}
+    return PartitionSpec(*entries, **named)
 
 
 def check_named(named: Any) -> None:
     """Raise unless this is a `NamedSharding`.
 
     Raises:
-      ShardingError: another kind of JAX sharding.
+      ShardingError: `named` is another kind of JAX sharding.
     """
     if not isinstance(named, NamedSharding):
         raise ShardingError(
@@ -88,12 +93,13 @@ def check_named(named: Any) -> None:
 
 
 def _entries(spec: Any) -> tuple[Any, ...]:
-    """Entries of a spec; iterating over one with unreduced axes is an error in JAX."""
+    """Return the entries of a spec; None has no entries."""
     if spec is None:
         return ()
-    held = getattr(spec, "partitions", None)
-    if held is not None:
-        return tuple(held)
+    # JAX raises an error if a caller iterates over a spec with unreduced axes.
+    partitions = getattr(spec, "partitions", None)
+    if partitions is not None:
+        return tuple(partitions)
     if not isinstance(spec, tuple | list):
         raise NotationError(
             f"expected a PartitionSpec, got {type(spec).__name__}: {spec!r}. Write it as "
@@ -103,7 +109,7 @@ def _entries(spec: Any) -> tuple[Any, ...]:
 
 
 def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
-    """One dimension in the words of `Sharding.from_axes`."""
+    """Return one entry in the form that `Sharding.from_axes` takes."""
     if entry is None or isinstance(entry, str):
         return entry
     if entry is PartitionSpec.UNCONSTRAINED:
@@ -116,7 +122,7 @@ def _entry(entry: Any, spec: Any) -> str | tuple[str, ...] | None:
 
 
 def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
-    """Whole axes that the digits are."""
+    """Return the names of the whole axes that make up the digits; raise for a part of an axis."""
     mesh = sharding.mesh
     try:
         refs = mesh.refs(digits)
@@ -131,9 +137,3 @@ def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
             f"{partial}. State it on a mesh whose axes are these."
         )
     return tuple(ref.name for ref in refs)
-
-
-def _spec_entry(names: tuple[str, ...], is_open: bool) -> Any:
-    if not names:
-        return PartitionSpec.UNCONSTRAINED if is_open else None
-    return names[0] if len(names) == 1 else names

@@ -1,13 +1,13 @@
-"""Text of any notation, recognised and read; and the notations that name axes of a given mesh.
+"""The reader of shardings in any notation, and of the notations that name axes of a given mesh.
 
 | notation | begins with | read by |
 |---|---|---|
 | HLO, versions 1 to 3 | `{` | `hlo` |
-| Shardy | `#sdy.sharding<` or `<` | `sdy` |
+| Shardy | `#sdy.sharding<` or `<` | `axis_lists` |
 | PartitionSpec | `P(` or `PartitionSpec(` | here |
 | our own `[X, None, (Y, Z:(2)4, ?)p1]{U:W}`, and the paper's mapping `[0, -1, 1]` | `[` | here |
 
-Values written as text, as the options of a command have them.
+The first functions read meshes, shapes and sizes from options of the command line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shardalg.errors import MeshError, NotationError, ShardingError
 
 
 def assignments(text: str, what: str, example: str) -> dict[str, int]:
-    """`A=1,B=2` as a mapping.
+    """Return the mapping of a text as `A=1,B=2`.
 
     Args:
-      what, example: the option and a right value, for the message.
+      what, example: the option and a valid value, for the message.
 
     Raises:
-      NotationError: something else, or a name given twice.
+      NotationError: the text has another form, or a name occurs twice.
 
     >>> assignments("B=8, S=64", "sizes", "B=8")
     {'B': 8, 'S': 64}
@@ -49,7 +49,7 @@ def assignments(text: str, what: str, example: str) -> dict[str, int]:
 
 
 def mesh_of(text: str) -> Mesh:
-    """A mesh from "X=2,Y=4".
+    """Return the mesh of a text as "X=2,Y=4".
 
     >>> mesh_of("data=2,model=4")
     Mesh(data=2, model=4)
@@ -58,13 +58,13 @@ def mesh_of(text: str) -> Mesh:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """A shape from "64,128"; "" is the shape of a scalar.
+    """Return the shape of a text as "64,128"; "" is the shape of a scalar.
 
     >>> shape_of("64,128"), shape_of("")
     ((64, 128), ())
 
     Raises:
-      ShardingError: something else than whole numbers.
+      ShardingError: a part of the text is no whole number.
     """
     sizes = [part.strip() for part in text.split(",")] if text.strip() else []
     wrong = [size for size in sizes if not _is_number(size)]
@@ -76,7 +76,7 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is a whole number of up to 18 digits."""
+    """Return whether the text is a whole number of at most 18 digits."""
     return text.isascii() and text.isdecimal() and len(text) <= 18
 
 
@@ -91,11 +91,11 @@ _QUOTES = "'\""
 
 
 def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """The sharding that a text of any notation gives a tensor of `shape`.
+    """Return the sharding of a tensor of `shape` that a text in any notation states.
 
     Args:
-      mesh: what the names or numbers of axes mean; HLO text needs none, and Shardy's text none
-        where it states its mesh.
+      mesh: the mesh with the axes that the text names or numbers. HLO text needs none, and Shardy's
+        text needs none if it states its mesh.
 
     >>> parse("P(('x', 'y'), UNCONSTRAINED)", (8, 8), Mesh({"x": 2, "y": 4}))
     Sharding([(x, y), ?], shape=(8, 8), Mesh(x=2, y=4))
@@ -103,7 +103,7 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout
     Sharding([x, None], shape=(8, 8), Mesh(x=2, y=4))
 
     Raises:
-      NotationError: text of no notation, malformed text, or text that does not fit.
+      NotationError: the text has no known notation, is malformed, or does not fit shape or mesh.
     """
     for start, read in _NOTATIONS.items():
         if isinstance(text, str) and re.compile(start).match(text):
@@ -112,7 +112,7 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout
 
 
 def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """The sharding of a PartitionSpec as JAX prints it."""
+    """Return the sharding of a PartitionSpec in the form that JAX prints."""
     reader = Reader(text, "the PartitionSpec", _SPEC)
     mesh = _needed(reader, mesh)
     reader.take(_SPEC_START)
@@ -138,7 +138,7 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
 
 
 def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout:
-    """The sharding that `Sharding.text` printed, or the paper's `dims_mapping`."""
+    """Return the sharding that `Sharding.text` printed, or of the paper's `dims_mapping`."""
     reader = Reader(text, "the sharding", _OWN)
     mesh = _needed(reader, mesh)
     start = reader.skip()
@@ -163,7 +163,7 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
 
 
 _SPEC_START = r"\s*(?:jax\.|jax\.sharding\.)?(?:P|PartitionSpec)\s*\("
-# How partial values are to be joined: sums, as newer versions of JAX also say.
+# The way to combine partial values, which newer versions of JAX print; only sums are read.
 _SPEC_KIND = r"unreduced_kind\s*=\s*(?:jax\.sharding\.)?(?:UnreducedKind\.)?"
 _HELD = {"unreduced": "unreduced", "reduced": "replicated"}
 _NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Layout]] = {
@@ -175,13 +175,14 @@ _NOTATIONS: Mapping[str, Callable[[str, tuple[int, ...], Mesh | None], Layout]] 
 
 
 def _needed(reader: Reader, mesh: Mesh | None) -> Mesh:
+    """Return the mesh; raise if there is none."""
     if mesh is None:
         raise reader.error("this notation names axes and states no mesh; give the mesh")
     return mesh
 
 
 def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """None, UNCONSTRAINED, an axis, or a tuple of axes."""
+    """Read an entry: None, UNCONSTRAINED, an axis, or a tuple of axes."""
     if reader.take(r"None\b"):
         return Dim((), False, 0)
     if reader.take(r"(?:P\.|PartitionSpec\.)?UNCONSTRAINED\b"):
@@ -196,17 +197,19 @@ def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
 
 
 def _spec_class(reader: Reader, mesh: Mesh) -> Digits:
-    """`={'y', 'z'}`, in the order of the mesh: a set has none of its own."""
+    """Read a set of axes, `={'y', 'z'}`; return their digits in the order of the mesh."""
     reader.expect("=")
     bracket = reader.take(r"frozenset\(")
     reader.expect("{")
     digits = reader.items(lambda: _spec_axis(reader, mesh), "}")
     if bracket:
         reader.expect(")")
+    # A set has no order of its own.
     return tuple(sorted(digits, key=lambda d: list(map(mesh.digit, mesh.axis_names)).index(d)))
 
 
 def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
+    """Read a quoted axis name."""
     start = reader.skip()
     reader.one_more_axis(start)
     name = reader.quoted(_QUOTES, "an axis")
@@ -214,7 +217,7 @@ def _spec_axis(reader: Reader, mesh: Mesh) -> Digit:
 
 
 def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
-    """One dimension; in parentheses with several axes, an open end, or a priority."""
+    """Read one dimension; with several axes, an open end or a priority it is in parentheses."""
     if reader.take(r"None\b|-1"):
         return Dim((), False, 0)
     if reader.word("?"):
@@ -233,7 +236,7 @@ def _own_entry(reader: Reader, mesh: Mesh) -> Dim:
 
 
 def _joined(digits: Digits, mesh: Mesh) -> Digits:
-    """Neighbouring sub-axes of one axis as one, which is how they are printed."""
+    """Return the digits with neighbouring sub-axes of one axis merged, as they are printed."""
     try:
         return tuple(mesh.ref_digit(ref) for ref in mesh.refs(digits))
     except MeshError:
@@ -241,7 +244,7 @@ def _joined(digits: Digits, mesh: Mesh) -> Digits:
 
 
 def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
-    """Reads an axis by name or number, a sub-axis, or a digit of another mesh."""
+    """Return a function that reads an axis by name or number, a sub-axis, or any digit."""
 
     def read() -> Digits:
         start = reader.skip()
@@ -267,6 +270,7 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
 
 
 def _numbered(reader: Reader, mesh: Mesh) -> Digit:
+    """Read the number of an axis."""
     start = reader.skip()
     number = reader.number("an axis")
     if number >= len(mesh.axes):
@@ -276,7 +280,7 @@ def _numbered(reader: Reader, mesh: Mesh) -> Digit:
 
 
 def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
-    """`d//stride%size` behind its first word."""
+    """Read the rest of a digit `d//stride%size` after its first word."""
     stride = reader.number("a stride")
     reader.expect("%")
     size = reader.number("a size")
@@ -287,6 +291,7 @@ def _foreign(reader: Reader, mesh: Mesh, start: int) -> Digit:
 
 
 def _known(reader: Reader, mesh: Mesh, ref: AxisRef, start: int) -> Digit:
+    """Return the digit of an axis that was read; an error points at its start."""
     try:
         return mesh.ref_digit(ref)
     except MeshError as error:

@@ -1,13 +1,13 @@
-"""Reading text from the left, with errors that point at the column. All notations are read here.
+"""A reader of text from left to right, for all notations; its errors point at the column.
 
-Work is bounded by the length of the text, whatever it says: numbers have at most `MAX_DIGITS`
-decimal places, meshes at most `MAX_DEVICES` devices, and a text names at most `MAX_AXES` axes.
+Work is bounded by the length of the text, even if the text is hostile. Numbers have at most
+`MAX_DIGITS` decimal places, meshes at most `MAX_DEVICES` devices, and a text names at most
+`MAX_AXES` axes.
 
-Lists of devices as XLA shortens them: `[2,4]T(1,0)`, a reshape and a transpose of 0, 1, 2, ...
+`iota` and `iota_text` read and print XLA's short form of a list of devices, `[2,4]T(1,0)`: a
+reshape and a transpose of 0, 1, 2, ... (xla/hlo/ir/tile_assignment.cc).
 
-Source: xla/hlo/ir/tile_assignment.cc.
-
-What a text states, as the data of a sharding.
+The functions at the end return the layout that a text states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
-    """One text of one notation; `at` is the place that is read next. Space between words is free.
+    """One text in one notation. `at` is the index of the next character; space is skipped.
 
     >>> reader = Reader("{12, 7}", "a set", "{1, 2}")
     >>> reader.expect("{"), reader.items(lambda: reader.number("a number"), "}"), reader.end()
@@ -48,14 +48,14 @@ class Reader:
         self.at, self.axes = 0, 0
 
     def skip(self) -> int:
-        """The column of the next word."""
+        """Skip space; return the index of the next word."""
         found = _SPACE.match(self.text, self.at)
         assert found is not None  # it matches the empty text
         self.at = found.end()
         return self.at
 
     def take(self, pattern: str) -> str:
-        """The text that matches here, consumed; "" if none does."""
+        """Consume and return the text that matches the pattern here; "" if there is none."""
         match = re.compile(pattern).match(self.text, self.skip())
         if match is None:
             return ""
@@ -63,14 +63,14 @@ class Reader:
         return match[0]
 
     def word(self, word: str) -> bool:
-        """Whether `word` stands here; it is consumed."""
+        """Consume `word` if it is next; return whether it was."""
         if not self.text.startswith(word, self.skip()):
             return False
         self.at += len(word)
         return True
 
     def expect(self, *words: str) -> str:
-        """The one of `words` that stands here, consumed."""
+        """Consume and return the next word, which is one of `words`; raise if it is not."""
         for word in words:
             if self.word(word):
                 return word
@@ -79,7 +79,7 @@ class Reader:
         )
 
     def number(self, what: str) -> int:
-        """A number without sign."""
+        """Consume and return a number without sign; `what` names it in errors."""
         start = self.skip()
         number = self.take("[0-9]+")
         if not number:
@@ -89,7 +89,7 @@ class Reader:
         return int(number)
 
     def items(self, read: Callable[[], T], close: str) -> tuple[T, ...]:
-        """What `read` reads, comma-separated, up to `close`; possibly nothing."""
+        """Return the values of `read`, separated by commas, up to `close`; possibly none."""
         if self.word(close):
             return ()
         found = [read()]
@@ -98,14 +98,14 @@ class Reader:
         return tuple(found)
 
     def numbers(self, what: str, close: str) -> tuple[int, ...]:
-        """Comma-separated numbers up to `close`, at least one."""
+        """Return numbers separated by commas, up to `close`; at least one."""
         found = [self.number(what)]
         while self.expect(",", close) == ",":
             found.append(self.number(what))
         return tuple(found)
 
     def quoted(self, quotes: str, what: str) -> str:
-        """A name between one of `quotes`, without escapes."""
+        """Consume and return a name between a pair of `quotes`, without escapes."""
         start = self.skip()
         quote = self.text[start : start + 1]
         if not quote or quote not in quotes:
@@ -124,7 +124,7 @@ class Reader:
             raise self.error(f"a sharding of more than {MAX_AXES} axes", at)
 
     def metadata(self) -> None:
-        """Skip `metadata={...}` behind its opening brace; braces within quotes do not count."""
+        """Skip the rest of `metadata={...}` after its opening brace; quoted braces do not count."""
         depth = 1
         while depth:
             token = self.take(r'"(?:[^"\\]|\\.)*"|[^"{}]+|[{}]')
@@ -133,16 +133,16 @@ class Reader:
             depth += {"{": 1, "}": -1}.get(token, 0)
 
     def end(self) -> None:
-        """Nothing but space may follow."""
+        """Raise if anything except space follows."""
         if self.skip() < len(self.text):
             raise self.error(f"the sharding ends here, found {self.found()}")
 
     def found(self) -> str:
-        """The character that stands here, as it is named in messages."""
+        """Return the text of the next character for messages."""
         return repr(self.text[self.at]) if self.at < len(self.text) else "the end"
 
     def error(self, what: str, at: int | None = None) -> NotationError:
-        """An error at column `at` (default: here), with a caret below a piece of the text."""
+        """Return an error at index `at` (default: here), with a caret below a piece of the text."""
         column = self.skip() if at is None else at
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
@@ -155,7 +155,10 @@ class Reader:
 
 
 def iota(reader: Reader) -> Digits:
-    """`[2,4]T(1,0)` read: the place in the list as digits of the number there, major first."""
+    """Read a list as `[2,4]T(1,0)`.
+
+    Return the digits of a number in the list whose value is its place in the list, major first.
+    """
     start = reader.skip()
     reader.expect("[")
     sizes = reader.numbers("an extent", "]")
@@ -179,7 +182,7 @@ def iota(reader: Reader) -> Digits:
 
 
 def iota_order(digits: Digits) -> tuple[int, ...]:
-    """The numbers that `iota` lists.
+    """Return the numbers in the list whose digits `iota` returned.
 
     >>> iota_order((Digit(1, 2), Digit(2, 3)))
     (0, 2, 4, 1, 3, 5)
@@ -195,7 +198,7 @@ def iota_order(digits: Digits) -> tuple[int, ...]:
 
 
 def iota_text(order: Sequence[int]) -> str | None:
-    """The list as `[2,4]T(1,0)` in XLA's shortest form; None where it is no such list.
+    """Return a list as `[2,4]T(1,0)`, in XLA's shortest form; None if it has no such form.
 
     >>> iota_text((0, 2, 4, 1, 3, 5)), iota_text((0, 1, 2)), iota_text((0, 2, 1))
     ('[3,2]T(1,0)', '[3]', None)
@@ -205,25 +208,24 @@ def iota_text(order: Sequence[int]) -> str | None:
         return None
     row = tuple(place[device] for device in range(len(order)))
     found = PositionTable((len(order),), (row,)).recognize()
-    return None if found is None else _iota_text(found[0], len(order))
-
-
-def _iota_text(digits: Digits, size: int) -> str:
-    digits = canonical(digits)
-    places = sorted(digits, reverse=True)
-    if len(places) <= 1:
-        return f"[{size}]"
-    return f"[{listed(d.size for d in places)}]T({listed(places.index(d) for d in digits)})"
+    if found is None:
+        return None
+    # The reshape has the digits in the order of their strides; the transpose has their places.
+    digits = canonical(found[0])
+    dims = sorted(digits, reverse=True)
+    if len(dims) <= 1:
+        return f"[{len(order)}]"
+    return f"[{listed(d.size for d in dims)}]T({listed(dims.index(d) for d in digits)})"
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Numbers as XLA lists them, without spaces."""
+    """Return numbers as text in XLA's form, without spaces."""
     return ",".join(map(str, numbers))
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension as it stands."""
+    """One dimension of a sharding, as read."""
 
     digits: Digits
     is_open: bool
@@ -233,7 +235,7 @@ class Dim:
 def layout_of(
     mesh: Mesh, shape: tuple[int, ...], dims: tuple[Dim, ...], held: dict[str, Digits]
 ) -> Layout:
-    """The sharding that was read."""
+    """Return the layout of dimensions that were read; `held` has the digits of the classes."""
     opened = tuple(i for i, dim in enumerate(dims) if dim.is_open)
     priorities = tuple(dim.priority for dim in dims)
     digits = tuple(dim.digits for dim in dims)
@@ -241,22 +243,20 @@ def layout_of(
 
 
 def whole(mesh: Mesh, shape: tuple[int, ...], **held: Digits) -> Layout:
-    """No dimension is partitioned; `held` has the digits of the other classes."""
+    """Return the layout without partitioned dimensions; `held` has the digits of the classes."""
     return Layout(mesh, shape, ((),) * len(shape)).holding(held)
 
 
 def on_device(reader: Reader, device: int, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
-    """The maximal sharding that was read, after a look whether `mesh` has the device."""
+    """Return the maximal sharding on a device; raise if `mesh` does not have the device."""
     if mesh is not None and device not in mesh.order:
         raise reader.error(f"device {device} is not on {mesh!r}")
     return whole(Mesh({}, [device]), shape)
 
 
 def stated(reader: Reader, read: Layout, mesh: Mesh | None) -> Layout:
-    """What was read with a mesh of its own, on `mesh` where one is given.
-
-    A mesh of no axes that names no device stands for all of them: the tensor is replicated.
-    """
+    """Return a layout that was read with its own mesh, restated on `mesh` if one is given."""
+    # A mesh without axes and device ids means all devices: the tensor is replicated.
     if mesh is not None and not read.mesh.axes and read.mesh.device_ids is None:
         return Layout(mesh, read.shape, read.dims)
     found = read if mesh is None else restate(read, mesh)

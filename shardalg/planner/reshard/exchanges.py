@@ -197,7 +197,7 @@ def _reading(
     # pairs of positions, as runs of classes on a large mesh
     permutes: tuple[Any, ...] = transfer.bringing(number, piece)
     if classes is not None:
-        permutes = tuple(classes.lifted(exchange, piece.number, each) for each in permutes)
+        permutes = tuple(classes.device_runs(exchange, piece.number, each) for each in permutes)
     return Reading(
         number,
         start_of(exchange, exchange.first, piece.number),
