@@ -286,7 +286,7 @@ MESHES = {
     ),
     "a device listed twice": (
         lambda: sa.Mesh({"X": 2}, device_ids=(0, 0)),
-        MeshError, r"Mesh\(X=2\)", r"\[0\] stand", "List each device once",
+        MeshError, r"Mesh\(X=2\)", r"\[0\] occur", "List each device once",
     ),
     "devices as text": (
         lambda: sa.Mesh({"X": 3}, device_ids="abc"),
@@ -434,7 +434,7 @@ HLO_SHARDINGS = [
     ("{devices=[8,1]<=[8]", r"column 20 .*expected '\}', found the end"),
     ("{devices=[2,2]0,1,2}", "column 15 .*4 tiles on 3 devices"),
     ("{devices=[2,2]<=[5]}", "4 tiles on 5 devices"),
-    ("{devices=[8,1]0,0,1,2,3,4,5,6}", r"the devices \[0\] stand there more than once"),
+    ("{devices=[8,1]0,0,1,2,3,4,5,6}", r"the devices \[0\] occur more than once"),
     ("{devices=[2,4]<=[8]T(1,1)}", r"\[1, 1\] is no permutation"),
     ("{devices=[2,1,4]<=[8] last_tile_dims={what}}", "column 39 .*expected 'replicated' or"),
     ("{devices=[2,1,4]<=[8]}", r"3 dimensions are tiled, the shape \(8, 16\) has 2"),

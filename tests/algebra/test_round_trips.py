@@ -131,7 +131,7 @@ def test_hlo_named(cases):
 def test_shardy(cases):
     for made in cases:
         if made.manual:
-            with pytest.raises(ShardingError, match="manual axes, for which Shardy's sharding"):
+            with pytest.raises(ShardingError, match="manual axes, which Shardy's sharding"):
                 made.to_sdy()
             continue
         assert Sharding.parse(made.to_sdy(), made.shape, made.mesh) == made

@@ -83,7 +83,7 @@ def test_text_that_needs_more():
         Sharding.from_sdy('#sdy.sharding<@mesh, [{"x"}]>', (8,))
     with pytest.raises(ShardingError, match="an axis is used twice"):
         Sharding.from_sdy('<@mesh, [{"y"}, {"y":(2)2}]>', (8, 8), MESH)
-    with pytest.raises(ShardingError, match="dimension 1 has priority 2 and neither axes nor"):
+    with pytest.raises(ShardingError, match="dimension 1 has priority 2, but it has no axes"):
         Sharding.from_sdy('<@mesh, [{"y"}, {}p2]>', (8, 8), MESH)
     with pytest.raises(ShardingError, match="has no axis names, and Shardy's text needs them"):
         replicated((8,), Mesh.unnamed(8)).to_sdy()
