@@ -1,10 +1,10 @@
-"""What shows off: complaints about XLA's partitioner as small functions, and `shardalg explore`.
+"""Demonstrations (complaints about XLA's partitioner, `shardalg explore`) and the paper's results.
 
 >>> import shardalg as sa
 >>> sa.examples.COMPLAINTS["rows shuffled"].issue
 'jax-ml/jax#20381'
 
-What reproduces the paper: its strategies, its Table 1, weight-update sharding, its measurements.
+The paper's strategies, its Table 1, weight-update sharding and its measurements:
 
 >>> import shardalg as sa
 >>> config = sa.models.Config()
@@ -97,5 +97,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, whether they are loaded or not."""
+    """Return the public names, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""What users of XLA's partitioner ask about, as small functions with the annotations they gave.
+"""Questions of users about XLA's partitioner, as small functions with the users' annotations.
 
 Each comes from a public issue, reduced to what shows it, and has a remedy: an annotation at a site,
 or the same function written otherwise.
@@ -26,7 +26,7 @@ EIGHT, GRID = Mesh({"data": 8}), Mesh({"x": 4, "y": 2})
 
 @dataclass(frozen=True, eq=False)
 class Complaint:
-    """A function that XLA partitions otherwise than its user expected.
+    """A function that XLA partitions differently from its user's expectation.
 
     Attributes:
       issue: where it was asked; question: in short.
@@ -44,29 +44,29 @@ class Complaint:
 
     @property
     def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and types."""
+        """The shapes and types of the arguments."""
         return tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes)
 
     @property
     def has_remedy(self) -> bool:
-        """Whether anything is to be done."""
+        """True if a site or another form of the function avoids the complaint."""
         return bool(self.sites) or self.instead is not None
 
     @property
     def remedied(self) -> Complaint:
-        """The same with its remedy."""
+        """The complaint with its remedy applied."""
         strategy = replace(self.strategy, sites=dict(self.sites))
         return replace(self, function=self.instead or self.function, strategy=strategy)
 
 
 def add_apart(a: Array, b: Array, c: Array) -> Array:
-    """A sum made in one layout and used in another; the site stands between the two."""
+    """Compute a sum in one sharding and use it in another; the site is between the two."""
     total = annotate(a + b, "on the way")
     return mesh_split(total, GRID, [-1, (0, 1), -1]) + c
 
 
 def convolve(x: Array, w: Array, *, groups: int) -> Array:
-    """A convolution of images; each group of features by itself."""
+    """Convolve images, each group of features by itself."""
     numbers = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(
         x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
@@ -74,48 +74,48 @@ def convolve(x: Array, w: Array, *, groups: int) -> Array:
 
 
 def convolve_apart(x: Array, w: Array, *, groups: int) -> Array:
-    """The same as one convolution per group."""
+    """Compute the grouped convolution as one convolution per group."""
     pairs = zip(jnp.split(x, groups, axis=-1), jnp.split(w, groups, axis=-1), strict=True)
     return jnp.concatenate([convolve(*pair, groups=1) for pair in pairs], axis=-1)
 
 
 def microbatches(x: Array) -> Array:
-    """The first half of the batch, then the second."""
+    """Process the first half of the batch, then the second."""
     return lax.map(jnp.tanh, x.reshape(2, -1, x.shape[-1]))
 
 
 def microbatches_interleaved(x: Array) -> Array:
-    """The even rows of the batch, then the odd ones: every device has some of both."""
+    """Process the even rows of the batch, then the odd ones; every device has rows of both."""
     return lax.map(jnp.tanh, jnp.moveaxis(x.reshape(-1, 2, x.shape[-1]), 1, 0))
 
 
 def update_rows(x: Array, rows: Array) -> Array:
-    """The first rows replaced, by a slice."""
+    """Replace the first rows, written as a slice."""
     return x.at[: rows.shape[0]].set(rows)
 
 
 def update_numbered_rows(x: Array, rows: Array) -> Array:
-    """The same, by the numbers of the rows."""
+    """Replace the first rows, written with their row numbers."""
     return x.at[jnp.arange(rows.shape[0])].set(rows)
 
 
 def quadruple(x: Array) -> Array:
-    """A value between others, whose size 8 does not divide."""
+    """Annotate an intermediate value whose size 8 does not divide."""
     return mesh_split(x + x, EIGHT, [0, -1]) * 2
 
 
 def quadruple_padded(x: Array) -> Array:
-    """The same with rows of zeros, up to a multiple of 8."""
+    """Annotate the same value, padded with rows of zeros to a multiple of 8."""
     return quadruple(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
 
 
 def shuffle(x: Array, order: Array) -> Array:
-    """Each row in an order of its own."""
+    """Shuffle each row in an order of its own."""
     return jnp.take_along_axis(x, jnp.argsort(order, axis=1), axis=1)
 
 
 def roll(x: Array) -> Array:
-    """Every element one place on."""
+    """Shift every element by one place."""
     return jnp.roll(x, 1)
 
 

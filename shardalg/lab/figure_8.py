@@ -24,7 +24,7 @@ _SITES = ("dispatched", "expert_input", "expert_hidden", "expert_output", "combi
 
 
 def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> Plan:
-    """The forward pass of one layer of experts, behind the gating, as a whole model lays it out.
+    """Plan the forward pass of one expert layer, after the gating, in the model's shardings.
 
     >>> plan = layer_plan(Mesh({"X": 2, "Y": 4}), HYBRID)
     >>> [f"{row['kind']} {row['mesh_axes']}" for row in plan.collectives_table]
@@ -49,7 +49,7 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
 
 
 def panels() -> list[Panel]:
-    """Both halves of the figure, drawn from the planned programs."""
+    """Return both halves of the figure, drawn from the planned programs."""
     letters = {getattr(SIZES, letter): letter for letter in "BSMHEC"}
     plans = {title: layer_plan(*given) for title, given in DRAWN.items()}
     return [Panel(t, p.program, p.graph, dim_names=letters) for t, p in plans.items()]

@@ -1,9 +1,9 @@
-"""A train step that nobody here wrote: attnax's Transformer (on flax), optax's AdamW.
+"""A third-party train step: attnax's Transformer (on flax) with optax's AdamW.
 
-The model and the optimizer are the packages' own, unchanged. What stands here is the call of them
-and where their arrays go on a mesh of two axes (X, Y): each kernel over both, the batch over X;
-nothing inside the step is annotated. The packages are no dependencies of shardalg, and importing
-this module needs them.
+The packages' model and optimizer are unchanged. This file only calls them and gives the shardings
+of their arrays on a mesh of two axes (X, Y): each kernel along both axes, the batch along X.
+Nothing inside the step is annotated. The packages are no dependencies of shardalg; importing this
+module needs them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Foreign:
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether a node of a tree of specs is a leaf."""
+    """Return True if a node of a tree of specs is a leaf."""
     return isinstance(leaf, PartitionSpec)
 
 
 def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
-    """Where a parameter goes, by its name; vectors are replicated.
+    """Return the sharding of a parameter, chosen by its name; vectors are replicated.
 
     >>> keys = (jax.tree_util.GetAttrKey("dense2"),)
     >>> place(("X", "Y"), keys, jnp.zeros((64, 32))) == PartitionSpec("Y", "X")
@@ -70,7 +70,7 @@ def place(axes: tuple[str, str], path: Any, leaf: Any) -> PartitionSpec:
 
 
 def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
-    """The step with freshly initialised arguments; `axes` are the mesh's names for X and Y."""
+    """Return the step with initial arguments; `axes` are the mesh's names for X and Y."""
     model = TransformerDecoder(nnx.Rngs(seed), CONFIG)
     model.eval()
     definition, params, rest = nnx.split(model, nnx.Param, ...)
@@ -106,7 +106,7 @@ def build(seed: int = 0, *, axes: tuple[str, str] = ("X", "Y")) -> Foreign:
 
 
 def train(run: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> list[float]:
-    """Losses of `steps` calls of `run`, each on the state that the one before it left.
+    """Return the losses of `steps` calls of `run`, each of which starts from the previous state.
 
     The state never leaves the devices; `arguments` are copied, for a step may consume its state.
     """

@@ -1,8 +1,6 @@
-"""The layers of Table 1, planned with named sizes, and what they cost.
+"""Table 1 of the paper as an output: the costs of each strategy, derived from planned programs.
 
-The paper's Table 1 as an output: what strategies cost, derived from their programs.
-
-Figures of formulas: what each cost is over a range of one size.
+The layers are planned with named sizes. Figures show each cost over a range of one size.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ Denominators = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Costs:
-    """What a strategy takes, and how it scales with the mesh.
+    """The costs of a strategy, and their growth with the mesh.
 
     Attributes:
       scaling: formulas.
@@ -57,12 +55,12 @@ class Costs:
     facts: tuple[Assumed, ...] = ()
 
     def order(self, quantity: str) -> Order:
-        """The order of one quantity."""
+        """Return the order of one quantity."""
         return self.orders[QUANTITIES.index(quantity)]
 
 
 def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = None) -> Costs:
-    """The costs of a symbolic plan's program.
+    """Return the costs of a symbolic plan's program.
 
     Args:
       roles: per graph value.
@@ -74,7 +72,7 @@ def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = 
 
 
 def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
-    """Formulas with their orders, on the shardings of the programs that they are of."""
+    """Return the formulas with their orders, for the shardings of the given programs."""
     facts = tuple(dict.fromkeys(fact for made in programs for fact in made.conditions))
     axes = programs[0].sizes.axes.values()
     growing = {name for size in axes for name in Formula.of(size).names}
@@ -84,7 +82,7 @@ def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
 
 
 def paper_order(denominators: Denominators) -> Order:
-    """An order as the paper's table has it.
+    """Return an order of the paper's table.
 
     >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
     (O(1/X + 1/Y), O(1/(X*Y)), 0)
@@ -96,10 +94,10 @@ def paper_order(denominators: Denominators) -> Order:
 def table(
     found: Mapping[str, Costs], paper: Mapping[str, Sequence[Denominators]] | None = None
 ) -> Table:
-    """A row per strategy and quantity: the formula, bytes on one device at the hints, the order.
+    """Return a row per strategy and quantity: formula, bytes per device at the hints, order.
 
     Args:
-      paper: per strategy the orders that its costs are held against, in the order of `COLUMNS`;
+      paper: per strategy the orders of the paper, in the order of `COLUMNS`;
         without it every quantity has a row, the optimizer's too.
     """
     rows = []
@@ -115,7 +113,7 @@ def table(
 
 
 def difference(found: Mapping[str, Scaling], hints: Mapping[str, int]) -> Table:
-    """A row per strategy and quantity that is not 0: formula, and bytes at the hints."""
+    """Return a row per strategy and nonzero quantity: formula, and bytes at the hints."""
     rows = (
         (name, quantity, *_priced(value, hints))
         for name, added in found.items()
@@ -131,7 +129,10 @@ def _priced(value: Formula | int, hints: Mapping[str, int]) -> tuple[sympy.Expr,
 
 
 class BigO(sympy.Function):
-    """`O(...)` as it is printed. sympy's own `Order` is of one limit, and MathML would say `o`."""
+    """The function `O(...)` for printing.
+
+    sympy's own `Order` has one limit point, and its MathML prints `o`.
+    """
 
     nargs = 1
 
@@ -156,7 +157,7 @@ class BigO(sympy.Function):
 
 
 def big_o(order: Order) -> sympy.Expr:
-    """An order in sympy; 0 where nothing is spent.
+    """Return an order as a sympy expression; 0 if nothing is spent.
 
     >>> big_o(paper_order(("X", "XY")))
     O(1/X + 1/(X*Y))
@@ -171,7 +172,7 @@ POWERS = 2 ** np.arange(1, 9)
 
 
 def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y")) -> Figure:
-    """Bytes per device against the size of each mesh axis, the other sizes at their hints.
+    """Draw bytes per device over the size of each mesh axis, with the other sizes at their hints.
 
     A column per quantity, a row per axis, a line per strategy; both scales are logarithmic, so that
     a cost of order 1/X falls by one step per step. A line ends where the formula's conditions do.
@@ -194,7 +195,7 @@ def scaling_curves(found: Mapping[str, Costs], axes: Sequence[str] = ("X", "Y"))
 
 
 def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
-    """A cost at `POWERS` of one size, the others at their hints; NaN where a condition fails."""
+    """Return a cost at `POWERS` of one size, others at their hints; NaN where a condition fails."""
     value = Formula.of(getattr(costs.scaling, quantity))
     swept = np.broadcast_to(value.lambdify()(**{**costs.hints, axis: POWERS}), POWERS.shape)
     points = ({**costs.hints, axis: int(size)} for size in POWERS)
@@ -203,7 +204,7 @@ def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
 
 
 def _draw(panel: Axes, curves: Mapping[str, np.ndarray], axis: str) -> None:
-    """One quantity of all strategies; a cost of 0 has no line and is said in words."""
+    """Draw one quantity of all strategies; the axis label names the strategies whose cost is 0."""
     nothing = [name for name, values in curves.items() if not np.nansum(values)]
     for place, (name, values) in enumerate(curves.items()):
         # A wider line below a narrower one shows both where they coincide.
@@ -229,7 +230,7 @@ MESH = Mesh({"X": 8, "Y": 16}, symbolic=True)
 
 
 def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
-    """The plan of a part of the model under a strategy of Table 1.
+    """Plan a part of the model under a strategy of Table 1.
 
     On a symbolic mesh the model's sizes have names too.
     """
@@ -245,7 +246,7 @@ def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
 
 
 def costs_of(made: Plan, *, per: str | None = None) -> Costs:
-    """What a plan with named sizes takes: in formulas and orders, per unit of the size `per`.
+    """Return formulas and orders of a plan with named sizes, per unit of the size `per`.
 
     Raises:
       StrategyError: a plan in numbers.
@@ -265,7 +266,7 @@ def _named(made: Plan) -> Symbolised:
 def layer_costs(
     config: Config = SIZES, mesh: Mesh = MESH, strategies: Iterable[str] = tuple(STRATEGIES)
 ) -> dict[str, Costs]:
-    """Attention and feed-forward with their gradients, together, per strategy.
+    """Return the costs of attention and feed-forward with their gradients, per strategy.
 
     Args:
       config: the hints of the sizes. mesh: symbolic, of two axes.

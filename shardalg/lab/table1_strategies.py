@@ -38,7 +38,7 @@ WEIGHTS: Mapping[str, Dims] = {
 
 @dataclass(frozen=True)
 class Activations:
-    """One row of Table 1: where the axes X and Y lie on the activations.
+    """One row of Table 1: the dimensions of the activations that are sharded along X and Y.
 
     The logits (B, S, V) are sharded as BSH, tokens (B, S) as the B and S of BSM.
     """
@@ -49,7 +49,7 @@ class Activations:
     bsh: Dims
 
     def sites(self) -> dict[str, Dims]:
-        """What is sharded how, by the names of the sites in the model."""
+        """Return the sharded dimensions per site of the model."""
         layer = {"attention_heads": self.bsnd, "ffn_hidden": self.bsh, "layer_output": self.bsm}
         return {**layer, "embedded": self.bsm, "logits": self.bsh}
 
@@ -93,7 +93,7 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
 
 
 def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """H and N along Y, M along X, of weights and activations alike: all-reduce, no resharding.
+    """Shard H and N along Y and M along X, in weights and activations: all-reduce, no resharding.
 
     >>> strategy = attempt_1(Mesh({"X": 2, "Y": 4}), Config(), "ffn")
     >>> strategy.in_shardings[1] == PartitionSpec(None, None, "X")
@@ -103,12 +103,12 @@ def attempt_1(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
 
 
 def attempt_2(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """Weights as in attempt 1, activations' batch along X: weights are gathered along X."""
+    """Shard weights as in attempt 1, activations' batch along X; weights are gathered along X."""
     return _strategy(ATTEMPT_2, mesh, config, part)
 
 
 def finalized(mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
-    """As attempt 2, with the M of BSM along Y: all that lives long is sharded over all devices."""
+    """Shard as in attempt 2, and M of BSM along Y; every long-lived array is on all devices."""
     return _strategy(FINALIZED, mesh, config, part)
 
 
@@ -120,7 +120,7 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = {
 
 
 def count_annotations(config: Config, strategy: Strategy) -> int:
-    """Annotated tensors of a layer in a strategy of the train step; q, k, v that agree are one.
+    """Return the number of annotated tensors of a layer; equal ones of q, k and v count once.
 
     >>> count_annotations(Config(), finalized(Mesh({"X": 2, "Y": 4}), Config()))
     7
@@ -134,7 +134,9 @@ def count_annotations(config: Config, strategy: Strategy) -> int:
 
 
 def tensors_per_layer(config: Config) -> int:
-    """Tensors that one more layer adds to the XLA graph of the train step, before any compilation.
+    """Return how many tensors one more layer adds to the XLA graph of the uncompiled train step.
+
+    The paper compares its annotations with this number: 7 per layer are 0.7 % (section 5.1).
 
     What the paper counts its annotations against: 7 per layer are 0.7 % (section 5.1).
     """
@@ -150,7 +152,7 @@ def tensors_per_layer(config: Config) -> int:
 
 
 def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
-    """How X and Y are called on this mesh: its first and its second axis."""
+    """Return a function from X and Y to this mesh's first and second axis."""
     if len(mesh.axis_names) != 2:
         raise StrategyError(
             f"the strategies of Table 1 need a mesh of two axes (X, Y), got {mesh!r}."
@@ -164,12 +166,12 @@ def _spell(names: Mapping[str, str], dims: Dims) -> PartitionSpec:
 
 
 def _is_dims(tree: Any) -> bool:
-    """Whether `tree` is a tuple of axis names, not a tuple of layers."""
+    """Return True for a tuple of axis names, False for a tuple of layers."""
     return isinstance(tree, tuple) and not any(isinstance(entry, dict) for entry in tree)
 
 
 def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
-    """Axes of the part's weights, in the tree of its first argument."""
+    """Return the axes of the part's weights, in the tree of its first argument."""
     if part.forward is not None:
         return {name: WEIGHTS[name] for name in part.weights}
     layer = {name: WEIGHTS[name] for name in config.weight_shapes()}
@@ -179,7 +181,7 @@ def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
 
 
 def _state_specs(config: Config, spec: Callable[[Dims], PartitionSpec]) -> dict[str, Any]:
-    """Adafactor's moments on the axes of the dimensions that each keeps of its weight."""
+    """Return the shardings of Adafactor's moments, from the dimensions of the weights."""
 
     def moments(factors: Any, dims: Dims) -> dict[str, PartitionSpec]:
         row, column = factors.split(dims)

@@ -1,15 +1,12 @@
 """Weight-update sharding as annotations: the levels of ZeRO on a data-parallel train step.
 
-The batch is split over the one axis of the mesh, and the model is the Transformer as it is. A level
-says what else is annotated with that axis, always on the leading dimension, which it should divide:
-    0  nothing: weights, gradients and optimizer state are whole on every device
-    1  the optimizer state                      2  and the gradients (site "gradients")
-    3  and the weights
-Completion and the partitioner do the rest: gradients are reduce-scattered, the update runs on one
-block per device, and the new weights are gathered (arXiv:2004.13336); from level 3 on the weights
-stay split and are gathered where they are used (arXiv:1910.02054, sections 5 and 6).
-
-What a train step sends and holds, one row per plan: for the levels of weight-update sharding.
+The batch is split along the one axis of the mesh, and the model is the unchanged Transformer. Each
+level annotates more arrays, always along their leading dimension, which the axis should divide.
+Level 0 annotates nothing: weights, gradients and optimizer state are whole on every device. Level 1
+annotates the optimizer state, level 2 also the gradients (site "gradients"), level 3 also the
+weights. Completion and the partitioner derive the rest: gradients are reduce-scattered, each device
+updates one block, and the new weights are gathered (arXiv:2004.13336). From level 3 on the weights
+stay split and are gathered before each use (arXiv:1910.02054, sections 5 and 6).
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ DONATED = (0, 1)
 
 
 class Setting(NamedTuple):
-    """What is trained, and how."""
+    """The trained model and its optimizer."""
 
     config: Config
     optimizer: Optimizer
@@ -63,7 +60,7 @@ class Setting(NamedTuple):
 def train_step(
     setting: Setting, params: Any, state: Any, tokens: Array, targets: Array
 ) -> tuple[Any, Any, Array]:
-    """One step of training: (parameters, optimizer state, loss before the step)."""
+    """Run one training step; return parameters, optimizer state and the loss before the step."""
     config, optimizer = setting
     loss, grads = jax.value_and_grad(partial(transformer.loss, config))(params, tokens, targets)
     grads = jax.tree.map(lambda gradient: annotate(gradient, "gradients"), grads)
@@ -71,7 +68,7 @@ def train_step(
 
 
 def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
-    """The train step of `(params, state, tokens, targets)`.
+    """Return the train step of `(params, state, tokens, targets)`.
 
     Raises:
       StrategyError: no optimizer of that name; layers that are scanned, whose stacked weights lead
@@ -81,7 +78,7 @@ def function(config: Config, optimizer: str = "adam") -> Callable[..., Any]:
 
 
 def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
-    """Shapes and types of the step's arguments."""
+    """Return the shapes and types of the step's arguments."""
     init = partial(_chosen(config, optimizer).init, config)
     params = transformer.param_types(config)
     tokens = jax.ShapeDtypeStruct((config.B, config.S), jnp.int32)
@@ -89,14 +86,14 @@ def arguments(config: Config, optimizer: str = "adam") -> tuple[Any, ...]:
 
 
 def random_arguments(config: Config, optimizer: str = "adam", seed: int = 0) -> tuple[Any, ...]:
-    """Arguments with numbers in them, the same for the same seed."""
+    """Return random arguments; equal seeds give equal numbers."""
     params = transformer.init_params(config, seed)
     ids = np.random.default_rng((seed, 1)).integers(0, config.V, (2, config.B, config.S), np.int32)
     return params, _chosen(config, optimizer).init(config, params), *map(jnp.asarray, ids)
 
 
 def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") -> Strategy:
-    """The annotations of a level, on the one axis of the mesh.
+    """Return the annotations of a level, along the one axis of the mesh.
 
     >>> strategy(2, Mesh({"X": 8}), Config()).sites["gradients"] == PartitionSpec("X")
     True
@@ -138,13 +135,13 @@ COLUMNS = (
 
 
 def levels(plans: Mapping[Any, Plan]) -> Table:
-    """Wire bytes per device and step by kind of collective, and what a device holds.
+    """Return each plan's wire bytes per step by kind of collective, and its memory by class.
 
     `parameters_bytes` and `optimizer_state_bytes` are alive at the peak; `gradients_bytes` are the
     gradients, all of them at once, as the update reads them (site "gradients").
 
     Args:
-      plans: what stands in the first column, to its plan.
+      plans: the entry of the first column, to its plan.
     """
     return Table(COLUMNS, tuple((name, *_row(plan)) for name, plan in plans.items()))
 
@@ -169,7 +166,7 @@ def _gradients(sharded: ShardedGraph) -> int:
 
 
 def level_bars(table: Table) -> Figure:
-    """Two panels: what a device holds of a training state, and what it sends, level by level."""
+    """Draw two panels, level by level: a device's training state, and its traffic per step."""
     from shardalg.drawing import Drawing
     from shardalg.show.figures import AXIS_COLORS, KIND_COLORS
 

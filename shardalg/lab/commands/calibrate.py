@@ -16,7 +16,7 @@ HELP = "a hardware file of your own, for --hardware NAME: this machine, or saved
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     option = parser.add_argument
     option(
         "measurements", nargs="*", metavar="FILE.json",

@@ -22,7 +22,7 @@ HELP = "the strategies of a Transformer: collectives, drawings, a run on CPU dev
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     option = parser.add_argument
     option("--model", default="small", metavar="NAME", help="tiny, small (default) or wide-64b")
     option("--sizes", default="", metavar="B=8,S=64,...", help="change sizes of the model")

@@ -1,4 +1,4 @@
-"""`shardalg paper`: what the paper measured, beside what our models predict."""
+"""`shardalg paper`: the paper's measurements, compared with our predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HELP = "the paper's 39 measured columns beside what is predicted of them, with e
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     option = parser.add_argument
     option("--table", type=int, metavar="N", help="one table of the paper, 2 to 8 (default: all)")
     option("--column", metavar="ID", help="one column, such as dense-bench.c1")

@@ -22,7 +22,7 @@ REMAT = ("none", "full", "minimal")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command to its parser."""
     option = parser.add_argument
     option("--model", default="narrow-16b", metavar="NAME", help="narrow-16b (default), wide-64b")
     option("--sizes", default="", metavar="layers=32,...", help="change sizes of the model")
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the ranking; after Ctrl-C that of what was looked at, with status 130."""
+    """Print the ranking; after Ctrl-C print the candidates priced so far and return 130."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if options.html is not None:  # no search for nothing
         check_place(options.html)
@@ -113,7 +113,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Sequence[Any]]:
 
 
 def _positive(kind: type) -> Callable[[str], Any]:
-    """A number above 0."""
+    """Return a parser of numbers above 0."""
 
     def positive(text: str) -> Any:
         number = kind(text)
@@ -126,7 +126,7 @@ def _positive(kind: type) -> Callable[[str], Any]:
 
 
 def _remat(text: str) -> str | bool:
-    """What the backward pass computes again, as a model says it."""
+    """Return the rematerialisation mode in the notation of the models."""
     if text not in REMAT:
         raise argparse.ArgumentTypeError(f"{text!r}: write one of {', '.join(REMAT)}")
     return False if text == "none" else text

@@ -1,1 +1,1 @@
-"""What the paper measured, and what our models predict of it."""
+"""The paper's measurements, and the predictions of our models."""

@@ -1,6 +1,6 @@
 """Tables 5 to 8, whose models the paper leaves open in part: real plans, and one anchor per table.
 
-What the paper does not state is taken from the sources that it cites, and stands here:
+Facts that the paper does not state come from the sources that it cites:
 - Conformer: devices are the stages alone (8 and 16), 32 taps as in arXiv:2005.08100. The raw
   utilisation of the anchor says how many frames a sequence has: flops at 61.5e12 a second.
 - Sparse MoE: the 36 layers of GShard (arXiv:2006.16668), M = 1024, H = 8192, 16 heads of 128, to
@@ -51,7 +51,7 @@ Micro 41, 2021)."""
 
 
 def conformer(here: Column) -> Plan:
-    """The step of a column of Table 5; in a circular one every layer of a device is a round."""
+    """Plan the step of a column of Table 5; in a circular schedule each layer is a round."""
     facts = here.facts
     stages, batches, layers = facts["pipeline_stages"], facts["num_microbatches"], facts["L"]
     rounds = layers // stages if facts["schedule"] == "circular" else 1
@@ -62,7 +62,7 @@ def conformer(here: Column) -> Plan:
 
 
 def sparse(here: Column) -> Plan:
-    """The step of a column of Table 6."""
+    """Plan the step of a column of Table 6."""
     facts = here.facts
     capacity = 2 * 1024 // facts["E"]
     sizes: dict[str, Any] = {
@@ -79,7 +79,7 @@ def sparse(here: Column) -> Plan:
 
 
 def hybrid(here: Column) -> Plan:
-    """The step of a column of Table 7."""
+    """Plan the step of a column of Table 7."""
     facts = here.facts
     sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
     capacity = 2 * 1024 // facts["E"]
@@ -89,7 +89,7 @@ def hybrid(here: Column) -> Plan:
 
 
 def unet(here: Column) -> Plan:
-    """The step of a column of Table 8, on as many images as the tiles of a core hold."""
+    """Plan the step of a column of Table 8, with images padded to full tiles of a core."""
     facts = here.facts
     x, y = facts["mesh"]
     batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
@@ -114,7 +114,7 @@ def _seconds(here: Column) -> float:
 
 
 def prefix_sums_s(plan: Plan) -> float:
-    """Seconds of the prefix sums of a plan as windows: each place adds up all before it."""
+    """Return the seconds of a plan's prefix sums, computed as windows over all earlier places."""
     additions = 0.0
     for step in walk(plan.program):
         attributes, node = step.instruction.attributes, step.instruction.node
@@ -126,7 +126,7 @@ def prefix_sums_s(plan: Plan) -> float:
 
 
 def predict(here: Column) -> Mapping[str, Prediction]:
-    """The step time; of a pipeline peak memory, bubbles and recomputation in per cent of it."""
+    """Return step time, and for pipelines peak memory, bubbles and recomputation in per cent."""
     found = {STEP: anchored(here, ANCHORS[here.table], _seconds)}
     if BUBBLES in here.measured:
         plan = _planned(here.id)

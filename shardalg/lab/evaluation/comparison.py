@@ -1,6 +1,6 @@
-"""The paper's tables, predicted beside measured: for people, and as plain data.
+"""The paper's tables, predicted and measured: for people, and as plain data.
 
-Which model predicts the columns of which table.
+`PREDICTORS` maps each table to the model that predicts its columns.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ LEGEND = "Each cell: predicted / measured, error; - where nothing is predicted y
 
 
 def compare(columns: Iterable[Column]) -> list[Compared]:
-    """Every measured value of the columns with what our models say of it."""
+    """Return every measured value of the columns with its prediction."""
     return compared(columns, PREDICTORS)
 
 
 def text(values: Sequence[Compared]) -> str:
-    """What goals come to, then the tables, then what the paper does not determine."""
+    """Return the summary of goals, the tables, and the quantities that the paper leaves open."""
     parts = [str(summary(values)), LEGEND]
     for number, title in TITLES.items():
         chosen = [value for value in values if value.column.table == number]
@@ -58,7 +58,7 @@ def text(values: Sequence[Compared]) -> str:
 
 
 def side_by_side(values: Sequence[Compared]) -> Table:
-    """A row per column of one table, a cell per quantity."""
+    """Return a row per column of one table, with a cell per quantity."""
     columns = {value.column.id: value.column for value in values}
     quantities = tuple(dict.fromkeys(value.quantity for value in values))
     found = {(value.column.id, value.quantity): value for value in values}
@@ -76,7 +76,7 @@ def _head(column: Column, values: Sequence[Compared]) -> tuple[Any, ...]:
 
 
 def _constants(values: Sequence[Compared], column: Column) -> str:
-    """Whether constants were fitted on the column: the most that holds of one of its values."""
+    """Return how the column was used in fitting: "anchor", "trained", "held out" or "-"."""
     made = {v.prediction.how for v in values if v.column == column and v.prediction}
     return next((how for how in ("anchor", "trained", "held out") if how in made), "-")
 
@@ -89,7 +89,7 @@ def _cell(value: Compared) -> str:
 
 
 def open_values(values: Iterable[Compared]) -> Iterator[str]:
-    """What the paper does not determine, each reason with the values that it is of."""
+    """Yield a list of the values that the paper leaves open, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for value in values:
         if isinstance(value.goal, Undetermined):
@@ -102,7 +102,7 @@ def open_values(values: Iterable[Compared]) -> Iterator[str]:
 
 
 def _shortened(places: Sequence[str]) -> str:
-    """Places that differ in the column alone as one: sparse-bench c1 c2 peak_memory_GB."""
+    """Join places that differ only in the column: sparse-bench c1 c2 peak_memory_GB."""
     groups: dict[tuple[str, str], list[str]] = {}
     for place in places:
         column, quantity = place.split()
@@ -112,7 +112,7 @@ def _shortened(places: Sequence[str]) -> str:
 
 
 def records(values: Sequence[Compared]) -> dict[str, Any]:
-    """Plain data: every value, and the summary."""
+    """Return every value and the summary as plain data."""
     return {
         "source": "GSPMD (arXiv:2105.04663), section 5",
         "summary": summary_records(values),

@@ -1,4 +1,4 @@
-"""What the seconds of the 2D columns are spent on, and what they would be elsewhere."""
+"""The step time of the 2D columns by cause, and on other machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAUSES = {
 
 
 def seconds_by_cause(columns: Iterable[Column]) -> Table:
-    """A row per column: calibrated seconds by cause, and what takes the most beside products."""
+    """Return calibrated seconds by cause per column, and the largest cause besides products."""
     rows = []
     for column in columns:
         found = {name: cost(column).seconds_by_cause.get(name, 0.0) for name in CAUSES}
@@ -44,7 +44,7 @@ def seconds_by_cause(columns: Iterable[Column]) -> Table:
 
 
 def stacked(columns: Sequence[Column]) -> Figure:
-    """Predicted seconds by cause, one bar per column, and what was measured as a dot."""
+    """Draw predicted seconds by cause, one bar per column, with the measured time as a dot."""
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(9.2, 4.2), layout="constrained")
@@ -69,7 +69,7 @@ def _plain(panel: Any) -> None:
 
 
 def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
-    """Peak bytes by column from a record of `make aot`: planned, ours compiled, XLA's twin."""
+    """Read peak bytes by column from a record of `make aot`: planned, compiled, XLA's twin."""
     rows = json.loads(Path(path).read_text())["rows"]
     found: dict[str, dict[str, float]] = {
         row["column"]: next((f for f in row["figures"] if f["quantity"] == "peak_memory_bytes"), {})
@@ -85,7 +85,7 @@ def compiled_peaks(path: str | Path) -> dict[str, dict[str, float]]:
 def beside(
     values: Sequence[Compared], compiled: Mapping[str, Mapping[str, float]] | None = None
 ) -> Figure:
-    """Step time and peak memory of each column, predicted and measured; below, what was compiled.
+    """Draw step time and peak memory per column, predicted and measured; below, compiled peaks.
 
     Args:
       compiled: as `compiled_peaks` reads it: of shallower models, hence beside their own plans.
@@ -121,7 +121,7 @@ def _bars(panel: Any, bars: Mapping[str, Sequence[float]], labels: Sequence[str]
 
 
 def products(plan: Plan, chip: Hardware) -> Table:
-    """A row per matrix product of a plan: flops per byte of its operands and results on a device.
+    """Return a row per matrix product of a plan, with its flops per byte on a device.
 
     `bound_by` is what its seconds at the datasheet's rates come from.
     """
@@ -144,7 +144,7 @@ def products(plan: Plan, chip: Hardware) -> Table:
 
 
 def roofline(found: Table, chip: Hardware) -> Figure:
-    """Products below the roof of a chip: what their flops per byte allow, and the peak."""
+    """Draw matrix products below the roof of a chip: the rate that their traffic allows."""
     from shardalg.drawing import Drawing
 
     figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
@@ -164,7 +164,7 @@ def roofline(found: Table, chip: Hardware) -> Figure:
 
 
 def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
-    """The same step on other machines of as many devices: seconds, use of the peak, memory."""
+    """Price the same step on other machines of as many devices: seconds, utilisation, memory."""
     made = model(column)
     rows = []
     for name in machines:

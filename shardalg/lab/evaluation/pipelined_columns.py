@@ -32,7 +32,7 @@ from shardalg.plan.plan import Plan
 
 
 def pipelined(column: Column) -> Pipelined:
-    """The model of a column, and its schedule.
+    """Return the model of a column and its schedule.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> pipelined(column("narrow-pipe-bench.c4")).schedule
@@ -44,7 +44,7 @@ def pipelined(column: Column) -> Pipelined:
 
 
 def planned(column: Column) -> Plan:
-    """The plan of its train step."""
+    """Plan the train step of a column."""
     return pipelined(column).model.plan(Mesh(column.mesh), TABLE_4, ONCE_A_STEP)
 
 

@@ -45,7 +45,7 @@ class Point:
 
 
 def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
-    """The step times of the paper's columns that are predicted, by table."""
+    """Return the predicted step times of the paper's columns, by table."""
     found: dict[str, list[Point]] = {}
     for value in values:
         made = value.prediction
@@ -56,7 +56,7 @@ def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
 
 
 def published_rows() -> dict[str, list[Point]]:
-    """Steps that others measured on other chips, each by constants fitted on the other rows."""
+    """Return published steps on other chips, each priced by constants fitted on the other rows."""
     found: dict[str, list[Point]] = {}
     for kind, name in (("tpu", "MaxText: TPU v4, v5e, v5p"), ("gpu", "llm-foundry: A100, H100")):
         for row in published(kind):
@@ -69,7 +69,7 @@ def published_rows() -> dict[str, list[Point]]:
 def predicted_against_measured(
     found: Mapping[str, Sequence[Point]], *, title: str = "seconds per step"
 ) -> Figure:
-    """A point per configuration; shaded are errors of at most 5 and of at most 10 %.
+    """Draw a point per configuration; errors of at most 5 % and of at most 10 % are shaded.
 
     Hollow points are those that constants were fitted on. Below stand the errors themselves, which
     logarithmic scales hide.
@@ -126,7 +126,7 @@ def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Poin
 
 
 def _words(points: Sequence[Point]) -> str:
-    """What the errors come to: of the points that nothing was fitted on."""
+    """Return a sentence with the errors of the points that no constant was fitted on."""
     errors = [abs(p.error) for p in points if not p.fitted]
     if not errors:
         return "hollow: constants fitted on it"

@@ -5,7 +5,7 @@ How near to each measured value a prediction should come, or why the paper does 
 Goals are for the values of a table together: the median of the errors, and the largest of them.
 Bytes and seconds are compared in per cent of what was measured, shares in points.
 
-One measured column per table stands for what the paper does not state of its steps.
+One measured column per table replaces the facts that the paper does not state about its steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Goal:
         return ", ".join(f"{name} {value:g} {self.unit}" for name, value in asked if value)
 
     def met(self, median: float, most: float) -> bool:
-        """Whether errors of that median and that largest size are within the goal."""
+        """Return True if errors of that median and that largest size are within the goal."""
         asked = ((median, self.median), (most, self.most))
         return all(limit is None or found <= limit for found, limit in asked)
 
@@ -96,7 +96,7 @@ MISPRINTS = {
 
 
 def goal(column: Column, quantity: str) -> Goal | Undetermined:
-    """What is asked of a prediction of one measured value.
+    """Return the goal for a prediction of one measured value, or why there is none.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> print(goal(column("narrow-bench.c1"), STEP))
@@ -114,7 +114,7 @@ NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one measured value.
+    """A model's value for one measured value.
 
     Attributes:
       value: in the unit of the measured one.
@@ -133,7 +133,7 @@ Predictor = Callable[[Column], Mapping[str, Prediction]]
 
 @dataclass(frozen=True)
 class Compared:
-    """One measured value, and what is predicted of it; no prediction where nothing models it."""
+    """One measured value and its prediction; the prediction is None without a model."""
 
     column: Column
     quantity: str
@@ -141,12 +141,12 @@ class Compared:
 
     @property
     def measured(self) -> float:
-        """As printed in the paper."""
+        """The value as printed in the paper."""
         return self.column.measured[self.quantity]
 
     @property
     def goal(self) -> Goal | Undetermined:
-        """What is asked of the prediction, or why nothing is."""
+        """The goal of the prediction, or why there is none."""
         return goal(self.column, self.quantity)
 
     @property
@@ -159,12 +159,12 @@ class Compared:
 
     @property
     def unit(self) -> str:
-        """What `error` is in: "%" or "points"."""
+        """The unit of `error`: "%" or "points"."""
         return UNITS[self.quantity]
 
     @property
     def counts(self) -> bool:
-        """Whether its error is held against a goal: what was fitted to it proves nothing."""
+        """True if its error counts for a goal; a value that constants were fitted to does not."""
         fitted = self.prediction is None or self.prediction.how in (TRAINED, ANCHOR)
         return not fitted and isinstance(self.goal, Goal)
 
@@ -194,7 +194,7 @@ class Compared:
 
 
 def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> list[Compared]:
-    """Every measured value of the columns with its prediction.
+    """Return every measured value of the columns with its prediction.
 
     Args:
       predictors: by table number; a table without one is not modelled.
@@ -208,7 +208,7 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
 
 
 def summary(values: Iterable[Compared]) -> Table:
-    """Per goal: how many values count, the median and the largest of their errors, whether met."""
+    """Return per goal: the number of values, median and largest error, and whether it is met."""
     names = ("quantity", "tables", "num_values", "median_error", "largest_error", "goal", "met")
     return Table(names, tuple(map(_row, summary_records(values))))
 
@@ -261,7 +261,7 @@ CHIP, CORES = "tpu_v3", 2
 
 
 def slice_of(devices: int) -> Topology | Hardware:
-    """The slice of TPU v3 with so many cores, as near to a square as the vendor's are, or a core.
+    """Return the most nearly square slice of TPU v3 with so many cores, or a single core.
 
     >>> slice_of(64), slice_of(2048)
     (Topology(tpu_v3:4x8), Topology(tpu_v3:32x32))
@@ -276,7 +276,7 @@ def slice_of(devices: int) -> Topology | Hardware:
 def anchored(
     here: Column, anchor: str, seconds: Callable[[Column], float], quantity: str = STEP
 ) -> Prediction:
-    """What a model gives for a column, scaled so that the anchor's column is as measured.
+    """Return a model's value for a column, scaled to the measured value of the anchor's column.
 
     Args:
       anchor: id of the column; of itself the prediction is the measured value, and marked so.

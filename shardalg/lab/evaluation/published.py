@@ -1,9 +1,9 @@
-"""What the paper measured: 39 columns with 143 values, each with its configuration, as data.
+"""The paper's measurements: 39 columns with 143 values, each with its configuration, as data.
 
-`paper_tables.json` beside this file holds every number of section 5 of GSPMD (arXiv:2105.04663),
-read from its LaTeX source: Table 1 under "symbolic_table", Tables 2 to 8 under "columns", figures
-of the text under "text_facts". What the paper does not state is null there; what follows from its
-numbers stands apart, under "derived", and what is doubtful under "caveats".
+`paper_tables.json` in this folder holds every number of section 5 of GSPMD (arXiv:2105.04663), read
+from its LaTeX source: Table 1 under "symbolic_table", Tables 2 to 8 under "columns", figures of the
+text under "text_facts". Facts that the paper does not state are null. Consequences of its numbers
+are under "derived", doubtful numbers under "caveats".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNITS = {"B": 1, "T": 1024}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of Tables 2 to 8: a configuration that was run, and what was measured of it.
+    """A column of Tables 2 to 8: a configuration and its measured values.
 
     Attributes:
       id: "dense-bench.c1": the table's name in the paper's source, and the column's place in it.
@@ -57,7 +57,7 @@ class Column:
 
     @property
     def kind(self) -> str:
-        """What is sharded: "dense2d", "pipeline", "moe1d", "hybrid" or "spatial"."""
+        """The kind of sharding: "dense2d", "pipeline", "moe1d", "hybrid" or "spatial"."""
         return str(self.facts["kind"])
 
     @property
@@ -71,7 +71,7 @@ class Column:
 
     @property
     def mesh_text(self) -> str:
-        """The mesh as the paper prints it, "" where it does not: "(8,16)"."""
+        """The mesh as the paper prints it, "(8,16)"; "" if the paper does not."""
         return f"({','.join(map(str, self.mesh.values()))})" if self.mesh else ""
 
     @property
@@ -87,7 +87,7 @@ class Column:
 
 @cache
 def tables() -> Mapping[str, Any]:
-    """The whole file: the columns, Table 1, figures of the text, what is derived, what is doubtful.
+    """Return the whole file: columns, Table 1, figures of the text, derived numbers, caveats.
 
     >>> len(tables()["columns"]), tables()["n_measured_values"]
     (39, 143)
@@ -98,7 +98,7 @@ def tables() -> Mapping[str, Any]:
 
 @cache
 def columns(table: int | None = None) -> tuple[Column, ...]:
-    """All columns in the paper's order, or those of one table.
+    """Return all columns in the paper's order, or the columns of one table.
 
     >>> [len(columns(number)) for number in NUMBERS.values()]
     [7, 6, 5, 6, 4, 4, 7]
@@ -116,7 +116,7 @@ def columns(table: int | None = None) -> tuple[Column, ...]:
 
 
 def column(name: str) -> Column:
-    """The column of that id.
+    """Return the column with this id.
 
     >>> column("dense-bench.c1").measured["step_time_s"]
     5.74
@@ -132,7 +132,7 @@ def column(name: str) -> Column:
 
 
 def chosen(table: int | None = None, name: str | None = None) -> tuple[Column, ...]:
-    """All columns, those of a table, or the one of that id.
+    """Return all columns, the columns of a table, or the column with this id.
 
     >>> [c.id for c in chosen(name="unet-bench.c7")]
     ['unet-bench.c7']

@@ -1,13 +1,12 @@
-"""The constants of TPU v3: on which five columns they are fitted, and how.
+"""The constants of TPU v3: the five columns that they are fitted on, and the fit.
 
-Which columns is decided before any measurement is read: those, of both tables, that tell the two
-fitted constants apart best, by the largest determinant of the information matrix of relative errors
-(a D-optimal design) at the datasheet's seconds. The memory traffic of matrix products is not
-waited for: it goes along with the arithmetic, of which the paper's products have plenty.
-
-One more constant is that of pipelined steps, for which the paper's own are 1.1 to 1.7 times slower
-than the two foretell: one column of Table 4 gives it, the other four are held out. That it slows
-computation, and not communication, was chosen with all five in sight.
+The columns are chosen before any measurement is read. They are the five, of both tables, that tell
+the two fitted constants apart best: the information matrix of their relative errors at the
+datasheet's seconds has the largest determinant (a D-optimal design). The memory traffic of matrix
+products takes no time of its own, because it overlaps with their arithmetic. A third constant slows
+pipelined steps, which the paper measured 1.1 to 1.7 times slower than the two constants predict.
+One column of Table 4 gives it; the other four are held out. All five were known when it was decided
+that the constant slows computation, not communication.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 a
 
 @cache
 def done(column: Column) -> ProgramAmounts:
-    """What a step of a 2D column does, by cause, on the slice that it ran on."""
+    """Return the work of a 2D column's step by cause, on the slice that it ran on."""
     return done_on(column, topology(column))
 
 
 def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
-    """The same on another machine."""
+    """Return the work of the step by cause on another machine."""
     return priced(column.facts["L"], plans(column), machine)[0]
 
 
 def measured(column: Column, machine: Hardware | None = None) -> Measured:
-    """The column's step beside what it does, on its slice or on another machine."""
+    """Return the column's measured step with its work, on its slice or on another machine."""
     amounts = done(column) if machine is None else done_on(column, machine)
     return Measured(column.id, amounts, column.measured[STEP])
 
 
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
-    """The columns that the constants are fitted on, of each table at least one."""
+    """Return the columns that the constants are fitted on, at least one of each table."""
     given = candidates or (*columns(2), *columns(3))
     rows = {c: _sensitivity(done(c)) for c in given}
     mixed = (c for c in combinations(given, TRAINING) if len({one.table for one in c}) > 1)
@@ -66,7 +65,7 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
 
 
 def _sensitivity(amounts: ProgramAmounts) -> np.ndarray:
-    """Shares of the datasheet's step that each fitted constant multiplies."""
+    """Return the shares of the datasheet's step that each fitted constant multiplies."""
     seconds = amounts.by_cause()
     shares = np.array([seconds["matrix"], seconds["link"]])
     whole = shares.sum() + seconds["passes"] + seconds["latency"]
@@ -80,7 +79,7 @@ def _information(rows: list[np.ndarray]) -> float:
 
 
 def fitted(steps: Sequence[Measured]) -> Fit:
-    """The constants that foretell the step times of these columns best.
+    """Fit the constants to the step times of these columns.
 
     Raises:
       TableError: fewer columns than constants.
@@ -89,7 +88,7 @@ def fitted(steps: Sequence[Measured]) -> Fit:
 
 
 def with_pipelines(family: Calibration) -> Calibration:
-    """The family with the constant of pipelined steps, by which the anchor is as measured."""
+    """Add the constant of pipelined steps that gives the anchor's measured time."""
     anchor = column(ANCHORS[4])
     plan = planned(anchor)
     work = amounts(plan.program, plan.graph, topology(anchor))

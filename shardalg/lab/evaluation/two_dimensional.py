@@ -35,7 +35,7 @@ _LETTERS = {
 
 
 def model(column: Column) -> DenseTransformer:
-    """The Transformer of a column.
+    """Return the Transformer of a column.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> model(column("narrow-bench.c1")).parameters
@@ -45,7 +45,7 @@ def model(column: Column) -> DenseTransformer:
 
 
 def topology(column: Column) -> Topology:
-    """The slice that the column ran on: that of as many cores, in the vendor's shape.
+    """Return the slice that the column ran on: its number of cores, in the vendor's shape.
 
     >>> from shardalg.lab.evaluation.published import column
     >>> topology(column("narrow-bench.c1"))
@@ -55,24 +55,24 @@ def topology(column: Column) -> Topology:
 
 
 def trained() -> frozenset[str]:
-    """The columns that the shipped constants were fitted on."""
+    """Return the ids of the columns that the shipped constants were fitted on."""
     return frozenset(calibration_of(CHIP).provenance.get("rows", ()))
 
 
 @cache
 def plans(column: Column) -> Mapping[int, Plan]:
-    """Plans of a column's model with few layers, by their number."""
+    """Return plans of a column's model with few layers, by their number."""
     return model(column).shallow_plans(Mesh(column.mesh), "finalized")
 
 
 @cache
 def cost(column: Column) -> Cost:
-    """The calibrated cost of a column's step."""
+    """Return the calibrated cost of a column's step."""
     return cost_on(column.facts["L"], plans(column), topology(column))
 
 
 def predict(column: Column) -> Mapping[str, Prediction]:
-    """Step time and utilisation by the shipped constants, and peak memory in the paper's GB."""
+    """Return step time and utilisation by the shipped constants, and peak memory in GB."""
     found = cost(column)
     how = TRAINED if column.id in trained() else HELD_OUT
     return {

@@ -1,1 +1,1 @@
-"""What `shardalg explore` shows: strategies of a Transformer planned, drawn, run and proved."""
+"""The report of `shardalg explore`: strategies of a Transformer planned, drawn, run and proved."""

@@ -19,7 +19,7 @@ figure 7.)"""
 
 
 def picture(settings: Settings, plans: Mapping[str, Plan]) -> Picture:
-    """All programs, one below the other."""
+    """Draw all programs, one below the other."""
     panels = [
         Panel(name, made.program, made.graph, dim_names=settings.dim_names)
         for name, made in plans.items()
@@ -29,7 +29,7 @@ def picture(settings: Settings, plans: Mapping[str, Plan]) -> Picture:
 
 
 def section(settings: Settings, plans: Mapping[str, Plan]) -> Section:
-    """The drawing, and the last strategy's program as text."""
+    """Return the drawing, and the last strategy's program as text."""
     name, last = list(plans.items())[-1]
     parts = (INTRODUCTION, picture(settings, plans), f"The same of **{name}** as text:")
     return Section("The partitioned feed-forward layer", (*parts, last.listing()))

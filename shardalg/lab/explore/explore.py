@@ -1,8 +1,7 @@
 """The whole exploration: plans, drawings, runs and proofs, as one page.
 
-Lines that say what is being done, with the seconds since the start.
-
-A report on a terminal: two screens of it, and what it comes to; the files have all.
+`Progress` prints a line with the seconds since the start for each piece of work. The terminal shows
+the brief tables and the conclusion; the files have everything.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _write(line: str) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """Call it with what begins now.
+    """A callable that prints the name of the work that begins.
 
     >>> Progress(clock=lambda: 2.0, start=0.5)("planning")
     [  1.5 s] planning
@@ -55,7 +54,7 @@ WIDTH = 110
 
 
 def page_text(page: Page) -> str:
-    """Title, the tables that sections show in brief, and the conclusion.
+    """Return the title, the brief tables of the sections, and the conclusion.
 
     >>> from shardalg.tables import Table
     >>> from shardalg.show.html import Section
@@ -91,7 +90,7 @@ Plans = Mapping[str, Plan]
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """Plans of the settings, made when asked for; `say` hears what begins."""
+    """Plans of the settings, made on first use; `say` receives the name of the work that begins."""
 
     settings: Settings
     say: Say
@@ -120,7 +119,7 @@ class Exploration:
         return strategies.plans_of(PAPER, strategies.TRAIN_STEP)
 
     def page(self) -> Page:
-        """The report."""
+        """Return the report."""
         config = self.settings.config
         sizes = ", ".join(f"{k}={getattr(config, k)}" for k in "BSMHNDVL")
         return Page(
@@ -130,7 +129,7 @@ class Exploration:
         )
 
     def sections(self) -> Iterator[Section]:
-        """The report's sections, in order."""
+        """Yield the report's sections in order."""
         yield from self.derived()
         yield from strategies.sections(self.layers)
         yield strategies.memory_section(self.steps)
@@ -145,7 +144,7 @@ class Exploration:
         yield proved
 
     def derived(self) -> Iterator[Section]:
-        """The paper's Table 1 in formulas, and its first model in numbers."""
+        """Yield the paper's Table 1 in formulas, and its first model in numbers."""
         chosen = self.settings.strategies
         self.say("deriving the paper's Table 1 from layers with named sizes")
         yield from table1.sections(replace(table1.HINTS, strategies=chosen))
@@ -160,7 +159,7 @@ class Exploration:
         return self.steps[self.settings.strategies[-1]]
 
     def ran(self) -> Section:
-        """The layers under each strategy, and one train step, run where they fit."""
+        """Return the section of runs: layers under each strategy, and one train step if it fits."""
         settings = self.settings
         reason = runs.why_not(settings, {**self.layers, "train step": self.last_step})
         if reason:
@@ -176,7 +175,7 @@ class Exploration:
         return runs.section(settings, [runs.ExploredPlan(*ran, hardware) for ran in found])
 
     def run_layers(self) -> Iterator[tuple[str, Plan, Comparison]]:
-        """The layer under each strategy, run on the same numbers."""
+        """Yield the layer under each strategy, run on the same numbers."""
         self.say("running a layer on one device")
         data = runs.sample(self.settings, strategies.LAYER)
         for name, made in self.layers.items():
@@ -185,7 +184,7 @@ class Exploration:
             yield f"layer, {name}", made, runs.run(self.settings, made, data)
 
     def foreign(self) -> Section:
-        """The train step from PyPI, if its packages are here."""
+        """Return the section of the third-party train step, or why it is left out."""
         reason = foreign.why_not(self.settings)
         if reason:
             return foreign.left_out(reason)
@@ -194,7 +193,7 @@ class Exploration:
 
 
 def write_report(exploration: Exploration) -> tuple[Page, tuple[Path, ...]]:
-    """Explore and write the files of the report; returns the page, and the paths.
+    """Write the files of the report; return the page and the paths.
 
     Raises:
       DeviceError: jax has started with fewer devices than the mesh needs.

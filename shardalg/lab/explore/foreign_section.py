@@ -1,4 +1,4 @@
-"""A train step from PyPI, planned by what stands at its border alone, and run for some steps."""
+"""A third-party train step, planned from the shardings of its arguments, and run for some steps."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Trained:
 
     @property
     def kept(self) -> tuple[bool, ...]:
-        """Per array of the state, whether a step hands it on in the layout that it came in."""
+        """True per array of the state if a step returns it in the sharding that it came in."""
         program, donated = self.plan.program, self.plan._traced.donated
         given = (program.argument_shardings[leaf] for leaf in donated)
         return tuple(a == b for a, b in zip(given, program.result_shardings, strict=False))
 
 
 def missing() -> tuple[str, ...]:
-    """The packages that the step needs and that are not installed."""
+    """Return the packages that the step needs and that are not installed."""
     return tuple(name for name in PACKAGES if find_spec(name) is None)
 
 
 def plan_step(settings: Settings, step: Foreign) -> Plan:
-    """The plan of the step, its state donated."""
+    """Plan the step, its state donated."""
     from shardalg.lab.foreign import DONATED, ROLES
 
     return plan(
@@ -71,7 +71,7 @@ def plan_step(settings: Settings, step: Foreign) -> Plan:
 
 
 def trained(settings: Settings) -> Trained:
-    """The step planned, and run where there are devices enough.
+    """Plan the step, and run it if there are enough devices.
 
     The packages are loaded here and not before: they are no dependencies of shardalg.
     """
@@ -89,7 +89,7 @@ def trained(settings: Settings) -> Trained:
 
 
 def why_not(settings: Settings) -> str:
-    """Why the step is left out; empty if it is not."""
+    """Return why the step is left out; empty if it is not."""
     if settings.quick:
         return "a quick exploration has no train steps"
     absent = missing()
@@ -97,12 +97,12 @@ def why_not(settings: Settings) -> str:
 
 
 def left_out(reason: str) -> Section:
-    """The section that says why there is none."""
+    """Return a section with the reason why the step is left out."""
     return Section(TITLE, (f"Left out: {reason}.",))
 
 
 def section(settings: Settings, found: Trained) -> Section:
-    """The plan's collectives in sum, what fell back, and the losses."""
+    """Return the plan's collectives, the gathered operators without a row, and the losses."""
     collectives = tables.strategies({"step": found.plan._collectives_table})
     fallbacks = warnings(found.plan.program, found.plan.graph)
     shown = ("phase", "kind", "mesh_axes", "role", "executions", "wire_bytes_per_step")

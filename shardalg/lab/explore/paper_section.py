@@ -107,7 +107,7 @@ def by_class(peak: Liveness) -> Table:
 
 
 def alive(peak: Liveness) -> Table:
-    """The values at the peak, those of one operator and source line together, the largest first."""
+    """Return the values at the peak, joined per operator and source line, the largest first."""
     groups: dict[tuple[str, str], list[int]] = {}
     for value in peak.alive:
         key = (value.memory_class, without_number(value.name))
@@ -121,7 +121,7 @@ def alive(peak: Liveness) -> Table:
 
 
 def without_number(name: str) -> str:
-    """A value's name without what tells equal ones apart.
+    """Return a value's name without the number that distinguishes equal ones.
 
     >>> without_number("dot_general:3@model.py:41"), without_number("params['layers'][7]['w']")
     ('dot_general@model.py:41', "params['layers'][*]['w']")

@@ -1,4 +1,4 @@
-"""What was proved of the plans."""
+"""The proofs of the plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("plan", "merges", "merges_proved", "proofs_ms", "all_claims")
 
 
 def section(plans: Mapping[str, Plan]) -> Section:
-    """Claims per plan, then those of the last plan by kind, and its slowest proofs."""
+    """Return claims per plan, claims of the last plan by kind, and its slowest proofs."""
     reports = {name: made.verify() for name, made in plans.items()}
     last, report = list(reports.items())[-1]
     slowest = statements(report.cells)
@@ -44,12 +44,12 @@ def section(plans: Mapping[str, Plan]) -> Section:
 
 
 def _verdict(reports: Mapping[str, Report]) -> str:
-    """What became of all claims."""
+    """Return a sentence with the verdicts on all claims."""
     open_ = [name for name, report in reports.items() if not report.ok]
     return (OPEN if open_ else OK).format(plans=", ".join(open_ or reports))
 
 
 def _merges(report: Report) -> tuple[int, int, float]:
-    """Merges, those proved, and z3's milliseconds for all distinct merges, those of loops too."""
+    """Return the number of merges, of proved ones, and z3's milliseconds for distinct merges."""
     status = report.cells.where(claim="merge")["status"]
     return len(status), status.count("proved"), round(sum(p.ms for p in report.merges), 3)

@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ExploredPlan:
-    """A plan, and what came of running it."""
+    """A plan and the results of running it."""
 
     name: str
     plan: Plan
@@ -69,12 +69,12 @@ class ExploredPlan:
 
     @cached_property
     def beside(self) -> Table:
-        """Our collectives beside XLA's."""
+        """Our collectives and XLA's, row by row."""
         theirs = hlo_table(self.compared.xla_collectives)
         return tables.beside(self.plan._collectives_table, theirs)
 
     def summary(self) -> tuple[object, ...]:
-        """Errors and bytes."""
+        """Return errors and bytes."""
         total = next(iter(self.beside.where(kind="all")))
         compared = self.compared
         ours, theirs = total["wire_bytes_per_step"], total["xla_wire_bytes_per_step"]
@@ -83,14 +83,14 @@ class ExploredPlan:
         return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)
 
     def brief(self) -> tuple[object, ...]:
-        """Error, bytes and times, ours and XLA's, in the units that people say."""
+        """Return error, bytes and times, ours and XLA's, in readable units."""
         name, error, _, ours, theirs, _ = self.summary()
         measured = self.compared.measurement
         times = (seconds_text(timing.median_s) for timing in (measured.ours, measured.xla))
         return (name, error, bytes_text(ours), bytes_text(theirs), *times)
 
     def times(self) -> tuple[object, ...]:
-        """Milliseconds."""
+        """Return times in milliseconds."""
         measured = self.compared.measurement
         spreads = (
             round(value * 1e3, 3)
@@ -103,7 +103,7 @@ class ExploredPlan:
         return (self.name, *spreads, round(measured.ratio, 3), *beside, error)
 
     def memory(self) -> tuple[object, ...]:
-        """Bytes per device."""
+        """Return bytes per device."""
         measured = self.compared.measurement
         compiled = measured.memory.total_bytes, measured.xla_memory.total_bytes
         return (self.name, self.cost.peak_memory_bytes, *compiled)
@@ -119,13 +119,13 @@ HELD = ("plan", "plan_bytes", "compiled_bytes", "xla_compiled_bytes")
 
 
 def not_run(reason: str) -> Section:
-    """The section that says why there is none."""
+    """Return a section with the reason why nothing was run."""
     said = f"The plans were not run: {reason}."
     return Section("Not run", (said,), conclusion=said)
 
 
 def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
-    """Why the plans are not run here; empty if they are."""
+    """Return why the plans are not run here; empty if they are."""
     needed = settings.mesh.size
     if not settings.can_run:
         return f"the mesh has {needed} devices and --devices allows {settings.devices}"
@@ -136,14 +136,14 @@ def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
 
 
 def sample(settings: Settings, name: str) -> Sample:
-    """Random arguments of a part of the model, and its results on one device."""
+    """Return random arguments of a part of the model, and its results on one device."""
     chosen = part(name)
     args = chosen.random_arguments(settings.config, settings.seed)
     return Sample(args, one_device(chosen.function(settings.config))(*args))
 
 
 def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
-    """A plan of the part that the sample is of, run on it."""
+    """Run a plan on the sample of its part."""
     verified = made.verify().summary()
     lowered, repeats = made.lower(), settings.repeats
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
@@ -158,7 +158,7 @@ def _ran(devices: int, runs: Sequence[ExploredPlan]) -> str:
 
 
 def regathered(runs: Sequence[ExploredPlan]) -> tuple[str, ...]:
-    """Which runs gather more often than XLA, and for what; nothing where none does."""
+    """Return a text about runs that gather more often than XLA; empty if none does."""
     found = {r.name: r.plan.gathers()["option"].eq("keep_gathers").sum() for r in runs if _more(r)}
     if not any(found.values()):
         return ()
@@ -167,7 +167,7 @@ def regathered(runs: Sequence[ExploredPlan]) -> tuple[str, ...]:
 
 
 def _more(run: ExploredPlan) -> bool:
-    """Whether a plan's collectives are XLA's but for more all-gathers."""
+    """Return True if a plan's collectives are XLA's except for additional all-gathers."""
     kinds: dict[str, int] = {}
     for row in run.beside:
         kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["executions"] - row["xla_executions"]
@@ -177,7 +177,7 @@ def _more(run: ExploredPlan) -> bool:
 
 
 def section(settings: Settings, runs: Sequence[ExploredPlan]) -> Section:
-    """Errors, bytes, times and memory of all runs, and each plan's collectives beside XLA's."""
+    """Return errors, bytes, times and memory of all runs, and each plan's collectives."""
     devices, hardware = settings.mesh.size, runs[0].hardware
     timed = {r.name: r.compared.measurement.table() for r in runs}
     times = Picture(

@@ -1,4 +1,4 @@
-"""What to look at: the model's sizes, the mesh, the strategies, and how much to run."""
+"""Settings of an exploration: model sizes, mesh, strategies, and the amount of runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Settings:
 
     @property
     def can_run(self) -> bool:
-        """Whether there are devices enough for the mesh."""
+        """True if there are enough devices for the mesh."""
         return self.mesh.size <= self.devices
 
     @property
@@ -92,7 +92,7 @@ PAPER = Settings(replace(WIDE, scan=True), Mesh({"X": 8, "Y": 16}))
 
 
 def config_of(model: str, sizes: str = "") -> Config:
-    """The model of that name with some of its sizes changed.
+    """Return the model with this name, with some of its sizes changed.
 
     >>> config_of("small", "B=3,H=9").H
     9

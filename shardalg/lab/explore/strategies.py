@@ -1,6 +1,6 @@
-"""The strategies side by side: collectives of one layer, forward and backward.
+"""The strategies compared: collectives of one layer, forward and backward.
 
-The column of the paper that the report prices: its table, its model and its measurements.
+`COLUMN` is the paper's column that the report prices.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ rematerialises nothing. For the finalized strategy the paper measured {step_time
 
 
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
-    """The same part under each strategy: traced once, planned as often as there are strategies."""
+    """Plan the same part under each strategy; it is traced once."""
     first, *others = settings.strategies
     made = {first: plan_part(settings.config, settings.mesh, first, name)}
     for other in others:
@@ -84,7 +84,7 @@ def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
 
 
 def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
-    """The totals of all strategies, then the collectives of each."""
+    """Return the totals of all strategies, then the collectives of each."""
     found = {name: made._collectives_table for name, made in plans.items()}
     summed = tables.strategies(found)
     bars = Picture(
@@ -102,7 +102,7 @@ def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
 
 
 def _sent(found: Mapping[str, Table]) -> Table:
-    """What a layer sends under each strategy, by phase, in the units that people say."""
+    """Return the traffic of a layer under each strategy, by phase, in readable units."""
     rows = (
         (row["strategy"], row["collectives"], *(bytes_text(row[name]) for name in SENT))
         for row in tables.totals(found)
@@ -137,7 +137,7 @@ def memory_section(plans: Mapping[str, Plan]) -> Section:
 
 
 def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
-    """What a step takes and holds on a chip, per strategy."""
+    """Return the time and memory of a step on a chip, per strategy."""
     columns = (
         "strategy", "step_time_s", "compute_s", "communication_s", "peak_memory_gb",
         "flops_utilization", "fits",
@@ -184,7 +184,7 @@ def _price_words(plans: Mapping[str, Plan], chip: str) -> str:
 
 
 def of_measured(cost: Cost) -> str:
-    """How a step of the paper's model is priced beside the time that the paper measured."""
+    """Return the price of the paper's model as a share of the measured time."""
     return f"{cost.step_time_s / MEASURED['step_time_s']:.0%} of the measured time"
 
 

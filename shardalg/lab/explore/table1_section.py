@@ -56,7 +56,7 @@ CAPTION = "Bytes of one device in one layer, against the size of each mesh axis.
 
 
 def sections(settings: Settings = HINTS) -> tuple[Section, ...]:
-    """The table, what stands beside it, and its curves."""
+    """Return the table with its comparison to the paper, and its curves."""
     parts = layer_costs(settings.config, settings.mesh, settings.strategies)
     layers = plans_of(settings, LAYER)
     return (
@@ -107,7 +107,7 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
 
 
 def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, Plan]) -> Section:
-    """What the layer has beside its parts, and what a layer adds to a train step."""
+    """Return the costs of norms and residuals of a layer, and of a layer in a train step."""
     whole = {name: costs_of(layers[name]) for name in parts}
     added = {name: whole[name].scaling - found.scaling for name, found in parts.items()}
     steps = {name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()}
@@ -118,7 +118,7 @@ def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, 
 
 
 def _statistics(added: Mapping[str, Scaling]) -> str:
-    """Of which sizes the formulas are that norms and residuals add."""
+    """Return the sizes of the values that norms and residuals add."""
     values = (value for found in added.values() for value in found.values())
     names = {name for value in values for name in Formula.of(value).names}
     features = sorted(names & set("MHND"))
@@ -128,7 +128,7 @@ def _statistics(added: Mapping[str, Scaling]) -> str:
 
 
 def _orders(parts: Mapping[str, Costs], whole: Mapping[str, Costs]) -> str:
-    """The strategies of whose costs norms and residuals change an order."""
+    """Return a sentence that names the strategies for which an order changes."""
     changed = [name for name, found in parts.items() if whole[name].orders != found.orders]
     return f"It changes orders of {', '.join(changed)}" if changed else UNCHANGED
 
