@@ -65,7 +65,7 @@ class Reshard(Answer):
         if not (turned and self.source.parts == self.target.parts and not self.source.unreduced):
             last = context.move(first, self.source, self._here, Cause(None))
         if turned:
-            last = context.turn(last, self.target, self.source.mesh, Cause(None))
+            last = context.reorder_devices(last, self.target, self.source.mesh, Cause(None))
         block = Block((first,), tuple(context.instructions), (last,))
         ends = (self.source,), (self.target,)
         return check(SpmdProgram(self.source.mesh, tuple(context.locals), block, *ends)), graph

@@ -54,7 +54,7 @@ def keys(shape, specs):
 
 def weighed(key, component):
     """What is weighed, and the number of devices that it is computed on at least."""
-    found, least = assign.candidates(key, component, assign._options(key, component))
+    found, least = assign.candidates(key, component, assign.available_digits(key, component))
     return found, least
 
 

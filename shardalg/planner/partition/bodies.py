@@ -20,7 +20,7 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.planner.partition.choose.node_classes import Copied
 from shardalg.planner.partition.choose.regions import LoopSum, border, loop_sums, with_sums
 from shardalg.planner.partition.emit.context import Cause, PartitionContext
-from shardalg.planner.partition.emit.node import TAKES, close_body, control, open_body, settle
+from shardalg.planner.partition.emit.node import TAKES, close_body, control, open_body, place_result
 from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
@@ -82,7 +82,7 @@ class BodyPartitioner(ABC):
         around = control(self.graph, node, blocks, self.sharded.mesh)
         context.emit(around, tuple(operands), made, cause)
         for value, local in zip(node.results, made, strict=True):
-            settle(context, node, value, local, self.value_shardings[value])
+            place_result(context, node, value, local, self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
         """Give the loop's constants, at its border, the layout in which alone its body reads them.

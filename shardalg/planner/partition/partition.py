@@ -32,7 +32,7 @@ from shardalg.planner.partition.choose.node_classes import (
 from shardalg.planner.partition.choose.node_plan import NodePlan, node_plan
 from shardalg.planner.partition.choose.sent import sent_bytes
 from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
-from shardalg.planner.partition.emit.node import Recipe, recipe, remake, settle
+from shardalg.planner.partition.emit.node import Recipe, place_result, recipe, remake
 from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.propagate.other_mesh import border_orders
 from shardalg.planner.propagate.sharded import ShardedGraph
@@ -125,7 +125,7 @@ class Partitioner(BodyPartitioner):
         context.hold(
             value,
             result_sharding,
-            context.turn(first, result_sharding, result_sharding.mesh, cause),
+            context.reorder_devices(first, result_sharding, result_sharding.mesh, cause),
         )
         return first
 
@@ -136,7 +136,7 @@ class Partitioner(BodyPartitioner):
             return self.context.required(value, layout, cause)
         local = self.context.required(value, replace(layout, mesh=mesh), cause)
         last = cause._replace(why=Why(Purpose.RESULT_ORDER))
-        return self.context.turn(local, layout, mesh, last)
+        return self.context.reorder_devices(local, layout, mesh, last)
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
         """The layouts alone, without what completion may still do with them.
@@ -262,7 +262,7 @@ class Partitioner(BodyPartitioner):
         asked = written(node.signature, self.sharded.mesh)
         assert asked is not None, f"{node.primitive} is no collective of the user's"
         context.emit(asked, (given,), (made,), cause)
-        settle(context, node, result, made, self.value_shardings[result])
+        place_result(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
         """What the choice at a node depends on, as the program stands."""

@@ -1,4 +1,4 @@
-"""Which digits partition which loops of a node: candidates from its shardings, the best of them."""
+"""The choice at a node: candidate assignments of digits to loops, and the cheapest of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shardalg.planner.partition.choose.component import (
     Assigned,
     Component,
     Loops,
-    as_set,
     components,
+    major_first,
     reduced_digits,
 )
 from shardalg.planner.partition.choose.key import (
@@ -29,159 +29,183 @@ from shardalg.planner.partition.choose.key import (
     NodeKey,
     Weighed,
     available,
-    devices_of,
-    weight,
+    cost_weights,
+    num_parts,
 )
-from shardalg.planner.partition.choose.matches import behind_split, required_devices, twins
+from shardalg.planner.partition.choose.matches import (
+    contracted_then_idle,
+    idle_axes_of_equal_size,
+    required_devices,
+)
 from shardalg.planner.partition.choose.owner_select import elements, picked
 from shardalg.planner.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.planner.reshard.paths import reshard_bound, reshard_price
 from shardalg.sizes.recorded import first_least
 
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
-"""Of the operands and of the results."""
-Options = dict[str, list[Digits]]
-"""Per loop the digits that may be on it."""
+"""The shardings of the operands and of the results."""
+LoopCandidates = dict[str, list[Digits]]
+"""Loop to the digits that may be assigned to it; the first entry is (), the loop is not sharded."""
 
 
 def choose(key: NodeKey) -> Choice:
-    """The assignment that takes the least time, of those that the layouts demand.
+    """Return how a node is computed: its sharded loops, and the shardings that follow from them.
 
-    Time is what a device sends, computes and writes, each at the rate of the hardware; an operator
-    without arithmetic (layout changes, copies) takes the fewest bytes first. A contraction is
-    computed on no fewer devices than its layouts match on (`required_devices`). Candidates are the
-    digits that the operands' and results' shardings put on a loop, and none.
+    Groups of rows that share no loop and no operand are decided one by one. A primitive without a
+    row is computed by every device on whole operands.
     """
     rows = rules(key.signature)
     if rows is None:
-        return _gather_all(key)
+        required = tuple([whole(sources[0]) for sources in key.sources])
+        return Choice((), required, tuple(map(whole, key.value_shardings)), 1)
     merged: Choice | None = None
     for place, component in enumerate(components(rows)):
         if key.loops:
-            given = _candidates(key, component, [dict(key.loops[place])])
+            # Policy "cost" decided the loops before. Several choices can follow from them.
+            given = _choices(key, component, [dict(key.loops[place])])
             if key.required:
                 asked = key.required[place]
                 chosen = [c for c in given if all(c.required_shardings[k] == at for k, at in asked)]
                 given = chosen or given
-            best = _arg_reduce(key, given, component)
+            best = least_time(key, component, given)
         else:
-            best = _fitting(key, component) or _least_time(key, component)
+            best = cheapest_choice(key, component)
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
 
 
-def _fitting(key: NodeKey, component: Component) -> Choice | None:
-    """What `_undisputed` finds where everything lies as it is computed, and nothing is combined.
+def cheapest_choice(key: NodeKey, component: Component) -> Choice:
+    """Return the partitioning of one connected group of loops that takes the least time.
 
-    All digits at hand divide the work and nothing is sent, so that no other choice is better.
+    Time is what a device sends, computes and writes, at the rates of the hardware. An operator
+    without arithmetic is compared by bytes. `least_time` says how ties are broken.
+    """
+    # Shortcut 1: every tensor already has the sharding that its loops need. Nothing is sent and all
+    # available digits divide the work, so no other choice can be cheaper.
+    found = communication_free_choice(key, component)
+    if found is not None:
+        return found
+    # Shortcut 2: all tensors suggest the same digits on the same loops, and that candidate sends
+    # nothing or is the only one on enough devices.
+    by_loop = available_digits(key, component)
+    found = unanimous_choice(key, component, by_loop)
+    if found is not None:
+        return found
+    return least_time(key, component, candidates(key, component, by_loop)[0])
+
+
+def communication_free_choice(key: NodeKey, component: Component) -> Choice | None:
+    """Return the choice that keeps all shardings and leaves no partial sum, or None.
+
+    It is what `unanimous_choice` would return, found without building the candidates.
     """
     given = tuple([available[0] for available in key.sources])
     if not component.is_whole or any(s.unreduced for s in (*given, *key.value_shardings)):
         return None
+    # A sharded copy would suggest further candidates.
     if any(any(s.dims) for available in key.sources for s in available[1:]):
         return None
-    assigned = component.fitted([s.dims for s in given], [s.dims for s in key.value_shardings])
+    assigned = component.local_assignment(
+        [s.dims for s in given], [s.dims for s in key.value_shardings]
+    )
     if assigned is None or regroup.regrouped(key.signature):
         return None
     digits = tuple([digit for own in assigned.values() for digit in own])
-    if _meet(digits) or not component.allows(assigned) or component.moves(assigned):
+    if _overlapping(digits) or not component.allows(assigned) or component.reads_windows(assigned):
         return None
     return Choice(tuple(assigned.items()), given, key.value_shardings, parts(digits))
 
 
-def _least_time(key: NodeKey, component: Component) -> Choice:
-    """The best of what the digits at hand allow."""
-    options = _options(key, component)
-    return _undisputed(key, component, options) or _disputed(key, component, options)
+def unanimous_choice(key: NodeKey, component: Component, by_loop: LoopCandidates) -> Choice | None:
+    """Return the choice that shards each loop along all digits that any tensor suggests, or None.
 
-
-def _undisputed(key: NodeKey, component: Component, options: Options) -> Choice | None:
-    """What `_disputed` finds where all tensors put the same digits on the same loops, if it wins.
-
-    All digits at hand then divide the work, so nothing computes on as many devices: it wins where
-    nothing is sent, or where fewer devices are not enough.
+    All available digits then divide the work, so no other choice uses as many devices. It is the
+    cheapest if it sends nothing, or if a contraction must use that many devices. None if two
+    suggestions for a loop contradict each other, or if neither condition holds.
     """
-    if _passed(key, component) or regroup.regrouped(key.signature):
+    if pending_sums(key, component) or regroup.regrouped(key.signature):
         return None
-    longest = {name: max(known, key=len) for name, known in options.items()}
-    if any(longest[name][: len(own)] != own for name, known in options.items() for own in known):
+    longest = {name: max(known, key=len) for name, known in by_loop.items()}
+    if any(longest[name][: len(own)] != own for name, known in by_loop.items() for own in known):
         return None
     assigned = {name: digits for name, digits in longest.items() if digits}
     digits = tuple([d for own in assigned.values() for d in own])
-    if len(digits) > len(set(digits)) or _meet(digits):
+    if len(digits) > len(set(digits)) or _overlapping(digits):
         return None
-    if not component.allows(assigned) or component.moves(assigned):
+    if not component.allows(assigned) or component.reads_windows(assigned):
         return None
-    found = _candidates(key, component, [assigned])
+    found = _choices(key, component, [assigned])
     if not found:
         return None
     if required_devices(key, component, [assigned]) == found[0].devices > 1:
         return found[0]
-    if sent_bytes(key, found[0], reshard_bound) == 0 == _price(key, found[0]):
+    # The lower bound is cheap. The exact price is computed only if the bound is 0.
+    if sent_bytes(key, found[0], reshard_bound) == 0 == _exact_bytes(key, found[0]):
         return found[0]
     return None
 
 
-def _price(key: NodeKey, choice: Choice) -> Any:
-    return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
-
-
-def _disputed(key: NodeKey, component: Component, options: Options) -> Choice:
-    """The best of all candidates."""
-    return _arg_reduce(key, candidates(key, component, options)[0], component)
-
-
-def candidates(key: NodeKey, component: Component, options: Options) -> tuple[list[Choice], int]:
-    """What is weighed: all that lies on enough devices, and how many are enough."""
-    assignments = list(_assignments(component, options))
+def candidates(
+    key: NodeKey, component: Component, by_loop: LoopCandidates
+) -> tuple[list[Choice], int]:
+    """Return the choices to compare, and the number of devices that each of them uses at least."""
+    assignments = list(_assignments(component, by_loop))
+    # Comparing bytes alone would repeat a contraction on all devices that share an operand.
     least = required_devices(key, component, assignments)
     if least > 1:
-        assignments = [a for a in assignments if devices_of(a) >= least]
-    return _candidates(key, component, assignments), least
+        assignments = [a for a in assignments if num_parts(a) >= least]
+    return _choices(key, component, assignments), least
 
 
 def allowed_choices(
     key: NodeKey, component: Component, assignments: Iterable[Assigned]
 ) -> Iterator[Choice]:
-    """What follows from those of the assignments that the rows allow, and from those at hand."""
+    """Yield the choices of these assignments that the rows allow, and of the suggested ones.
+
+    Exchanges of a reshape (`Choice.regrouped`) are left out.
+    """
     allowed = [found for found in assignments if component.allows(found)]
-    available = _assignments(component, _options(key, component))
-    for choice in _candidates(key, component, [*available, *allowed]):
+    suggested = _assignments(component, available_digits(key, component))
+    for choice in _choices(key, component, [*suggested, *allowed]):
         if not choice.regrouped:
             yield choice
 
 
-def _arg_reduce(key: NodeKey, candidates: list[Choice], component: Component) -> Choice:
-    """The first of the least time, or of the fewest bytes; then of the most devices.
+def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> Choice:
+    """Return the candidate of least time; of fewest bytes if the operator has no arithmetic.
 
-    Candidates are priced in the order of what they cost at least, until the rest cost more.
+    Ties go to a choice that defers a partial sum of a loop, then to more devices, then to a result
+    that several nodes read as it is sharded, then to the earlier candidate.
     """
     if len(candidates) == 1:
         return candidates[0]
-    weighs = component.rule.flops != 0
-    counts = weight(key) if weighs else CostWeights(1, 0, 1)
+    has_arithmetic = component.rule.flops != 0
+    weights = cost_weights(key) if has_arithmetic else CostWeights(1, 0, 1)
 
     def bound(choice: Choice) -> Any:
-        return counts.time(choice, sent_bytes(key, choice, reshard_bound))
+        return weights.time(choice, sent_bytes(key, choice, reshard_bound))
 
     def rank(choice: Choice) -> tuple[Any, ...]:
-        time = counts.time(choice, _price(key, choice))
-        return time, not _left_partial(key, choice), -choice.devices, _moved(key, choice)
+        time = weights.time(choice, _exact_bytes(key, choice))
+        defers = key.waits and any(made.unreduced for made in choice.produced)
+        return time, not defers, -choice.devices, _moves_shared_result(key, choice)
 
     def about(best: int, other: int) -> Weighed:
-        return Weighed(candidates[best], candidates[other], "time" if weighs else "bytes")
+        by = "time" if has_arithmetic else "bytes"
+        return Weighed(candidates[best], candidates[other], by)
 
+    # Branch and bound: candidates are ranked exactly in the order of their lower bounds, until the
+    # next bound exceeds the best exact time.
     bounds, ranks = ([partial(of, choice) for choice in candidates] for of in (bound, rank))
     return candidates[first_least(key.numbers, bounds, ranks, about)]
 
 
-def _left_partial(key: NodeKey, choice: Choice) -> bool:
-    """Whether it leaves partial sums that may wait."""
-    return key.waits and any(made.unreduced for made in choice.produced)
+def _exact_bytes(key: NodeKey, choice: Choice) -> Any:
+    return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
 
 
-def _moved(key: NodeKey, choice: Choice) -> bool:
+def _moves_shared_result(key: NodeKey, choice: Choice) -> bool:
     """Return whether a choice moves a result that several nodes read.
 
     Values that are computed from this result would be moved, too.
@@ -192,20 +216,15 @@ def _moved(key: NodeKey, choice: Choice) -> bool:
     )
 
 
-def _gather_all(key: NodeKey) -> Choice:
-    """A primitive without a row: every device computes the whole of it."""
-    required_shardings = tuple(whole(sources[0]) for sources in key.sources)
-    return Choice((), required_shardings, tuple(map(whole, key.value_shardings)), 1)
-
-
-def _laid(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
+def _with_dims(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
+    """Return a sharding with other digits; the same object if nothing differs."""
     if dims == like.dims and unreduced == like.unreduced:
         return like
     return interned(like.mesh, like.shape, dims, unreduced)
 
 
 def _merge(first: Choice, second: Choice, component: Component) -> Choice:
-    """Put the operands and results of `component` from `second` into `first`."""
+    """Return `first` with the operands and results of `component` taken from `second`."""
     required_shardings, produced = list(first.required_shardings), list(first.produced)
     for tensor in component.tensors:
         if tensor.operand is not None:
@@ -217,90 +236,92 @@ def _merge(first: Choice, second: Choice, component: Component) -> Choice:
     )
 
 
-def _candidates(
-    key: NodeKey, component: Component, assignments: Iterable[Assigned]
-) -> list[Choice]:
-    passed, adds = _passed(key, component), not contracts(key.signature)
-    required_shardings = [_laid(sources[0], sources[0].dims) for sources in key.sources]
-    produced = [
-        _laid(result_sharding, result_sharding.dims) for result_sharding in key.value_shardings
-    ]
+def _choices(key: NodeKey, component: Component, assignments: Iterable[Assigned]) -> list[Choice]:
+    """Return all choices that follow from the assignments, and the exchanges of a reshape."""
+    signature, passed = key.signature, pending_sums(key, component)
+    adds = not contracts(signature)
+    required_shardings = [_with_dims(sources[0], sources[0].dims) for sources in key.sources]
+    produced = [_with_dims(own, own.dims) for own in key.value_shardings]
+    single = elements(signature, component.rule) if component.is_whole else ()
     found: list[Choice] = []
     for assigned in assignments:
-        for gathered in (False, True) if component.moves(assigned) else (False,):
+        loops = tuple(assigned.items())
+        # A windowed dimension is exchanged in halos, or gathered.
+        for gathered in (False, True) if component.reads_windows(assigned) else (False,):
             layouts = _layouts(key, component, assigned, (required_shardings, produced), gathered)
-            if layouts is not None:
-                for laid in (layouts, *_picked(key, component, layouts)):
-                    found += _choices(tuple(assigned.items()), laid, passed, adds=adds)
-    return [*found, *_regrouped(key)]
-
-
-def _picked(key: NodeKey, component: Component, layouts: Layouts) -> Iterator[Layouts]:
-    """The same where single elements of dimensions are picked from blocks as they lie."""
-    dims = elements(key.signature, component.rule) if component.is_whole else ()
-    if dims:
-        (required,), (made,) = layouts
-        for blocks, partial_ in picked(dims, key.sources[0], (required, made)):
-            yield (blocks,), (partial_,)
-
-
-def _regrouped(key: NodeKey) -> Iterator[Choice]:
-    """Reshapes by an exchange of flat elements."""
-    if regroup.regrouped(key.signature):
+            if layouts is None:
+                continue
+            found += _with_pending_sums(loops, layouts, passed, adds=adds)
+            if single:
+                # One element of a dimension can also be read from the block of its owner.
+                ((required,), (made,)) = layouts
+                for blocks, pending in picked(single, key.sources[0], (required, made)):
+                    layouts = (blocks,), (pending,)
+                    found += _with_pending_sums(loops, layouts, passed, adds=adds)
+    if regroup.regrouped(signature):
         (result_sharding,) = key.value_shardings
-        for dims, out in regroup.layouts(key.signature, key.sources[0], result_sharding):
-            required, made = _laid(key.sources[0][0], dims), _laid(result_sharding, out)
+        for dims, out in regroup.layouts(signature, key.sources[0], result_sharding):
+            operand, result = key.sources[0][0], result_sharding
+            ends = (_with_dims(operand, dims),), (_with_dims(result, out),)
             devices = math.prod([parts(digits) for digits in out])
-            yield Choice((), (required,), (made,), devices, regrouped=True)
+            found.append(Choice((), *ends, devices, regrouped=True))
+    return found
 
 
-def _assignments(component: Component, options: Options) -> Iterator[Assigned]:
-    """Every combination of digits that are at hand, each on one loop, that the rows allow."""
-    held = dict.fromkeys(d for groups in options.values() for group in groups for d in group)
-    nested = _meet(tuple(held))
-    for combination in itertools.product(*options.values()):
+def _assignments(component: Component, by_loop: LoopCandidates) -> Iterator[Assigned]:
+    """Yield every combination of the candidates that uses each digit once and the rows allow."""
+    every = dict.fromkeys(d for groups in by_loop.values() for group in groups for d in group)
+    # Most nodes have no two overlapping digits; then no combination has to be checked for them.
+    may_overlap = _overlapping(tuple(every))
+    for combination in itertools.product(*by_loop.values()):
         digits = tuple([d for group in combination for d in group])
-        if len(digits) == len(set(digits)) and not (nested and _meet(digits)):
-            assigned = {n: d for n, d in zip(options, combination, strict=True) if d}
+        if len(digits) == len(set(digits)) and not (may_overlap and _overlapping(digits)):
+            assigned = {n: d for n, d in zip(by_loop, combination, strict=True) if d}
             if component.allows(assigned):
                 yield assigned
 
 
 @lru_cache(maxsize=1 << 12)
-def _meet(digits: Digits) -> bool:
-    """Whether two digits are parts of one axis that lie over each other."""
+def _overlapping(digits: Digits) -> bool:
+    """Return whether two of the digits are overlapping parts of one axis."""
     return any(overlap(*pair) for pair in itertools.combinations(digits, 2))
 
 
-def _options(key: NodeKey, component: Component) -> Options:
-    """Per loop the digits that some tensor's sharding puts on it, and no digits.
+def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
+    """Return per loop the digits that the sharding of some tensor suggests for it, and ().
 
-    Digits of a dimension that an operator needs as one block, or whose partial results are sent
-    whole, may go to any other loop instead; digits of a contracted loop to an axis that is idle.
+    A sort, for example, needs a dimension whole. The digits of such a dimension may move to any
+    other loop instead (an all-to-all). Digits of a contracting loop may move to an idle axis.
     """
-    options: Options = {name: [()] for name in component.loops}
+    by_loop: LoopCandidates = {name: [()] for name in component.loops}
     moved: dict[Digits, None] = {}
     for tensor in component.tensors:
         for sharding in available(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                if digits and _elsewhere(component, loops):
+                if digits and _is_gathered(component, loops):
                     moved[digits] = None
                     continue
                 for loop, own in spread(loops, digits) if digits else ():
-                    known = options.get(loop)
+                    known = by_loop.get(loop)
                     if known is not None:
+                        # A loop may also be sharded along the major digits only.
                         tops = (own[:end] for end in range(len(own), 0, -1))
                         known += [top for top in tops if top not in known]
+    # Moved digits are tried on every loop that is long enough, alone and minor to its own digits.
     for digits in moved:
-        _add_behind(options, component, digits)
-    for name, digits in twins(key, component).items():
-        if name in options and digits not in options[name]:
-            options[name] += [digits, *behind_split(key, component, name, digits)]
-    return options
+        for name, known in by_loop.items():
+            behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]
+            for joint in behind:
+                if joint not in known and name in component.loops_of_extent(parts(joint)):
+                    known.append(joint)
+    for name, digits in idle_axes_of_equal_size(key, component).items():
+        if name in by_loop and digits not in by_loop[name]:
+            by_loop[name] += [digits, *contracted_then_idle(key, component, name, digits)]
+    return by_loop
 
 
-def _elsewhere(component: Component, loops: Loops) -> bool:
-    """Whether the digits of a dimension may go to any other loop."""
+def _is_gathered(component: Component, loops: Loops) -> bool:
+    """Return whether an operator needs a dimension whole, or its partial results are gathered."""
     return any(
         name in rule.whole or (rule.combine in GATHERED and name in rule.reduced)
         for rule in component.rules
@@ -308,17 +329,8 @@ def _elsewhere(component: Component, loops: Loops) -> bool:
     )
 
 
-def _add_behind(options: Options, component: Component, digits: Digits) -> None:
-    """Put digits on every loop with room for them: alone, and behind what splits it already."""
-    for name, known in options.items():
-        behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]
-        for joint in behind:
-            if joint not in known and name in component.roomy(parts(joint)):
-                known.append(joint)
-
-
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:
-    """Put a dimension's digits on its loops, major first.
+    """Assign a dimension's digits to its loops, major first.
 
     A minor loop gets digits only where the more major ones are split to single elements.
 
@@ -348,11 +360,13 @@ def _layouts(
     others: tuple[list[Sharding], list[Sharding]],
     gathered: bool,
 ) -> Layouts | None:
-    """Layouts that follow; None where two rows ask one operand for different ones.
+    """Return the shardings of all tensors under an assignment of digits to loops.
+
+    None if two rows of the component require different shardings of one operand.
 
     Args:
-      others: layouts of what the component does not touch.
-      gathered: whether dimensions behind windows are held whole.
+      others: shardings of the tensors that the component does not contain.
+      gathered: whether windowed dimensions are gathered instead of exchanged.
     """
     required_shardings, produced = list(others[0]), list(others[1])
     asked: dict[int, Sharding] = {}
@@ -360,47 +374,49 @@ def _layouts(
         dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
-            produced[tensor.number] = _laid(key.value_shardings[tensor.number], dims, pending)
+            produced[tensor.number] = _with_dims(key.value_shardings[tensor.number], dims, pending)
             continue
-        made = _laid(key.sources[tensor.operand][0], dims)
+        made = _with_dims(key.sources[tensor.operand][0], dims)
         if asked.setdefault(tensor.operand, made) != made:
             return None
         required_shardings[tensor.operand] = made
     return tuple(required_shardings), tuple(produced)
 
 
-def _choices(
+def _with_pending_sums(
     loops: tuple[tuple[str, Digits], ...],
     layouts: Layouts,
-    ways: tuple[Mapping[int, Digits], ...],
+    passed: tuple[Mapping[int, Digits], ...],
     *,
     adds: bool,
 ) -> Iterator[Choice]:
-    """Without partial sums, and where they may be passed on, with them.
+    """Yield a choice on complete operands, then one for each way to pass partial sums on.
 
     Args:
-      ways: how partial sums of operands may pass (`_passed`).
-      adds: whether members that work on sums of their own count as dividing the work. Beside a
-        product a sum is little, but a product of partial sums is the whole product on each member.
+      passed: of `pending_sums`.
+      adds: whether devices that compute on different partial sums count as dividing the work. They
+        do for an addition. A product of partial sums is the whole product on every device.
     """
     devices = math.prod([parts(digits) for _, digits in loops])
     yield Choice(loops, *layouts, devices)
-    for passed in ways:
-        digits = next(iter(passed.values()))
+    for pending in passed:
+        digits = next(iter(pending.values()))
         required_shardings, produced = layouts
         used = {d for one in (*required_shardings, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
         if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             required_shardings = tuple(
-                _laid(w, w.dims, passed.get(i, ())) for i, w in enumerate(required_shardings)
+                _with_dims(w, w.dims, pending.get(i, ())) for i, w in enumerate(required_shardings)
             )
-            produced = tuple(_laid(m, m.dims, as_set(m.unreduced + digits)) for m in produced)
+            produced = tuple(
+                _with_dims(m, m.dims, major_first(m.unreduced + digits)) for m in produced
+            )
             yield Choice(
                 loops, required_shardings, produced, devices * (parts(digits) if adds else 1)
             )
 
 
-def _passed(key: NodeKey, component: Component) -> tuple[Mapping[int, Digits], ...]:
+def pending_sums(key: NodeKey, component: Component) -> tuple[Mapping[int, Digits], ...]:
     """Return the ways in which partial sums of operands may pass through the operator.
 
     All addends pass together if they are partial along the same axes. Of factors one alone passes:
@@ -414,5 +430,6 @@ def _passed(key: NodeKey, component: Component) -> tuple[Mapping[int, Digits], .
     if set(pending) & rule.addends:
         is_alike = len(set(pending.values())) == 1
         return (pending,) if is_alike and set(pending) == rule.addends <= passes else ()
+    # The square of a sum is not the sum of squares: a value that is read twice does not pass.
     alone = (i for i in pending if i in passes and key.values.count(key.values[i]) == 1)
     return tuple({i: pending[i]} for i in alone)

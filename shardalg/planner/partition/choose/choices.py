@@ -1,4 +1,4 @@
-"""All that a node of a graph could do, whatever completion says: any axis on any of its loops."""
+"""All candidates of a node under policy "cost": any mesh axis on any of its loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardalg.graph.ir import Signature
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import SUM
 from shardalg.planner.partition.choose.assign import allowed_choices
-from shardalg.planner.partition.choose.component import Assigned, Component, as_set, components
+from shardalg.planner.partition.choose.component import Assigned, Component, components, major_first
 from shardalg.planner.partition.choose.key import Choice, NodeKey
 
 
@@ -26,7 +26,8 @@ class ComponentCandidate:
 
     Attributes:
       loops: sharded loops with their digits.
-      required_shardings: (operand number, layout); produced: (result number, layout).
+      required_shardings: pairs of operand number and sharding.
+      produced: pairs of result number and sharding.
     """
 
     loops: tuple[tuple[str, Digits], ...]
@@ -43,14 +44,15 @@ def candidates(
     *,
     finite: bool = False,
 ) -> tuple[ComponentCandidate, ...]:
-    """The candidates of the component at `place`: each axis of the mesh on one loop or on none.
+    """Return the candidates of one component: each axis of the mesh on one loop or on none.
 
-    Only even splits, and besides all that the layouts of operands and results suggest. A linear
-    operator may also pass the partial sums of its operands on, along axes on none of its loops.
+    Splits are even, except those that the shardings of operands and results suggest. A linear
+    operator may also pass the partial sums of its operands on, along axes of none of its loops.
 
     Args:
-      homes: completed layouts of the operands, then of the results.
-      finite: whether sums wait behind products too (`Switches.finite_sums`).
+      value_shardings: completed shardings of the operands, then of the results.
+      place: the number of the component.
+      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
     """
     component = components(rules(signature))[place]
     count = len(signature.operands)
@@ -59,7 +61,7 @@ def candidates(
     key = NodeKey(signature, tuple(range(count)), available, results, rates, finite=finite)
     found: dict[ComponentCandidate, None] = {}
     for choice in allowed_choices(key, component, list(_assignments(key, component))):
-        for made in (choice, *_passing(choice, component, key)):
+        for made in (choice, *_with_pending_operands(choice, component, key)):
             found[_candidate(component, made)] = None
     return tuple(found)
 
@@ -78,19 +80,18 @@ def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
             yield assigned
 
 
-def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
-    """The same with partial sums on operands, which the result then has too."""
+def _with_pending_operands(choice: Choice, component: Component, key: NodeKey) -> Iterator[Choice]:
+    """Yield the choice with partial sums on operands, which the result then has too."""
     rule, linear = component.rule, component.rule.passes(finite=key.finite)
     if rule.combine != SUM or not component.is_whole or not linear:
         return
-    layouts = (
-        *choice.required_shardings,
-        *choice.produced,
-    )  # of what is regrouped or picked no loop is split
+    # The digits of the shardings, not of `choice.loops`: an owner select shards no loop.
+    layouts = (*choice.required_shardings, *choice.produced)
     used = [d for x in layouts for digits in (*x.dims, x.unreduced) for d in digits]
     mesh = key.value_shardings[0].mesh
     axes = [mesh.digit(n) for n, size in mesh.axes if size > 1]
     free = [axis for axis in axes if not any(overlap(axis, d) for d in used)]
+    # All addends are partial together; of factors only one may be.
     groups = [rule.addends] if rule.addends else []
     groups += [frozenset({k}) for k in linear - rule.addends]
     for size in range(1, len(free) + 1):
@@ -105,7 +106,7 @@ def _passing(choice: Choice, component: Component, key: NodeKey) -> Iterator[Cho
 
 
 def _pending(layout: Sharding, digits: Digits) -> Sharding:
-    pending = as_set((*layout.unreduced, *digits))
+    pending = major_first((*layout.unreduced, *digits))
     return interned(layout.mesh, layout.shape, layout.dims, pending)
 
 

@@ -1,4 +1,4 @@
-"""What the rows of a node allow: which loops may be sharded, and what that makes of the tensors."""
+"""Connected groups of loops of a node: the loops that may be sharded, and their tensors."""
 
 from __future__ import annotations
 
@@ -52,20 +52,21 @@ class Tensor:
     windows: tuple[int, ...] = ()
 
     def digits(self, assigned: Assigned, *, gathered: bool = False) -> Dims:
-        """Digits per dimension where loops are sharded so.
+        """Return the digits of each dimension under an assignment of digits to loops.
 
         Args:
-          gathered: whether windowed dimensions are held whole, so that no window is exchanged.
+          gathered: whether windowed dimensions are whole, so that no window is exchanged.
         """
-        found = [_joined(loops, assigned) for loops in self.dims]
+        found = [_dim_digits(loops, assigned) for loops in self.dims]
         for dim in self.windows if not gathered else ():
             found[dim] = owner(self.rule, (self.number, dim), assigned)
         return tuple(found)
 
     @cached_property
     def suggested(self) -> tuple[Loops, ...]:
-        """Per dimension the loops that its digits may go to; of a window the widest one."""
+        """The loops that each dimension's digits may be assigned to."""
         found = list(self.dims)
+        # A windowed dimension has the blocks of the loop that spans most of it.
         for dim in self.windows:
             index = self.rule.indices(self.number)[dim]
             extents = self.rule.extents
@@ -74,7 +75,8 @@ class Tensor:
         return tuple(found)
 
 
-def _joined(loops: Loops, assigned: Assigned) -> Digits:
+def _dim_digits(loops: Loops, assigned: Assigned) -> Digits:
+    # By far most dimensions are one loop.
     if len(loops) == 1:
         return assigned.get(loops[0][0], ())
     return tuple(d for name, _ in loops for d in assigned.get(name, ()))
@@ -82,16 +84,17 @@ def _joined(loops: Loops, assigned: Assigned) -> Digits:
 
 @dataclass(frozen=True)
 class Component:
-    """Rows that share a loop or an operand, and so are decided together.
+    """Rows that share a loop or an operand, which are therefore decided together.
 
     Attributes:
       rules: the rows; rule: the first of them.
       tensors: of all rows, operands of a row before its results.
-      loops: those that may be sharded.
-      even: of these the ones that only even parts may split (combined, and no mask fits), with
-        their extents.
-      nests: dimensions of several loops: all but the last that is split are split to elements.
-      is_whole: whether it is all of a node of one row.
+      loops: the loops that may be sharded.
+      even: reduced loops whose padding cannot be masked, with their extents. Only even splits of
+        these are allowed.
+      nests: dimensions of several loops, major first. All sharded loops of such a dimension except
+        the last are split to single elements.
+      is_whole: whether the component is all of a node with one row.
     """
 
     rules: tuple[Rule, ...]
@@ -106,13 +109,13 @@ class Component:
         """The first row."""
         return self.rules[0]
 
-    def moves(self, assigned: Assigned) -> bool:
-        """Whether a window is read along a sharded loop."""
-        return not self.read_through.isdisjoint(assigned)
+    def reads_windows(self, assigned: Assigned) -> bool:
+        """Return whether a window is read along a sharded loop."""
+        return not self.window_loops.isdisjoint(assigned)
 
     @cached_property
-    def read_through(self) -> frozenset[str]:
-        """Loops along which windows are read."""
+    def window_loops(self) -> frozenset[str]:
+        """The loops along which windows are read."""
         return frozenset(
             name
             for t in self.tensors
@@ -120,26 +123,30 @@ class Component:
             for name in t.rule.indices(t.number)[dim].variables
         )
 
-    def fitted(self, operands: Sequence[Dims], results: Sequence[Dims]) -> Assigned | None:
-        """The digits on the loops where all tensors of a node lie so, and nothing is combined.
+    def local_assignment(
+        self, operands: Sequence[Dims], results: Sequence[Dims]
+    ) -> Assigned | None:
+        """Return the assignment that gives all tensors these digits and combines nothing, or None.
 
-        None where no assignment says this of all of them.
+        Args:
+          operands, results: per tensor, the digits of each dimension.
         """
         found: dict[str, Digits] = {}
-        for operand, number, names in self.alone:
+        for operand, number, names in self.single_loops:
             dims = results[number] if operand is None else operands[operand]
             for name, own in zip(names, dims, strict=True):
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
         if any(found.get(name) for loops in self.nests for name, _ in loops):
-            return None  # another tensor has the loop in a dimension that nothing splits
+            # Another tensor has this loop in a dimension of several loops, which has no digits.
+            return None
         return {name: found[name] for name in self.loops if found.get(name)}
 
     @cached_property
-    def alone(self) -> tuple[tuple[int | None, int, tuple[str | None, ...]], ...]:
-        """(operand, number, loops) of each tensor: per dimension the one loop that may split it.
+    def single_loops(self) -> tuple[tuple[int | None, int, tuple[str | None, ...]], ...]:
+        """(operand, number, loops) of each tensor: per dimension its loop, or None.
 
-        None where there are more loops, or what is split leaves something to combine.
+        None if the dimension has several loops, or if its loop is reduced or may not be sharded.
         """
         reduced = {name for rule in self.rules for name in rule.reduced}
         split = frozenset(self.loops) - reduced
@@ -149,29 +156,35 @@ class Component:
             for t, names in zip(self.tensors, one, strict=True)
         )
 
-    def roomy(self, count: int) -> tuple[str, ...]:
-        """Loops that keep so many devices busy."""
+    def loops_of_extent(self, count: int) -> tuple[str, ...]:
+        """Return the loops that have at least `count` iterations."""
         extents = {n: extent for rule in self.rules for n, extent in rule.loops}
         return tuple(name for name in self.loops if extents[name] >= count)
 
     def allows(self, assigned: Assigned) -> bool:
-        """Whether every device gets one block of each tensor, and what is combined can be."""
+        """Return whether the rows allow an assignment of digits to loops.
+
+        Every device must get one block of each tensor, and partial results must be combinable.
+        """
         for name, extent in self.even:
             if name in assigned and extent % parts(assigned[name]):
                 return False
-        if not all(_keeps(rule, assigned) for rule in self.rules if rule.combine == TOP):
-            return False
-        return all(_nests(loops, assigned) for loops in self.nests)
+        for rule in self.rules:
+            if rule.combine != TOP:
+                continue
+            # A block with fewer elements than `top_k` keeps would send as much as a gather.
+            most = max(rule.extents[name] for name in rule.whole)
+            split = [name for name in rule.reduced if name in assigned]
+            if any(-(-rule.extents[name] // parts(assigned[name])) < most for name in split):
+                return False
+        return all(_splits_to_elements(loops, assigned) for loops in self.nests)
 
 
-def _keeps(rule: Rule, assigned: Assigned) -> bool:
-    """Whether a block has as many elements as are kept: else gathering sends no more."""
-    most = max(rule.extents[name] for name in rule.whole)
-    split = [name for name in rule.reduced if name in assigned]
-    return all(-(-rule.extents[name] // parts(assigned[name])) >= most for name in split)
+def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
+    """Return whether all sharded loops of a dimension except the last have blocks of one element.
 
-
-def _nests(loops: Loops, assigned: Assigned) -> bool:
+    Otherwise the elements of a device would not be one block of the dimension.
+    """
     open_end = False
     for name, extent in loops:
         count = parts(assigned.get(name, ()))
@@ -183,9 +196,10 @@ def _nests(loops: Loops, assigned: Assigned) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
-    """The parts of a node that are decided alone, in the order of its results."""
+    """Return the groups of rows that can be decided one by one, in the order of the results."""
     groups: list[tuple[set[object], list[int]]] = []
     for number, rule in enumerate(rows):
+        # Union of all groups that this row shares a loop or an operand with.
         marks: set[object] = set(rule.extents) | set(rule.operands)
         joined = [g for g in groups if g[0] & marks]
         groups = [g for g in groups if not g[0] & marks]
@@ -200,19 +214,28 @@ def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
     rules = tuple(rows[n] for n in numbers)
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
     named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]
-    barred = {name for rule in rules for name in _barred(rule)}
+    barred = {name for rule in rules for name in _unshardable(rule)}
     return Component(
         rules,
         tensors,
         tuple(dict.fromkeys(name for name in named if name not in barred)),
-        tuple((n, rule.extents[n]) for rule in rules for n in rule.reduced if not _masked(rule, n)),
+        tuple(
+            (n, rule.extents[n])
+            for rule in rules
+            for n in rule.reduced
+            if not _is_maskable(rule, n)
+        ),
         tuple(dict.fromkeys(loops for t in tensors for loops in t.dims if len(loops) > 1)),
         len(rows) == 1,
     )
 
 
 def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
-    """Args: number: of several rows, the result that this one makes."""
+    """Yield the operands and results of a row.
+
+    Args:
+      number: the result that the row computes; None if the node has one row.
+    """
     for tensor in rule.tensors:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:
@@ -222,10 +245,11 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
             yield Tensor(rule, None, ~tensor if number is None else number, dims)
 
 
-def _barred(rule: Rule) -> Iterator[str]:
-    """Loops in a dimension whose blocks they do not make, and those that nothing combines.
+def _unshardable(rule: Rule) -> Iterator[str]:
+    """Yield the loops that may not be sharded.
 
-    Nor is a loop split to be combined that has no iterations: there is nothing to send.
+    A loop may not be sharded if a dimension that reads it has other blocks, if no collective
+    combines its partial results, or if it is reduced and has no iterations.
     """
     for tensor in rule.tensors:
         for dim, index in enumerate(rule.indices(tensor)):
@@ -239,12 +263,12 @@ def _barred(rule: Rule) -> Iterator[str]:
         yield from rule.reduced
 
 
-def _masked(rule: Rule, loop: str) -> bool:
-    """Whether padding along a combined loop can be masked: it is a dimension of an operand.
+def _is_maskable(rule: Rule, loop: str) -> bool:
+    """Return whether padding along a reduced loop can be masked: it is a dimension of an operand.
 
-    Not of the taps of a window, of which there are at most as many as windows: 0 for a tap that is
-    no tap, times an element that another window reads, is NaN where that is infinite. (Windows
-    themselves are split unevenly, as XLA splits them, for the gradient of the taps.)
+    The taps of a window cannot be masked. A masked tap is 0, but its product with an infinite
+    element that another window reads is NaN. There are at most as many taps as windows. The loop
+    over windows may be split unevenly, as in XLA, for the gradient of the taps.
     """
     indices = [index for dims in rule.operands.values() for index in dims]
     through = {n for i in indices if i.loop is None and loop in i.variables for n in i.variables}
@@ -253,10 +277,10 @@ def _masked(rule: Rule, loop: str) -> bool:
 
 
 def reduced_digits(rule: Rule, assigned: Assigned) -> Digits:
-    """Digits on loops whose iterations combine; major first, so that equal sets are alike."""
-    return as_set(d for name in rule.reduced for d in assigned.get(name, ()))
+    """Return the digits on reduced loops, major first, so that equal sets are equal tuples."""
+    return major_first(d for name in rule.reduced for d in assigned.get(name, ()))
 
 
-def as_set(digits: Iterable[Digit]) -> Digits:
-    """Digits major first."""
+def major_first(digits: Iterable[Digit]) -> Digits:
+    """Return digits as a tuple, major first."""
     return tuple(sorted(digits, reverse=True))

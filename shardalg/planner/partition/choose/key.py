@@ -1,4 +1,4 @@
-"""What the choice at a node depends on, what is chosen, and what its time is."""
+"""The inputs of the choice at a node (`NodeKey`), its result (`Choice`), and its time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ LoopDigits = tuple[tuple[str, Digits], ...]
 
 
 class NodeKey(NamedTuple):
-    """All that the choice depends on; nodes that are alike are decided once.
+    """All inputs of the choice at a node. Nodes with equal keys are decided once.
 
     Attributes:
-      values: per operand, the first one that is the same value.
-      sources: per operand, the layouts in which the value is at hand (unreduced digits included).
-      homes: per result, the completed sharding.
-      rates: what a byte weighs against a floating-point operation.
-      loops: per component the digits on its loops, where that was decided before; else empty.
-      unread: results that nobody reads, and so nobody brings home.
-      padded: whether blocks may be padded on their way (`Switches.pad_blocks`).
-      finite: whether sums wait behind products too (`Switches.finite_sums`).
-      waits: whether partial sums of the result may wait until a loop is over: of two choices that
-        cost the same, they do.
-      required: per component the layouts of operands that were chosen with `loops`.
-      shared: operands of a product that a later product reads too, and maybe the same copy.
+      values: per operand, the number of the first operand that is the same value.
+      sources: per operand, the shardings of its available copies, unreduced digits included.
+      value_shardings: per result, the completed sharding.
+      rates: what a byte costs in floating-point operations.
+      loops: per component, the digits on its loops if they are decided already; else empty.
+      unread: results that no node reads. They are not moved to their completed sharding.
+      padded: whether blocks may be padded while they are moved (`Switches.pad_blocks`).
+      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
+      waits: whether partial sums of the result may be deferred until a loop is over. Among choices
+        of equal cost, they are.
+      required: per component, the shardings of operands that were chosen together with `loops`.
+      shared: operands of a product that a later product reads too, perhaps as the same copy.
       read_again: whether the result is a pointwise float that several nodes read. Among choices of
         equal cost, the result's own sharding is then preferred.
     """
@@ -54,7 +54,7 @@ class NodeKey(NamedTuple):
 
     @property
     def numbers(self) -> Iterator[Any]:
-        """Sizes and digits of results, and of operands."""
+        """Sizes and digits of the results, and sizes of the operands."""
         for layout in self.value_shardings:
             yield from layout.numbers
         for layouts in self.sources:
@@ -63,13 +63,15 @@ class NodeKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """An assignment and the layouts that follow from it.
+    """An assignment of digits to loops, and the shardings that follow from it.
 
     Attributes:
       loops: sharded loops with their digits.
-      demands: layout of each operand; produced: layout of each result, pending digits as unreduced.
-      devices: how many parts the iterations are computed in.
-      regrouped: whether an exchange stands for the operator (`planner.partition.choose.regroup`).
+      required_shardings: of each operand.
+      produced: the sharding of each result; axes of pending sums are unreduced.
+      devices: the number of parts that the iterations are divided into.
+      regrouped: whether the node is a reshape that runs as an exchange
+        (`planner/partition/choose/regroup.py`).
     """
 
     loops: tuple[tuple[str, Digits], ...]
@@ -80,7 +82,7 @@ class Choice:
 
 
 class Weighed(NamedTuple):
-    """What was chosen, what else could have been, and what was compared: time or bytes."""
+    """A comparison of two choices, by time or by bytes."""
 
     chosen: Choice
     other: Choice
@@ -88,23 +90,24 @@ class Weighed(NamedTuple):
 
 
 def available(key: NodeKey, tensor: Tensor) -> tuple[Sharding, ...]:
-    """The layouts of an operand, or the home of a result."""
+    """Return the shardings of an operand's copies, or the completed sharding of a result."""
     if tensor.operand is not None:
         return key.sources[tensor.operand]
     return (key.value_shardings[tensor.number],)
 
 
-def devices_of(assigned: Assigned) -> int:
-    """In how many parts an assignment divides the work."""
+def num_parts(assigned: Assigned) -> int:
+    """Return the number of parts that an assignment divides the iterations into."""
     return math.prod([parts(digits) for digits in assigned.values()])
 
 
 class CostWeights(NamedTuple):
-    """How the time of a choice is counted, in whole flops of all devices together.
+    """Weights that turn a choice into time, in whole flops of all devices together.
 
     Attributes:
-      byte: flops that weigh as much as a byte sent; work: of the whole operator, with what it
-        writes. size: devices of the mesh.
+      byte: flops that take as long as one byte sent.
+      work: flops of the whole operator, including the time to write its results.
+      size: devices of the mesh.
     """
 
     byte: int
@@ -112,12 +115,17 @@ class CostWeights(NamedTuple):
     size: int
 
     def time(self, choice: Choice, sent: Any) -> Any:
-        """Args: sent: bytes that a device sends for the choice."""
+        """Return the time of a choice.
+
+        Args:
+          sent: bytes that a device sends for the choice.
+        """
+        # The mesh size is a multiple of `choice.devices`, so the time is a whole number.
         return sent * self.byte * self.size + self.work * (self.size // choice.devices)
 
 
-def weight(key: NodeKey) -> CostWeights:
-    """What bytes and arithmetic weigh at a node."""
+def cost_weights(key: NodeKey) -> CostWeights:
+    """Return the weights of bytes and arithmetic at a node."""
     signature, rates = key.signature, key.rates
     written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
     work = signature_flops(signature) + written * rates.written_flops

@@ -1,10 +1,9 @@
-"""One element of a dimension that is cut: its holder hands it on as the only partial sum but 0.
+"""Owner select: one element of a sharded dimension becomes a partial sum, 0 except on its owner.
 
-    x[k] = sum over partitions p of (x[k] where p has it, else 0)
-A last token, or a first row, is then sent as what it is made for wants it: added up where all
-devices want it, or scattered. It is joined as bits
-(`planner/partition/passes/unread.py`): in a sum a zero would lose its sign, as in XLA's own owner
-selects.
+    x[k] = sum over partitions p of (x[k] if p owns it, else 0)
+A last token, or a first row, is then moved in the sharding that its reader requires: all-reduced or
+reduce-scattered. The sum is taken over bits (`planner/partition/passes/unread.py`), because a sum
+of floats would lose the sign of -0, as it does in XLA's own owner selects.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from shardalg.graph.ir import Signature
 from shardalg.graph.ops.families.building import is_number
 from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.graph.ops.windows import WindowBlock, reach, windowed
-from shardalg.planner.partition.choose.component import as_set
+from shardalg.planner.partition.choose.component import major_first
 from shardalg.planner.partition.choose.key import Choice
 from shardalg.planner.reshard.even import tile
 from shardalg.spmd.instructions import OwnerSelect
 
 ELEMENT = WindowBlock(1)
-"""What a device then has of the dimension."""
+"""A device's block of the dimension after the owner select."""
 
 
 def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
-    """Dimensions of the only operand of which one element is read, whatever the result's size.
+    """Return the operand's dimensions of which one element is read.
+
+    Empty unless the operator only copies the elements of its single operand.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.graph.ops.rows import rules
@@ -53,11 +54,12 @@ def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:
 def picked(
     dims: tuple[int, ...], sources: Sequence[Sharding], layouts: tuple[Sharding, Sharding]
 ) -> Iterator[tuple[Sharding, Sharding]]:
-    """Layouts of operand and result where elements are picked from blocks as they lie.
+    """Yield the shardings of operand and result under an owner select.
 
     Args:
-      dims: of `elements`; sources: layouts of the operand at hand.
-      layouts: of operand and result where those dimensions are held whole.
+      dims: of `elements`.
+      sources: shardings of the operand's available copies.
+      layouts: shardings of operand and result when these dimensions are whole.
     """
     required, made = layouts
     used = [d for dim in (*required.dims, *made.dims) for d in dim]
@@ -66,7 +68,7 @@ def picked(
         digits = tuple(d for own in held.values() for d in own)
         if digits and not any(overlap(*pair) for pair in product(digits, used)):
             blocks = tuple(held.get(dim, own) for dim, own in enumerate(required.dims))
-            pending = as_set(made.unreduced + digits)
+            pending = major_first(made.unreduced + digits)
             yield (
                 interned(required.mesh, required.shape, blocks, required.unreduced),
                 interned(made.mesh, made.shape, made.dims, pending),
@@ -74,7 +76,7 @@ def picked(
 
 
 def picks(signature: Signature, rule: Rule, choice: Choice) -> tuple[OwnerSelect, ...]:
-    """What takes the elements out of the blocks of the operand."""
+    """Return the owner selects of a choice, one for each dimension that it reads so."""
     split = dict(choice.loops)
     found = []
     for dim in elements(signature, rule):

@@ -1,9 +1,9 @@
-"""Reshapes whose blocks end where those of the result do not: one exchange on flat elements.
+"""Reshapes whose blocks and result blocks end at different elements: one exchange of flat elements.
 
-The dimensions of a reshape fall into groups that hold the same elements on both sides. Of a group
-that is split on its leading dimension a device holds an interval of its flat elements, and wants
-another one (`algebra.halos.realignment.reshape_interval`); between them are whole rows on both
-sides. Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
+The dimensions of a reshape fall into groups that contain the same elements on both sides. If a
+group is sharded along its leading dimension, a device holds an interval of the group's flat
+elements and needs another interval for its block of the result. An exchange fetches the difference.
+Source: GSPMD (arXiv:2105.04663), section 4.3, "Halo exchange for data formatting".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardalg.algebra.halos.exchange import Exchange
 from shardalg.algebra.halos.intervals import Interval
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Signature
-from shardalg.graph.ops.families.data_formatting import DimensionRange, groups
+from shardalg.graph.ops.families.data_formatting import groups
 from shardalg.planner.reshard.exchanges import (
     DimBuilder,
     DimProgram,
@@ -35,11 +35,11 @@ Dims = tuple[Digits, ...]
 
 @dataclass(frozen=True)
 class ReshapeGroup:
-    """Dimensions of the operand of a reshape, and those of the result with the same elements.
+    """Dimensions of a reshape's operand, and the result's dimensions with the same elements.
 
     Attributes:
-      sizes, out_sizes: of the dimensions.
-      start, out_start: the first of them.
+      sizes, out_sizes: the sizes of the dimensions on both sides.
+      start, out_start: the number of the first dimension on both sides.
     """
 
     start: int
@@ -49,12 +49,12 @@ class ReshapeGroup:
 
     @property
     def is_kept(self) -> bool:
-        """Whether one dimension stays as it is."""
+        """Whether the group is one dimension on both sides."""
         return len(self.sizes) == len(self.out_sizes) == 1
 
     @property
     def leads(self) -> tuple[int, int]:
-        """The dimension of the operand that may be split, and that of the result."""
+        """The dimension of the operand, and the one of the result, that may be sharded."""
         return self.start + leading(self.sizes), self.out_start + leading(self.out_sizes)
 
     def split_dim(self, made: Sharding) -> int:
@@ -72,13 +72,13 @@ class ReshapeGroup:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """Sizes of the dimensions as one."""
+        """The size of the group as one dimension."""
         return (prod(self.sizes),)
 
 
 @lru_cache(maxsize=1 << 12)
 def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
-    """The groups of a reshape; () of every other operator, of scalars, and of no elements.
+    """Return the groups of a reshape; () for other operators, scalars and empty tensors.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, y = ValueType((5, 3, 2, 1), "float32"), ValueType((5, 6), "float32")
@@ -89,30 +89,24 @@ def regrouped(signature: Signature) -> tuple[ReshapeGroup, ...]:
     if not signature.param("new_sizes") or signature.param("dimensions"):
         return ()
     shape, out_shape = signature.operands[0].shape, signature.results[0].shape
-    # What is planned on named sizes keeps to loops: an exchange needs numbers.
+    # An exchange needs numbers: plans with named sizes use the loops of the row instead.
     if not shape or 0 in shape or not are_numbers((*shape, *out_shape)):
         return ()
     found: list[ReshapeGroup] = []
     for left, right in groups(list(shape), list(out_shape)):
-        found.append(_group(left, right))
-        if not (left.sizes and right.sizes) and len(found) > 1:  # a dimension of size 1
-            found[-2:] = [_joined(*found[-2:])]
+        found.append(ReshapeGroup(left.start, left.sizes, right.start, right.sizes))
+        if not (left.sizes and right.sizes) and len(found) > 1:
+            # A dimension of size 1 that one side lacks belongs to the group before it.
+            first, second = found[-2:]
+            sizes, out_sizes = first.sizes + second.sizes, first.out_sizes + second.out_sizes
+            found[-2:] = [ReshapeGroup(first.start, sizes, first.out_start, out_sizes)]
     return tuple(found)
-
-
-def _group(left: DimensionRange, right: DimensionRange) -> ReshapeGroup:
-    return ReshapeGroup(left.start, left.sizes, right.start, right.sizes)
-
-
-def _joined(first: ReshapeGroup, second: ReshapeGroup) -> ReshapeGroup:
-    sizes, out_sizes = first.sizes + second.sizes, first.out_sizes + second.out_sizes
-    return ReshapeGroup(first.start, sizes, first.out_start, out_sizes)
 
 
 def layouts(
     signature: Signature, sources: tuple[Sharding, ...], result_sharding: Sharding
 ) -> Iterator[tuple[Dims, Dims]]:
-    """Digits of the operand and of the result between which an exchange may stand."""
+    """Yield the digits of operand and result between which an exchange may run."""
     every = regrouped(signature)
     if not every:
         return
@@ -121,13 +115,17 @@ def layouts(
         for source in sources
         for kept in (source.dims, None)
         for led in (result_sharding.dims, None)
-        for pair in [_layout(every, source.dims, result_sharding.dims, kept, led)]
+        for pair in [_dims(every, source.dims, result_sharding.dims, kept, led)]
     }
-    tried |= {(dims, _as_home(every, out, result_sharding)) for dims, out in tried}
-    yield from sorted(pair for pair in tried if _moves(every, *pair) and all(map(_apart, pair)))
+    tried |= {(dims, _with_runs(every, out, result_sharding)) for dims, out in tried}
+    for dims, out in sorted(tried):
+        # Without a group that is sharded on both sides there is nothing to exchange.
+        exchanges = any(not g.is_kept and dims[g.leads[0]] and out[g.leads[1]] for g in every)
+        if exchanges and _are_disjoint(dims) and _are_disjoint(out):
+            yield dims, out
 
 
-def _as_home(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
+def _with_runs(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims:
     """Return the result's digits, taken from its sharding in groups where its blocks are runs."""
     found = list(out)
     for group in every:
@@ -137,15 +135,16 @@ def _as_home(every: tuple[ReshapeGroup, ...], out: Dims, home: Sharding) -> Dims
     return tuple(found)
 
 
-def _layout(
+def _dims(
     every: tuple[ReshapeGroup, ...], held: Dims, home: Dims, kept: Dims | None, led: Dims | None
 ) -> tuple[Dims, Dims]:
-    """Digits of both sides, from those that the operand is held in.
+    """Return the digits of both sides, from the operand's digits.
 
     Args:
+      held: digits of the operand.
       home: digits of the result's sharding.
-      kept: of dimensions that stay; the home's if None.
-      led: of leading dimensions of the result; the operand's if None.
+      kept: digits of dimensions that the reshape keeps; those of `home` if None.
+      led: digits of the result's leading dimensions; the operand's if None.
     """
     dims: list[Digits] = [()] * sum(len(group.sizes) for group in every)
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
@@ -159,21 +158,19 @@ def _layout(
     return tuple(dims), tuple(out)
 
 
-def _moves(every: tuple[ReshapeGroup, ...], dims: Dims, out: Dims) -> bool:
-    return any(not g.is_kept and dims[g.leads[0]] and out[g.leads[1]] for g in every)
-
-
-def _apart(dims: Dims) -> bool:
-    """No digit splits two dimensions."""
+def _are_disjoint(dims: Dims) -> bool:
+    """Return whether no digit splits two dimensions."""
     digits = [digit for row in dims for digit in row]
     return not any(overlap(a, b) for k, a in enumerate(digits) for b in digits[:k])
 
 
 def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
-    """What brings every device the flat elements of its block of the result."""
+    """Return the exchange after which every device has the flat elements of its result block."""
     first, last = group.leads[0], group.split_dim(made)
     inner = prod(group.sizes[leading(group.sizes) + 1 :])
     block = held.shard_shape[first] * inner
+    # A block's flat elements are one interval, because every dimension before `last` has one
+    # element per device (`ReshapeGroup.split_dim`).
     start, ids = Index(), []
     for d in range(last + 1):
         digits, run = made.dims[group.out_start + d], prod(group.out_sizes[d + 1 :])
@@ -186,24 +183,22 @@ def exchange(group: ReshapeGroup, held: Sharding, made: Sharding) -> Exchange:
     return cheaper(Exchange(want, size, block, held.dims[first], tuple(ids), held.mesh.size))
 
 
-def moved(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:
-    """What brings the flat elements of a group, on one dimension, from one layout to another."""
+def exchange_program(group: ReshapeGroup, dim: int, held: Sharding, made: Sharding) -> DimProgram:
+    """Return the program that exchanges the flat elements of a group, which are one dimension."""
     wanted = exchange(group, held, made)
     along = DimBuilder(dim, (wanted.block,))
     return along.program(*deliver(along, (0,), (wanted,)))
 
 
 def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
-    """Elements that a device sends from a layout of the operand to one of the result."""
+    """Return the elements that a device sends from the operand's sharding to the result's."""
     total, every = 0, regrouped(signature)
     for nth, group in enumerate(every):
         if not group.is_kept:
             others = prod(made.shard_shape[: group.out_start])
-            others *= prod(prod(_held(g, held)) for g in every[nth + 1 :])
+            # Groups before this one have the result's blocks already, groups behind it do not.
+            rest = (held.shard_shape[g.start : g.start + len(g.sizes)] for g in every[nth + 1 :])
+            others *= prod(map(prod, rest))
             sent = transfers_of((exchange(group, held, made),), (0,))
             total += others * sum(transfer.elements for transfer in sent)
     return total
-
-
-def _held(group: ReshapeGroup, held: Sharding) -> tuple[int, ...]:
-    return held.shard_shape[group.start : group.start + len(group.sizes)]

@@ -1,4 +1,4 @@
-"""Bytes that a device sends for a choice: operands in, windows, partial results, results home."""
+"""Bytes that a device sends for a choice: operands, windows, partial results, and results."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ from shardalg.planner.reshard.paths import usable
 from shardalg.sizes.amounts import quotient
 
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
-"""Ways to combine whose partial results are sent whole."""
+"""Combines whose partial results are gathered."""
 
 
 def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:
-    """Bytes that a device sends to bring operands in and results home.
-
-    Sums that wait until a loop is over are sent once for all of its iterations: where they are made
-    wider on the way they count as what they are made of. A copy that a later product may read too
-    counts a quarter less: the half that it would bear, if it wants the same copy, as one in two.
+    """Return the bytes that a device sends to move operands to the operator and results away.
 
     Args:
-      price: elements sent from one layout to another.
+      price: returns the elements that a device sends from one sharding to another.
     """
     signature, total = key.signature, 0
     for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
@@ -41,27 +37,31 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
         if required not in available:
             least = min([price(source, required) for source in usable(available, required)])
             sent = least * signature.operands[number].itemsize
+            # A later product may need the same copy. Then it pays half; that is assumed to happen
+            # in one case of two, so the copy costs a quarter less here.
             total += quotient(sent * 3, 4) if number in key.shared else sent
-    total += _window_bytes(key, choice) + _joined_bytes(key, choice)
+    total += _window_bytes(key, choice) + _combine_bytes(key, choice)
     if choice.regrouped:
         sent = regroup.elements(signature, choice.required_shardings[0], choice.produced[0])
         total += sent * signature.operands[0].itemsize
     ends = zip(choice.produced, key.value_shardings, signature.results, strict=True)
     for number, (made, result_sharding, type_) in enumerate(ends):
         if made is not result_sharding and number not in key.unread:
+            # A sum deferred until a loop is over is sent once for all iterations. If it becomes
+            # wider on the way, it counts in the narrower type of its operands.
             waits = key.waits and made.unreduced
             types = (*signature.operands, type_) if waits else (type_,)
             total += price(made, result_sharding) * min([each.itemsize for each in types])
     return total
 
 
-def _joined_bytes(key: NodeKey, choice: Choice) -> Any:
-    """Bytes that a device sends so that partial results other than sums become one."""
+def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
+    """Return the bytes that a device sends to combine partial results other than sums."""
     signature, loops, total = key.signature, dict(choice.loops), 0
     for rule in rules(signature) or ():
         digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
         if digits:
-            # the best place is sent with its value
+            # An arg-reduce sends the best value together with its index.
             sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
             items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
             held = math.prod(choice.produced[0].shard_shape) * items
@@ -71,14 +71,13 @@ def _joined_bytes(key: NodeKey, choice: Choice) -> Any:
 
 
 def _window_bytes(key: NodeKey, choice: Choice) -> int:
-    """Bytes that a device sends so that every one has what its windows read."""
+    """Return the bytes that a device sends in halo exchanges of windowed dimensions."""
     total = 0
     for rule in through_windows(key.signature):
         loops = tuple((n, d) for n, d in choice.loops if n in rule.extents)
         held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
         devices = key.value_shardings[0].mesh.size
         found = windows(rule, loops, held, devices) if loops else ()
-
         pairs = zip(key.signature.operands, choice.required_shardings, strict=True)
         blocks = [(type_.dtype, required.shard_shape) for type_, required in pairs]
         for group in together(found, blocks):
@@ -93,7 +92,7 @@ def _window_bytes(key: NodeKey, choice: Choice) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def through_windows(signature: Signature) -> tuple[Rule, ...]:
-    """The rows that read a dimension through a window."""
+    """Return the rows that read a dimension through a window."""
     return tuple(
         rule
         for rule in rules(signature) or ()

@@ -1,19 +1,15 @@
-"""Windows over a sharded dimension: what each device has to receive, and how it gets there.
+"""Windows over sharded dimensions, and masks of padding.
 
-The interval that a device's iterations read comes from the row (`halos.interval.touched`), and
-what brings it from `planner.reshard.exchanges`. Then a mask where elements that do not exist may
-be read,
-and a dilation of its own where the phase of a dilated window depends on the device (GSPMD,
+The row gives the interval that a device's iterations read (`algebra/halos/intervals.py`), and
+`planner/reshard/exchanges.py` gives the instructions that fetch it. Elements beyond the tensor are
+masked. A dilated window whose phase depends on the device writes its dilation out (GSPMD,
 arXiv:2105.04663, appendix A.2).
 
-Where masks are placed: what padding would be counted, and the number that stands for it.
-
-A combined loop that does not divide leaves padding in its last blocks, which may hold anything. An
-operand is masked along it by the identity of the combine (0 of a sum, the lowest number of a
-maximum), or by the number of an operand that fills places; windows beyond the end of a block read
-0. `planner/partition/choose/windows.py` masks what windows read beyond a tensor, and
-`planner/partition/passes/moving_masks.py` then moves masks to where a value is made, or leaves
-them out.
+A reduced loop whose extent does not divide leaves padding in its last blocks. The padding may hold
+any number. An operand is masked along such a loop by the identity of the combine (0 for a sum, the
+lowest number for a maximum), or by the number of the operand that fills these elements.
+`planner/partition/passes/moving_masks.py` then moves each mask to the instruction that computes the
+value, or drops it.
 
 Source: GSPMD (arXiv:2105.04663) section 4.1; XLA spmd_partitioner.cc, PadWithValue.
 """
@@ -51,7 +47,7 @@ class Before(NamedTuple):
     """An instruction on an operand before the operator runs.
 
     Attributes:
-      filler: the operand whose number fills places, if one does.
+      filler: the operand whose number fills masked elements; None: the identity fills them.
     """
 
     operand: int
@@ -60,44 +56,44 @@ class Before(NamedTuple):
 
 
 def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...]:
-    """Mask operands along a combined loop that does not divide: padding would be counted."""
+    """Return masks of the operands' padding along reduced loops, which would be counted."""
     found: dict[Before, None] = {}
     for rule in rows:
-        split = [name for name in _joined(rule) if name in loops]
+        split = [name for name in _counted_loops(rule) if name in loops]
         for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
             for dim, index in enumerate(dims):
-                mask = _mask(rule, index.loop, loops) if index.loop in split else None
-                if mask:
-                    made = _masking(rule, operand, dim, mask)
-                    found[Before(operand, made, rule.filler(operand))] = None
+                loop = index.loop
+                padded = _padded_loop(rule, loop, loops) if loop in split else None
+                if loop is None or padded is None:
+                    continue
+                filler = rule.filler(operand)
+                made: Mask | MaskAt = Mask(dim, *padded, rule.combine)
+                if filler is not None:
+                    # A number known only at run time fills the padding: the mask reads it.
+                    start = Start(Index.of(loop) * padded.block, ((loop, padded.digits),))
+                    made = MaskAt(dim, start, padded.size, None)
+                found[Before(operand, made, filler)] = None
     return tuple(found)
 
 
 class PaddedLoop(NamedTuple):
-    """A loop whose last blocks hold padding: by which digits it is cut, its block, its extent."""
+    """A loop whose last blocks hold padding: its digits, its block size, and its extent."""
 
     digits: Digits
     block: int
     size: int
 
 
-def _masking(rule: Rule, operand: int, dim: int, padded: PaddedLoop) -> Mask | MaskAt:
-    """What fills the places beyond a loop: an identity, or the number that stands for it."""
-    if rule.filler(operand) is None:
-        return Mask(dim, *padded, rule.combine)
-    loop = rule.operands[operand][dim].loop
-    assert loop is not None, "what is padded is a loop"
-    start = Start(Index.of(loop) * padded.block, ((loop, padded.digits),))
-    return MaskAt(dim, start, padded.size, None)
+def _counted_loops(rule: Rule) -> tuple[str, ...]:
+    """Return the loops whose padding would be counted: reduced ones, and reversed prefixes.
 
-
-def _joined(rule: Rule) -> tuple[str, ...]:
-    """Loops whose padding joins what is kept: combined ones, and those of prefixes from the end."""
+    A prefix from the end begins with the padding.
+    """
     return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
 
 
-def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
-    """A sharded loop as it is padded; None where its blocks are even."""
+def _padded_loop(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
+    """Return a sharded loop with its padding; None if its blocks are even."""
     digits, extent = loops.get(loop, ()), rule.extents[loop]
     if extent % parts(digits) == 0:
         return None
@@ -105,9 +101,12 @@ def _mask(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
 
 
 def around(rule: Rule, emission: Emission, loops: dict[str, Digits]) -> Iterator[Before]:
-    """Margins around a block that windows overlap; what is read there, or behind its end, is 0."""
+    """Yield the margins around a block that windows overlap.
+
+    Elements in a margin, or beyond the end of the tensor, are read as 0.
+    """
     for dim, loop, width in emission.margins:
-        mask = _mask(rule, loop, loops)
+        mask = _padded_loop(rule, loop, loops)
         if mask:
             yield Before(0, Mask(dim, *mask, SUM))
         yield Before(0, Dilate(dim, 1, width, width, SUM))
@@ -121,14 +120,15 @@ class ShardedWindow:
     """One dimension of an operand that is read through a window with sharded loops.
 
     Attributes:
-      exchange: brings the interval that a device needs.
-      index: the row's index of the dimension, before its division by `base`.
-      numerator: its smallest value on a device, in partition ids; `reach` values from there on.
-      masked: whether places may be read that hold no element, and nothing else is chosen there.
-      filler: the operand that stands for elements that do not exist; None: they are the identity
-        of `combine`.
-      skipped: places of the interval before the first window of a block, where they depend on the
-        device; `needed` places are left behind them.
+      exchange: fetches the interval that a device needs.
+      numerator: the smallest index that a device reads, in partition ids, before the division by
+        `base`; the device reads `reach` values from there on.
+      base: the divisor of the index (the base dilation).
+      masked: whether a device may read elements that do not exist and must be masked.
+      filler: the operand whose number replaces elements that do not exist; None: the identity of
+        `combine` does.
+      skipped: elements of the interval before the first window of a block, if their number depends
+        on the device; `needed` elements follow them.
     """
 
     operand: int
@@ -145,7 +145,7 @@ class ShardedWindow:
 
     @property
     def length(self) -> int:
-        """Elements of the interval."""
+        """Number of elements of the interval."""
         return self.exchange.want.length
 
     @cached_property
@@ -156,14 +156,14 @@ class ShardedWindow:
 
     @property
     def span(self) -> WindowBlock:
-        """What the local operator is given."""
+        """Block of the dimension that the local operator reads."""
         if len(self.phases) > 1:
             return WindowBlock(self.reach)
         (phase,) = self.phases
         return WindowBlock(self.length, phase, self.base)
 
     def start(self, index: Index, more: int = 0) -> Start:
-        """A start of the program's language from one in the loops' partition ids."""
+        """Return an index in the loops' partition ids as the start of an instruction."""
         return start_of(self.exchange, index, more)
 
 
@@ -171,10 +171,10 @@ class ShardedWindow:
 def windows(
     rule: Rule, loops: Loops, held: tuple[tuple[int, tuple[Digits, ...]], ...], devices: int
 ) -> tuple[ShardedWindow, ...]:
-    """Every dimension that sharded loops read through a window.
+    """Return every dimension that sharded loops read through a window.
 
     Args:
-      held: (operand, digits of its dimensions) as the operands are laid out.
+      held: pairs of an operand and the digits of its dimensions.
     """
     assigned, found = dict(loops), []
     layouts = dict(held)
@@ -183,13 +183,19 @@ def windows(
             split = [n for n in index.variables if n in assigned]
             if split and windowed(rule, operand, dim):
                 place, digits = (operand, dim), layouts[operand][dim]
-                found.append(_derived(rule, place, assigned, digits, devices))
+                if rule.whole & set(index.variables):
+                    found.append(_selected_window(rule, place, assigned, digits, devices))
+                    continue
+                window = _window(rule, place, assigned, digits, devices)
+                # The stride of a selection's windows is no dilation: each window has one element.
+                found.append(replace(window, base=1) if rule.whole else window)
     return tuple(found)
 
 
 def _window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
+    """Return the window of one dimension, from the interval that a block's iterations read."""
     operand, dim = place
     index = rule.operands[operand][dim]
     split = {n: assigned[n] for n in index.variables if n in assigned}
@@ -203,7 +209,7 @@ def _window(
     low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
     terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
     numerator = Index(terms, index.constant + low)
-    # an iteration beyond a loop that is combined is executed too
+    # Iterations in the padding of a reduced loop are executed too.
     executed = {
         n: blocks[n] * counts[n] if n in counts and n in rule.reduced else extents[n]
         for n in extents
@@ -215,38 +221,34 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
-        len(rule.terms) == 1 and not exchange.exists and not _inside(index, executed, size),
-        *_filling(rule, operand),
+        len(rule.terms) == 1
+        and not exchange.exists
+        and not _reads_elements_only(index, executed, size),
+        *_filler(rule, operand),
     )
 
 
-def _filling(rule: Rule, operand: int) -> tuple[int | None, str | None]:
+def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
+    """Return the operand that fills missing elements, and the combine whose identity does."""
     filler = rule.filler(operand)
     return filler, rule.nothing(operand) if filler is None else None
 
 
-def _derived(
+def _selected_window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
-    if rule.whole & set(rule.operands[place[0]][place[1]].variables):
-        return _selected(rule, place, assigned, held, devices)
-    found = _window(rule, place, assigned, held, devices)
-    # the stride of a selection's windows is no dilation: there is one element per window
-    return replace(found, base=1) if rule.whole else found
+    """Return the window of a selection's operand: all elements of the windows that a device needs.
 
-
-def _selected(
-    rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
-) -> ShardedWindow:
-    """All places of the windows, as a block begins with the first of them.
-
-    Window `o` reads `[s*o + c, +q)`; those that a device needs are known from the operand that is
-    read once per window, and `s*ceil(n/s) = n + (-n mod s)`. Windows with gaps between them count
-    as if they had none, so that they cover the block.
+    Window `o` reads `[s*o + c, +q)`. The windows of a device follow from the operand that has one
+    element per window, with `s*ceil(n/s) = n + (-n mod s)`. Gaps between windows count as parts of
+    the windows, so that these cover the block.
     """
     operand, dim = place
     index = rule.operands[operand][dim]
-    once = _read_once(rule, index)
+    loops = {n for n in index.variables if n not in rule.whole}
+    places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
+    # The dimension with one element per window.
+    once = next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
     source = _window(rule, once, assigned, held, devices)
     step, numerator = source.base, source.numerator
     moved = index.constant - rule.operands[once[0]][once[1]].constant
@@ -266,25 +268,20 @@ def _selected(
         1,
         needed,
         not exchange.exists,
-        *_filling(rule, operand),
+        *_filler(rule, operand),
         skipped=replace(skipped, more=-min(skips)) if len(skips) > 1 else None,
         needed=needed,
     )
 
 
-def _read_once(rule: Rule, index: Index) -> OperandDim:
-    """Where the operand is read that has one element per window of `index`."""
-    loops = {n for n in index.variables if n not in rule.whole}
-    places = ((k, d) for k, dims in rule.operands.items() for d in range(len(dims)))
-    return next((k, d) for k, d in places if {*rule.operands[k][d].variables} == loops)
-
-
 @dataclass(frozen=True)
 class Kept:
-    """The block of a device in a result that has all places of its windows.
+    """The block of a device in a result that contains all elements of its windows.
 
     Attributes:
-      dim: of the result; length: places of it; cut: takes the block out.
+      dim: the dimension of the result.
+      length: its size in elements before the cut.
+      cut: the instruction that takes the block out.
     """
 
     dim: int
@@ -295,7 +292,7 @@ class Kept:
 def kept(
     rule: Rule, found: tuple[ShardedWindow, ...], blocks: Mapping[str, int]
 ) -> tuple[Kept, ...]:
-    """Dimensions of the result of an operator that writes into the windows of a selection."""
+    """Return the dimensions of a result into which the windows of a selection are written."""
     cuts = []
     for window in found:
         index = rule.operands[window.operand][window.dim]
@@ -303,14 +300,18 @@ def kept(
             continue
         (loop,) = (n for n in index.variables if n in rule.result_loops)
         (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
-        cut = _block_of(window, dim, blocks[loop])
+        cut = _cut_of_block(window, dim, blocks[loop])
         if (window.needed, cut) != (blocks[loop], Slice(dim, 0, blocks[loop])):
             cuts.append(Kept(dim, window.needed, cut))
     return tuple(cuts)
 
 
-def _block_of(window: ShardedWindow, dim: int, block: int) -> Slice | SliceAt:
-    """`p*block` less the first place of the windows; `-(-n mod s) = (n-1) mod s - (s-1)`."""
+def _cut_of_block(window: ShardedWindow, dim: int, block: int) -> Slice | SliceAt:
+    """Return the cut of block `p` from the elements of its windows.
+
+    The block begins at `p*block`, less the first element of the windows. The start is written with
+    `-(-n mod s) = (n-1) mod s - (s-1)`, because a `Start` adds a remainder and never subtracts one.
+    """
     first = window.exchange.want.start.constant
     skipped = window.skipped
     if skipped is None:
@@ -321,8 +322,8 @@ def _block_of(window: ShardedWindow, dim: int, block: int) -> Slice | SliceAt:
     return SliceAt(dim, Start(behind, skipped.digits, 1 - step - skipped.more - first), block)
 
 
-def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
-    """Whether every iteration reads an element that exists."""
+def _reads_elements_only(index: Index, extents: Mapping[str, int], size: int) -> bool:
+    """Return whether every iteration reads an element that exists."""
     ends = [(0, c * (extents[n] - 1)) for n, c in index.terms]
     low = index.constant + sum(map(min, ends))
     high = index.constant + sum(map(max, ends))
@@ -330,14 +331,17 @@ def _inside(index: Index, extents: Mapping[str, int], size: int) -> bool:
 
 
 def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digits:
-    """The digits in which a windowed dimension is best held: those of the loop that spans most."""
+    """Return the digits of a windowed dimension: those of the sharded loop that spans most of it.
+
+    The halos are then smallest.
+    """
     index = rule.operands[place[0]][place[1]]
     split = [(abs(c) * rule.extents[n], assigned[n]) for n, c in index.terms if n in assigned]
     return max(split, key=lambda pair: pair[0])[1] if split else ()
 
 
 def spans(found: tuple[ShardedWindow, ...]) -> dict[OperandDim, WindowBlock]:
-    """What the local operator has of each windowed dimension."""
+    """Return the block of each windowed dimension that the local operator reads."""
     return {(w.operand, w.dim): w.span for w in found}
 
 
@@ -348,7 +352,10 @@ Block = tuple[str, tuple[int, ...]]
 def together(
     found: Iterable[ShardedWindow], blocks: Sequence[Block]
 ) -> list[tuple[ShardedWindow, ...]]:
-    """Windows over one dimension that share permutes: of blocks that are shaped and spread alike.
+    """Return groups of windows that share permutes.
+
+    Windows share permutes if their blocks have one type, one sharding of the dimension, and equal
+    other dimensions.
 
     Args:
       blocks: of every operand.
@@ -365,14 +372,15 @@ def together(
 def elements(
     found: tuple[ShardedWindow, ...], tensors: Sequence[int], shape: tuple[int, ...]
 ) -> int:
-    """Elements that a device sends for windows that share permutes.
+    """Return the elements that a device sends for windows that share permutes.
 
     Args:
-      tensors: per operand a number that tells which ones are the same.
+      tensors: per operand, a number; operands of equal numbers are the same value.
       shape: local shape of one of them.
     """
     exchanges = tuple(window.exchange for window in found)
-    if not exchanges[0].held:  # every device has all of it
+    # Every device has the whole dimension.
+    if not exchanges[0].held:
         return 0
     blocks = tuple(tensors[window.operand] for window in found)
     sent = transfers_of(exchanges, tuple(map(blocks.index, blocks)))
@@ -381,71 +389,76 @@ def elements(
 
 
 @lru_cache(maxsize=1 << 12)
-def brought(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) -> DimProgram:
-    """What makes of a node's operands the intervals that windows over one dimension read.
+def fetch_program(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) -> DimProgram:
+    """Return the program that fetches the intervals that windows over one dimension read.
 
     Args:
       found: windows that share permutes (`together`); the program has a result for each.
-      tensors: per operand, the first one that is the same local.
+      tensors: per operand, the first operand that is the same local value.
     """
     dim, blocks = found[0].dim, tuple(tensors[window.operand] for window in found)
-    sizes = [0] * len(tensors)  # who fills places is not looked at along the dimension
+    # An operand that fills missing elements is a scalar: its size along the dimension is not read.
+    sizes = [0] * len(tensors)
     for window, block in zip(found, blocks, strict=True):
         sizes[block] = window.exchange.block
     along = DimBuilder(dim, tuple(sizes))
     if found[0].exchange.held:
         intervals = deliver(along, blocks, tuple(window.exchange for window in found))
     else:
-        intervals = tuple(_own(along, w, block) for w, block in zip(found, blocks, strict=True))
+        intervals = tuple(
+            _own_interval(along, w, block) for w, block in zip(found, blocks, strict=True)
+        )
     pairs = zip(found, intervals, strict=True)
-    return along.program(*[_read(along, window, interval) for window, interval in pairs])
+    return along.program(*[_local_operand(along, window, interval) for window, interval in pairs])
 
 
-def _own(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """The interval of a dimension that every device has whole: padded, then cut.
-
-    One place of one element is filled wherever the element is not read.
-    """
+def _own_interval(along: DimBuilder, window: ShardedWindow, value: int) -> int:
+    """Return the interval of a dimension that every device has whole: it is padded, then cut."""
     want, size = window.exchange.want, window.exchange.size
     first, last = extremes(want.start, window.exchange.ids, window.exchange.devices)
     low, high = max(0, -first), max(0, last + want.length - size)
+    # A dimension of one element needs no padding: a mask fills it on devices that do not read it.
     if (low or high) and size == want.length == 1:
         mask = MaskAt(along.dim, window.start(want.start), size, window.combine)
-        return _filled(along, window, mask, size, value)
+        return _add_filled(along, window, mask, size, value)
     if low or high:
         dilate = Dilate(along.dim, 1, low, high, window.combine)
-        value = _filled(along, window, dilate, low + size + high, value)
+        value = _add_filled(along, window, dilate, low + size + high, value)
     cut = SliceAt(along.dim, window.start(want.start, low), want.length)
     return along.add(cut, want.length, value)
 
 
-def _read(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """The operand of the local operator from the interval that it reads."""
+def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
+    """Return the operand of the local operator, from the interval that it reads."""
     if window.masked and window.exchange.held:
         start = window.start(window.exchange.want.start)
         mask = MaskAt(along.dim, start, window.exchange.size, window.combine)
-        value = _filled(along, window, mask, along.sizes[value], value)
+        value = _add_filled(along, window, mask, along.sizes[value], value)
     if len(window.phases) > 1:
-        return _dilated(along, window, value)
+        return _dilate(along, window, value)
     if window.skipped is None:
         return value
     return along.add(SliceAt(along.dim, window.skipped, window.needed), window.needed, value)
 
 
-def _dilated(along: DimBuilder, window: ShardedWindow, value: int) -> int:
-    """The numerators of the device's windows, the gaps of the dilation written out."""
+def _dilate(along: DimBuilder, window: ShardedWindow, value: int) -> int:
+    """Return the elements of the device's windows with the gaps of the dilation written out."""
     base, exchange, before = window.base, window.exchange, window.numerator - 1
     needed = max(residues(before, base, exchange.ids, exchange.devices)) + window.reach
     bare = Dilate(along.dim, base, base - 1, 0, window.combine)
     dilate = replace(bare, high=max(0, needed - bare.length(window.length)))
-    value = _filled(along, window, dilate, dilate.length(window.length), value)
+    value = _add_filled(along, window, dilate, dilate.length(window.length), value)
     cut = SliceAt(along.dim, window.start(before % base), window.reach)
     return along.add(cut, window.reach, value)
 
 
-def _filled(
+def _add_filled(
     along: DimBuilder, window: ShardedWindow, made: Dilate | MaskAt, length: int, value: int
 ) -> int:
-    """Args: made: an instruction that fills places; length: how many there are then."""
+    """Add an instruction that fills elements, with the operand that fills them; return its result.
+
+    Args:
+      length: the size of the dimension after the instruction.
+    """
     filler = () if window.filler is None else (window.filler,)
     return along.add(made, length, value, *filler)

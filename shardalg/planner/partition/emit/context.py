@@ -1,8 +1,7 @@
-"""The program under construction: locals, the current block, the layouts at hand of each value.
+"""The program under construction: local values, the current block, and the available copies.
 
-The program under construction as a list: locals and the instructions that make them.
-
-With `context` this is all of the package that writes instructions; what they are is decided before.
+An available copy is a sharding in which the devices hold a value already, or can compute it again
+without communication.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from shardalg.spmd.instructions import Slice
 from shardalg.spmd.local import Local
 
 ANY_PHASE = ""
-"""Mark of a layout that every phase may use: the value's home, and as it was made."""
+"""The phase of copies that every phase may read."""
 
 
 class Cause(NamedTuple):
-    """Whom an instruction is for: node, phase, role of what moves, what for."""
+    """The reason for an instruction: its node, phase, the role of the moved value, and purpose."""
 
     node: int | None
     phase: str = "forward"
@@ -41,11 +40,11 @@ class Cause(NamedTuple):
 
 @dataclass
 class BlockListing:
-    """Locals and instructions of the current block; what is built is a `PartitionContext`.
+    """Local values and instructions of the current block. It is built as a `PartitionContext`.
 
     Attributes:
-      fetched: (instruction, what it was run on, phase) to what was fetched of neighbours' blocks.
-      options: whether copies are shared, within a phase and beyond it.
+      fetched: (instruction, operands with their ranges, phase) to the fetched halos.
+      options: whether copies are shared within a phase, and between phases.
     """
 
     graph: Graph
@@ -58,7 +57,7 @@ class BlockListing:
     def new_local(
         self, shape: tuple[int, ...], dtype: str, sharding: Sharding, origin: int | None = None
     ) -> int:
-        """Add a local value; its index."""
+        """Add a local value and return its index."""
         index = len(self.locals)
         self.locals.append(Local(index, shape, dtype, sharding, origin))
         return index
@@ -73,10 +72,13 @@ class BlockListing:
         """Append an instruction to the current block."""
         self.instructions.append(Instruction(attributes, operands, results, *cause))
 
-    def made_along(
+    def emit_step(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """The results of a step on locals, as the first of them but along one dimension."""
+        """Emit a step along one dimension and return its results.
+
+        Results have the type and the other dimensions of the first operand.
+        """
         like = self.locals[operands[0]]
         shapes = [(*like.shape[:dim], size, *like.shape[dim + 1 :]) for size in step.sizes]
         made = tuple([self.new_local(s, like.dtype, like.sharding) for s in shapes])
@@ -86,54 +88,52 @@ class BlockListing:
     def run_along(
         self, program: DimProgram, inputs: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """The results of a program along one dimension of locals."""
+        """Emit a program along one dimension and return its results."""
         values = list(inputs)
         for step in program.steps:
             operands = tuple([values[number] for number in step.operands])
-            made = self._fetched if step.places else self.made_along
+            made = self._fetched if step.places else self.emit_step
             values += made(program.dim, step, operands, cause)
         return tuple([values[number] for number in program.results])
 
     def _fetched(
         self, dim: int, step: DimStep, operands: tuple[int, ...], cause: Cause
     ) -> tuple[int, ...]:
-        """The results of a fetch of some places of locals, which is made once.
-
-        A margin outlives its phase: it is smaller than the blocks, which whoever reads it again
-        needs anyway. What is as large as the blocks is a copy, and kept as copies are.
-        """
+        """Emit a fetch of ranges of operands, unless it is available; return its results."""
         known, options = self.fetched, self.options
+        # A halo serves all phases: it is smaller than the blocks, which its readers need anyway. A
+        # fetch as large as the blocks is a copy, and its lifetime is that of copies (`_is_kept`).
         sizes = {local: self.locals[local].shape[dim] for local in operands}
         keeps = sum(step.sizes) < sum(sizes.values()) or options.keep_gathers
         places = tuple(zip(operands, step.places, strict=True))
         key = (step.attributes, places, ANY_PHASE if keeps else cause.phase)
         if key not in known or not options.share_gathers:
-            cut = tuple([self._places(dim, *place, cause) for place in places])
-            known[key] = self.made_along(dim, step, cut, cause)
+            cut = tuple([self._sliced(dim, *place, cause) for place in places])
+            known[key] = self.emit_step(dim, step, cut, cause)
         return known[key]
 
-    def _places(self, dim: int, local: int, places: tuple[int, int], cause: Cause) -> int:
-        """Places `[lower, upper)` of a local: itself, if these are all."""
+    def _sliced(self, dim: int, local: int, places: tuple[int, int], cause: Cause) -> int:
+        """Return the elements `[lower, upper)` of a local value: itself, if these are all."""
         lower, upper = places
         if places == (0, self.locals[local].shape[dim]):
             return local
         cut = DimStep(Slice(dim, lower, upper - lower), (), (upper - lower,))
-        return self.made_along(dim, cut, (local,), cause)[0]
+        return self.emit_step(dim, cut, (local,), cause)[0]
 
 
 UNMADE = -1
-"""The local of a value that no instruction has made yet."""
+"""The local value of a graph value that no instruction has computed yet."""
 
 
 @dataclass
 class Tuples:
-    """Tuples of layouts, each with a number: alike are those of one number."""
+    """Numbered tuples of shardings. Equal tuples have one number."""
 
     known: list[tuple[Sharding, ...]] = field(default_factory=list)
     numbers: dict[tuple[Sharding, ...], int] = field(default_factory=dict)
 
     def number(self, layouts: tuple[Sharding, ...]) -> int:
-        """The number of a tuple."""
+        """Return the number of a tuple."""
         found = self.numbers.get(layouts)
         if found is None:
             found = self.numbers[layouts] = len(self.known)
@@ -143,25 +143,25 @@ class Tuples:
 
 @dataclass
 class PartitionContext(BlockListing):
-    """Builds one block; a loop body has a context of its own (`inside`).
+    """The builder of one block. A loop body has a context of its own (`inside`).
 
     Attributes:
-      tuples: layouts that a value is at hand in, the first as it was made or brought home, copies
-        of the phase behind: each tuple has a number.
-      at_hand: per graph value, that number; of a value not made yet, that of its home.
-      first: per graph value, the local that holds it in the first of its layouts;
-        `UNMADE` before there is one.
-      copies: (value, layout, phase) to the local that holds it in another one, in the current
-        block.
-      brought: (value, phase) to the layouts of its copies there.
-      phase: of what is emitted; lasting: what is at hand in every phase of values with copies.
-      deferrable: values whose partial sums may wait for whoever reads them.
-      remade: values made from numbers alone, and how to make them in another layout.
-      again: (value, layout) at hand that no instruction has made yet, and how to make it.
-      repeat: makes a value again in a layout, from a smaller one that it repeats, where that sends
-        less than moving it; else None.
-      kept: values, each with a layout, whose copy made in one phase may serve another.
-      links: of the mesh's axes, where they differ and paths heed that.
+      tuples: shardings of available copies, numbered. The first is the one in which the value was
+        computed or placed; copies of the current phase come last.
+      available: per graph value, the number of its tuple. Before the value is computed, it is the
+        tuple of its completed sharding.
+      first: per graph value, the local value that holds its first copy; `UNMADE` before.
+      copies: (value, sharding, phase) to the local value of another copy in the current block.
+      shared: (value, phase) to the shardings of its copies in that phase.
+      phase: the phase of emitted instructions.
+      lasting: for values with copies, the number of the tuple that every phase may read.
+      deferrable: values whose partial sums may be deferred to their reader.
+      remade: values computed from numbers alone, with the function that computes them again.
+      again: (value, sharding) of copies that are computed when they are read, with the function.
+      repeat: computes a value again from a smaller one that it repeats, if that sends less than
+        moving it; else it returns None.
+      kept: (value, sharding) of copies of one phase that serve the other phases, too.
+      links: the links of the mesh axes; None if they do not influence paths.
     """
 
     kept: frozenset[tuple[int, Sharding]] = frozenset()
@@ -170,7 +170,7 @@ class PartitionContext(BlockListing):
     available: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
     copies: dict[tuple[int, Sharding, str], int] = field(default_factory=dict)
-    brought: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
+    shared: dict[tuple[int, str], list[Sharding]] = field(default_factory=dict)
     phase: str = "forward"
     lasting: dict[int, int] = field(default_factory=dict)
     deferrable: frozenset[int] = frozenset()
@@ -191,7 +191,7 @@ class PartitionContext(BlockListing):
         )  # fmt: skip
 
     def hold(self, value: int, layout: Sharding, local: int) -> None:
-        """`local` is `value` in `layout`, for any phase."""
+        """Record that `local` holds `value` in `layout`, for every phase."""
         if self.first[value] == UNMADE:
             self.available[value], self.first[value] = self.tuples.number((layout,)), local
         else:
@@ -199,15 +199,16 @@ class PartitionContext(BlockListing):
             self.copies[value, layout, ANY_PHASE] = local
 
     def sources(self, value: int) -> tuple[Sharding, ...]:
-        """The layouts that a value is at hand in."""
+        """Return the shardings of a value's available copies."""
         return self.tuples.known[self.available[value]]
 
     def lasting_sources(self, value: int) -> tuple[Sharding, ...]:
-        """The layouts that a value is at hand in for any phase."""
+        """Return the shardings of a value's copies that every phase may read."""
         return self.tuples.known[self.lasting.get(value, self.available[value])]
 
     def hold_remade(self, value: int, make: Callable[[Sharding, Cause], int]) -> None:
-        """`value` can be had in every layout for nothing, as a slice of the whole would be."""
+        """Record that `value` can be computed again in every sharding without communication."""
+        # The choice of its readers sees a replicated copy, of which every sharding is a slice.
         result_sharding = self.sources(value)[0]
         self.remade[value] = make
         self.available[value] = self.tuples.number((result_sharding, whole(result_sharding)))
@@ -215,68 +216,67 @@ class PartitionContext(BlockListing):
     def hold_again(
         self, value: int, layout: Sharding, make: Callable[[Sharding, Cause], int]
     ) -> None:
-        """`value` can be had in one layout more for nothing; it is made where it is read."""
+        """Record a copy without communication, which is computed when it is first read."""
         self.again[value, layout] = make
-        self._add(value, layout)
+        self._add_source(value, layout)
 
     def given(self, value: int, layout: Sharding) -> int:
-        """A new local that holds `value` from the start of the current block."""
+        """Return a new local value that holds `value` from the start of the current block."""
         dtype = self.graph.values[value].type.dtype
         local = self.new_local(layout.shard_shape, dtype, layout, value)
         self.hold(value, layout, local)
         return local
 
     def enter(self, phase: str) -> None:
-        """Go on with what is of this phase: copies made in another one are not at hand."""
+        """Start a phase: copies of other phases are no longer available."""
         self.phase = phase
         for value, number in self.lasting.items():
             self.available[value] = number
-            for layout in self.brought.get((value, phase), ()):
-                self._add(value, layout)
+            for layout in self.shared.get((value, phase), ()):
+                self._add_source(value, layout)
 
-    def _add(self, value: int, layout: Sharding) -> None:
+    def _add_source(self, value: int, layout: Sharding) -> None:
         known = self.sources(value)
         if layout not in known:
             self.available[value] = self.tuples.number((*known, layout))
 
     def _share(self, value: int, layout: Sharding, phase: str) -> None:
-        """A copy serves whoever comes next in its phase, and is at hand where that is chosen."""
-        self.brought.setdefault((value, phase), []).append(layout)
+        """Make a copy available to later readers of its phase, and to their choices."""
+        self.shared.setdefault((value, phase), []).append(layout)
         if phase != ANY_PHASE:
             self.lasting.setdefault(value, self.available[value])
         elif value in self.lasting:
             known = self.tuples.known[self.lasting[value]]
             self.lasting[value] = self.tuples.number((*known, layout))
-        self._add(value, layout)
+        self._add_source(value, layout)
 
     def required(self, value: int, layout: Sharding, cause: Cause) -> int:
-        """A local with `value` in `layout`, moved there from the nearest layout at hand."""
+        """Return a local value with `value` in `layout`, moved from the nearest copy if needed."""
         if layout == self.sources(value)[0]:
             return self.first[value]
         if cause.phase != self.phase:
             self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
-            phase = ANY_PHASE if self._lasts(value, layout) else cause.phase
+            phase = ANY_PHASE if self._is_kept(value, layout) else cause.phase
             found = self.copies.get((value, layout, phase))
             if found is None or not self.options.share_gathers:
-                found = self._bring(value, layout, cause)
+                found = self._copy(value, layout, cause)
                 self.copies[value, layout, phase] = found
                 if self.options.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
 
-    def _lasts(self, value: int, layout: Sharding) -> bool:
-        """Whether a copy made in one phase serves another.
-
-        Freeing one that is no larger than the value where it lies frees no more than sending it
-        on would have: only what is gathered is gathered again.
-        """
+    def _is_kept(self, value: int, layout: Sharding) -> bool:
+        """Return whether a copy of one phase serves other phases."""
+        # Freeing a copy that is no larger than the value itself saves no memory that sending it
+        # again would be worth. Only gathered copies are gathered again.
         keeps = self.options.keep_gathers or (value, layout) in self.kept
         result_sharding = self.sources(value)[0]
         return keeps or prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
 
-    def _bring(self, value: int, layout: Sharding, cause: Cause) -> int:
+    def _copy(self, value: int, layout: Sharding, cause: Cause) -> int:
+        """Emit a copy of `value` in `layout`: computed again if that is cheaper, else moved."""
         cause = Cause(cause.node, cause.phase, self.roles[value], cause.why)
         if value in self.remade:
             return self.remade[value](layout, cause)
@@ -287,7 +287,7 @@ class PartitionContext(BlockListing):
         return self.move(local, source, layout, cause)
 
     def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
-        """The layout at hand from which another one is nearest."""
+        """Return the available copy from which a move sends least: its sharding and local value."""
         links = self.links and self.links.of(self.graph.values[value].type.itemsize)
         source = nearest(self.sources(value), layout, links, padded=self.options.pad_blocks)
         if source == self.sources(value)[0]:
@@ -299,13 +299,13 @@ class PartitionContext(BlockListing):
         return source, local
 
     def move(self, local: int, source: Sharding, target: Sharding, cause: Cause) -> int:
-        """Emit the steps from `source` to `target`; the local that holds the result."""
+        """Emit the steps from `source` to `target`; return the local value after them."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
         every = moves(source, target, links, self.options.pad_blocks)
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
-            # what is padded to another size is no layout of the value
+            # A block that is padded to another size is not a copy of the graph value.
             named = origin if layout.shape == target.shape else None
             because = Cause(cause.node, cause.phase, cause.role, cause.why.along(path, chain))
             if isinstance(attributes, Retile):
@@ -318,19 +318,19 @@ class PartitionContext(BlockListing):
                 local = made
         return local
 
-    def turn(self, local: int, target: Sharding, mesh: Mesh, cause: Cause) -> int:
-        """The local as it lies in another order of the devices of the mesh: one permute."""
+    def reorder_devices(self, local: int, target: Sharding, mesh: Mesh, cause: Cause) -> int:
+        """Emit the permute to another order of the mesh's devices; return its result."""
         held = self.locals[local]
         made = self.new_local(held.shape, held.dtype, target, held.origin)
         self.emit(turned(held.sharding, target, mesh), (local,), (made,), cause)
         return made
 
     def cause(self, node: Node, why: Why) -> Cause:
-        """The cause of what is emitted for `node`."""
+        """Return the cause of instructions for `node`."""
         return Cause(node.index, node.phase, "unknown", why)
 
     def repeated(self) -> Iterator[Copied]:
-        """Copies that a finished run made once in every phase that wants them."""
+        """Yield the copies that a finished run made in several phases."""
         phases: dict[tuple[int, Sharding], set[str]] = {}
         for value, layout, phase in self.copies:
             if phase != ANY_PHASE:

@@ -1,10 +1,11 @@
-"""One node: operands into the chosen layouts, the local operator, results home.
+"""The instructions of one node: moves of operands, the local operator, and moves of results.
 
-What is done to the results of a local operator before they are those of the node.
+Steps after the local operator finish its results, for example an all-reduce of a maximum.
 
-Calls: the values at the border of each body, and the instruction around the bodies.
+Calls: the values at the border of each body, and the instruction that contains the bodies.
 
-What nodes of one kind do whose values are at hand alike: worked out once, then repeated.
+Recipes: nodes of one equivalence class with equal available copies emit the same instructions. The
+instructions are derived once and repeated (`Recipe`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph, Node, Region
 from shardalg.planner.partition.choose.node_classes import KEPT
 from shardalg.planner.partition.choose.node_plan import NodePlan
-from shardalg.planner.partition.choose.regroup import moved, regrouped
-from shardalg.planner.partition.choose.windows import ShardedWindow, brought, together
+from shardalg.planner.partition.choose.regroup import exchange_program, regrouped
+from shardalg.planner.partition.choose.windows import ShardedWindow, fetch_program, together
 from shardalg.planner.partition.emit.context import UNMADE, Cause, PartitionContext
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Purpose, Why
 from shardalg.spmd.instructions import (
@@ -44,27 +45,25 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local
 
-Given = tuple[int, ...]
-"""A result and the operands of the operator that made it, as locals."""
-
-
+Locals = tuple[int, ...]
+"""Numbers of local values."""
 Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
 def resized(attributes: Resizing, size: int) -> int:
-    """Places of the dimension after an instruction that changes their number."""
+    """Return the size of a dimension after an instruction that changes it."""
     if isinstance(attributes, OwnerSelect):
         return 1
     return attributes.length(size) if isinstance(attributes, Dilate) else attributes.size
 
 
-def done_after(
+def finish_results(
     context: PartitionContext,
-    given: tuple[Given, Given],
+    given: tuple[Locals, Locals],
     attributes: Attributes,
     causes: Sequence[Cause],
-) -> Given:
-    """The results after one more step, which joins all of them or is done to each.
+) -> Locals:
+    """Emit one step after the local operator; return the results after it.
 
     Args:
       given: results and operands of the operator.
@@ -72,29 +71,29 @@ def done_after(
     """
     results, operands = given
     if isinstance(attributes, Top | Fold):
-        made = tuple([_like(context, result) for result in results])
+        # These combine all results together; a fold also reads the start values.
+        made = []
+        for result in results:
+            like = context.locals[result]
+            made.append(context.new_local(like.shape, like.dtype, like.sharding))
         starts = operands[len(results) :] if isinstance(attributes, Fold) else ()
-        context.emit(attributes, (*results, *starts), made, causes[0])
-        return made
-    return tuple(
-        _after(context, (result, *operands), attributes, cause)
-        for result, cause in zip(results, causes, strict=True)
-    )
-
-
-def _after(context: PartitionContext, given: Given, attributes: Attributes, cause: Cause) -> int:
-    """A result after one more step, which may take more than one instruction."""
-    if isinstance(attributes, ArgReduce):
-        return _best_on(context, given, attributes, cause)
-    if isinstance(attributes, ExclusiveScan):
-        return _carry_on(context, given, attributes, cause)
-    return apply_on(context, given[0], attributes, cause)
+        context.emit(attributes, (*results, *starts), tuple(made), causes[0])
+        return tuple(made)
+    found = []
+    for result, cause in zip(results, causes, strict=True):
+        if isinstance(attributes, ArgReduce):
+            found.append(_arg_reduce(context, (result, *operands), attributes, cause))
+        elif isinstance(attributes, ExclusiveScan):
+            found.append(_prefix_of_all_blocks(context, result, attributes, cause))
+        else:
+            found.append(apply_on(context, result, attributes, cause))
+    return tuple(found)
 
 
 def apply_on(
     context: PartitionContext, local: int, attributes: Attributes, cause: Cause, *more: int
 ) -> int:
-    """The local that an instruction on `local` (and `more`) makes."""
+    """Emit an instruction on `local` (and `more`); return its result."""
     like = context.locals[local]
     shape = list(like.shape)
     if isinstance(attributes, Resizing):
@@ -104,22 +103,23 @@ def apply_on(
     return made
 
 
-def _like(context: PartitionContext, local: int) -> int:
-    like = context.locals[local]
-    return context.new_local(like.shape, like.dtype, like.sharding)
+def _prefix_of_all_blocks(
+    context: PartitionContext, local: int, scan: ExclusiveScan, cause: Cause
+) -> int:
+    """Combine the prefix within a block with the totals of all blocks before it."""
+    size = context.locals[local].shape[scan.dim]
+    # The total of a block is the end of its own prefix.
+    end = apply_on(context, local, Slice(scan.dim, 0 if scan.reverse else size - 1, 1), cause)
+    before = apply_on(context, end, scan, cause)
+    return apply_on(context, local, Join(scan.dim, scan.combine), cause, before)
 
 
-def _carry_on(context: PartitionContext, given: Given, carry: ExclusiveScan, cause: Cause) -> int:
-    """The prefix of a block after that of all blocks before it."""
-    local = given[0]
-    size = context.locals[local].shape[carry.dim]
-    end = apply_on(context, local, Slice(carry.dim, 0 if carry.reverse else size - 1, 1), cause)
-    before = apply_on(context, end, carry, cause)
-    return apply_on(context, local, Join(carry.dim, carry.combine), cause, before)
+def _arg_reduce(context: PartitionContext, given: Locals, best: ArgReduce, cause: Cause) -> int:
+    """Combine the best indices of all blocks, compared by the value at each of them.
 
-
-def _best_on(context: PartitionContext, given: Given, best: ArgReduce, cause: Cause) -> int:
-    """The best place of all blocks, by its value in each."""
+    Args:
+      given: the index within the block, and the block.
+    """
     place, block = (context.locals[local] for local in given)
     value = context.new_local(place.shape, block.dtype, place.sharding)
     context.emit(ValueAt(best.dim), given, (value,), cause)
@@ -131,7 +131,7 @@ def _best_on(context: PartitionContext, given: Given, best: ArgReduce, cause: Ca
 def open_body(
     context: PartitionContext, region: Region, arguments: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
-    """Locals of the body's arguments, held in the layouts of the border."""
+    """Return local values for the body's arguments, with the shardings of the border."""
     pairs = zip(region.arguments, arguments, strict=True)
     return tuple(context.given(value, layout) for value, layout in pairs)
 
@@ -139,7 +139,7 @@ def open_body(
 def close_body(
     context: PartitionContext, node: Node, region: Region, results: tuple[Sharding, ...]
 ) -> tuple[int, ...]:
-    """Locals of the body's results in the layouts of the border."""
+    """Return the local values of the body's results, with the shardings of the border."""
     cause = context.cause(node, Why(Purpose.BODY_RESULT))
     return tuple(
         context.required(value, layout, cause)
@@ -148,7 +148,7 @@ def close_body(
 
 
 def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> Attributes:
-    """The instruction of a call around its planned bodies."""
+    """Return the instruction of a call that contains its planned bodies."""
     made = _CONTROL[node.primitive](node, mesh, *blocks)
     return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
@@ -165,14 +165,14 @@ def _loop(node: Node, mesh: Mesh, body: Block) -> Loop:
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))
 
 
-def _repeated(node: Node, mesh: Mesh, condition: Block, body: Block) -> While:
+def _while_loop(node: Node, mesh: Mesh, condition: Block, body: Block) -> While:
     counts = (node.signature.param("cond_nconsts"), node.signature.param("body_nconsts"))
     return While(condition, body, counts)
 
 
 _CONTROL: dict[str, Callable[..., Attributes]] = {
     "scan": _loop,
-    "while": _repeated,
+    "while": _while_loop,
     "cond": lambda node, mesh, *blocks: Branches(blocks),
     "shard_map": lambda node, mesh, body: Manual(
         body, mesh.digits(name for name, _ in node.signature.param("axes"))
@@ -180,29 +180,21 @@ _CONTROL: dict[str, Callable[..., Attributes]] = {
 }
 
 
-def partition_node(
-    context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
-) -> None:
-    """Emit `node` by its plan and hold its results, at home unless their sums are deferred."""
-    results = emit_node(context, node, plan, node.phase)
-    for value, local, home in zip(node.results, results, value_shardings, strict=True):
-        settle(context, node, value, local, home)
-
-
 def remake(
     context: PartitionContext, node: Node, plan: NodePlan, layout: Sharding, cause: Cause
 ) -> int:
-    """Make the result of a node once more, in the layout that is wanted: nothing is sent."""
+    """Compute the result of a node again in the given sharding; nothing is sent."""
     (local,) = emit_node(context, node, plan, cause.phase)
     return context.move(local, plan.choice.produced[0], layout, cause)
 
 
 def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str) -> tuple[int, ...]:
-    """Bring the operands, run the local operator; locals of the results in the chosen layouts."""
+    """Move the operands, run the local operator, and finish its results; return the results."""
     cause = Cause(node.index, phase, "unknown", plan.why)
     required = context.required
     pairs = zip(node.operands, plan.choice.required_shardings, strict=True)
     operands = [required(value, layout, cause) for value, layout in pairs]
+    # A reshape as one exchange has no local operator.
     if plan.apply is None:
         held, made = plan.choice.required_shardings[0], plan.choice.produced[0]
         return (regroup(context, node, operands[0], held, made),)
@@ -215,21 +207,22 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
     for along in plan.along:
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
-            _bring(context, node, found, operands)
-    results = _applied(context, node, plan, tuple(operands), cause)
+            _fetch_windows(context, node, found, operands)
+    results = _run_operator(context, node, plan, tuple(operands), cause)
     if plan.indexed or plan.after:
-        return _finished(context, node, plan, tuple(operands), results)
+        return _finish_node(context, node, plan, tuple(operands), results)
     return results
 
 
-def _applied(
+def _run_operator(
     context: PartitionContext,
     node: Node,
     plan: NodePlan,
     operands: tuple[int, ...],
     cause: Cause,
 ) -> tuple[int, ...]:
-    """Run the local operator on operands; its results, of their values if nothing comes after."""
+    """Emit the local operator and return its results."""
+    # A result that further steps change is not yet a copy of its value.
     values = (None,) * len(node.results) if plan.indexed or plan.after else node.results
     made = zip(values, node.signature.results, plan.raw, plan.shapes, strict=True)
     new = context.new_local
@@ -238,62 +231,65 @@ def _applied(
     return results
 
 
-def _bring(
+def _fetch_windows(
     context: PartitionContext, node: Node, found: tuple[ShardedWindow, ...], operands: list[int]
 ) -> None:
-    """Replace operands' locals by the intervals that their windows read."""
+    """Replace operands by the intervals that their windows read."""
     role = context.roles[node.operands[found[0].operand]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.READS_WINDOW, node.primitive))
     tensors = tuple(map(operands.index, operands))
-    made = context.run_along(brought(found, tensors), tuple(operands), cause)
+    made = context.run_along(fetch_program(found, tensors), tuple(operands), cause)
     for window, interval in zip(found, made, strict=True):
         operands[window.operand] = interval
 
 
-def _finished(
+def _finish_node(
     context: PartitionContext,
     node: Node,
     plan: NodePlan,
     operands: tuple[int, ...],
     results: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """The results after what has to be done on them; until then they are no layout of a value."""
+    """Emit the steps after the local operator and return the node's results."""
     cause = context.cause(node, Why(Purpose.COMBINES, node.primitive))
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
     if plan.indexed:
         operand, mask = plan.indexed
         results = (apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
-        results = done_after(context, (results, operands), attributes, causes)
+        results = finish_results(context, (results, operands), attributes, causes)
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
         context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
     return results
 
 
-def settle(
+def place_result(
     context: PartitionContext,
     node: Node,
     value: int,
     local: int,
     result_sharding: Sharding,
 ) -> None:
-    """Bring a result home, where that adds up its partial sums or leaves a device less of it.
+    """Record a computed result, moved to its completed sharding if that is useful now.
 
-    Partial sums stay pending where the only user can pass them on. What is no smaller at home, and
-    not annotated, is brought there, or elsewhere, by whoever reads it. By cost a reader may take
-    what lay there before an annotation, which then is the layout of the value's own copy.
+    The move is useful if it reduces partial sums, or if a device then holds less of the value.
     """
     layout = context.locals[local].sharding
     if layout == result_sharding:
         context.hold(value, result_sharding, local)
         return
+    # Partial sums stay pending if the only reader can pass them on. Any other value that would be
+    # no smaller after the move is moved by its readers, each to the sharding that it requires.
     waits = context.options.defer_sums and value in context.deferrable
-    stays = node.primitive not in KEPT and _is_no_smaller(result_sharding, layout)
+    is_smaller = prod(result_sharding.shard_shape) < prod(layout.shard_shape)
+    stays = node.primitive not in KEPT and not is_smaller
     if waits if layout.unreduced else stays:
         context.hold(value, layout, local)
         return
     why = Why(Purpose.LEAVES_SUMS if layout.unreduced else Purpose.GIVES, node.primitive)
     cause = Cause(node.index, node.phase, context.roles[value], why)
+    # One element cannot be scattered: a sum over the axes of such a dimension is all-reduced, then
+    # cut. The whole element is an available copy, too.
     everywhere = undivided(result_sharding, among=layout.unreduced)
     if everywhere != result_sharding:
         local, layout = context.move(local, layout, everywhere, cause), everywhere
@@ -303,15 +299,10 @@ def settle(
         context.hold(value, layout, local)
 
 
-def _is_no_smaller(first: Sharding, second: Sharding) -> bool:
-    """Whether a device holds no less of a value in one layout than in another."""
-    return bool(prod(first.shard_shape) >= prod(second.shard_shape))
-
-
 def regroup(
     context: PartitionContext, node: Node, local: int, held: Sharding, made: Sharding
 ) -> int:
-    """Emit a reshape between two layouts: flat groups, an exchange each, the new dimensions."""
+    """Emit a reshape as exchanges: flatten each group, exchange it, split the new dimensions."""
     every = regrouped(node.signature)
     role = context.roles[node.operands[0]]
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
@@ -319,28 +310,28 @@ def regroup(
     dims = tuple(held.dims[g.leads[0]] for g in every)
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
-    local = _emitted(context, flat, local, cause, InstructionResult(shape, view))
+    local = _emit_regroup(context, flat, local, cause, InstructionResult(shape, view))
     for dim, group in enumerate(every):
         if not group.is_kept:
-            (local,) = context.run_along(moved(group, dim, held, made), (local,), cause)
+            (local,) = context.run_along(exchange_program(group, dim, held, made), (local,), cause)
     split = tuple(g.split_dim(made) for g in every)
     is_usual = split == tuple(leading(g.out_sizes) for g in every)
     out = Regroup(tuple((1, g.out_sizes) for g in every), () if is_usual else split)
-    return _emitted(
+    return _emit_regroup(
         context, out, local, cause, InstructionResult(made.shard_shape, made, node.results[0])
     )
 
 
 @dataclass(frozen=True)
 class InstructionResult:
-    """What an instruction leaves on a device: its shape, in which layout, and of which value."""
+    """The result of an instruction: its shape on a device, its sharding, and its graph value."""
 
     shape: tuple[int, ...]
     layout: Sharding
     value: int | None = None
 
 
-def _emitted(
+def _emit_regroup(
     context: PartitionContext,
     attributes: Regroup,
     local: int,
@@ -354,16 +345,16 @@ def _emitted(
 
 
 class Recipe(NamedTuple):
-    """What a node emits, and what it leaves at hand.
+    """Everything that nodes of one class emit, given equal available copies.
 
     Attributes:
-      result_shardings: per result, its layout for whoever reads it.
-      emit: how it is emitted.
-      moved: operands that are asked for in a layout that is not the first at hand.
-      made: per result its shape, type and layout, and the number of what is at hand then.
-      settled: results that are not at home yet.
-      is_remade: whether the result can be made again in every layout.
-      again: a layout in which the result can be made again for nothing.
+      value_shardings: per result, the completed sharding.
+      emit: the function that emits the node.
+      moved: operands whose required sharding is not that of their first copy.
+      made: per result its shape, type and sharding, and the number of its available copies then.
+      away: results that are computed in another sharding than the completed one.
+      is_remade: whether the result can be computed again in every sharding.
+      again: another sharding in which the result can be computed without communication; or None.
     """
 
     plan: NodePlan
@@ -371,7 +362,7 @@ class Recipe(NamedTuple):
     emit: Callable[[PartitionContext, Node, Recipe], None]
     moved: tuple[int, ...] = ()
     made: tuple[tuple[tuple[int, ...], str, Sharding, int], ...] = ()
-    settled: tuple[int, ...] = ()
+    away: tuple[int, ...] = ()
     is_remade: bool = False
     again: Sharding | None = None
 
@@ -379,9 +370,9 @@ class Recipe(NamedTuple):
 def recipe(
     context: PartitionContext, node: Node, plan: NodePlan, value_shardings: tuple[Sharding, ...]
 ) -> Recipe:
-    """The recipe of all nodes like `node`, as their values are at hand."""
+    """Return the recipe of all nodes like `node`, with the current available copies."""
     if not plan.is_bare:
-        return Recipe(plan, value_shardings, _around)
+        return Recipe(plan, value_shardings, _emit_any)
     required_shardings = zip(node.operands, plan.choice.required_shardings, strict=True)
     moved = [
         k for k, (v, layout) in enumerate(required_shardings) if layout != context.sources(v)[0]
@@ -393,15 +384,18 @@ def recipe(
         for shape, t, layout, result_sharding in sides
     ]
     away = [k for k, result_sharding in enumerate(value_shardings) if made[k][2] != result_sharding]
-    return Recipe(plan, value_shardings, _bare, tuple(moved), tuple(made), tuple(away))
+    return Recipe(plan, value_shardings, _emit_bare, tuple(moved), tuple(made), tuple(away))
 
 
-def _around(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    partition_node(context, node, recipe.plan, recipe.value_shardings)
+def _emit_any(context: PartitionContext, node: Node, recipe: Recipe) -> None:
+    results = emit_node(context, node, recipe.plan, node.phase)
+    for value, local, sharding in zip(node.results, results, recipe.value_shardings, strict=True):
+        place_result(context, node, value, local, sharding)
 
 
-def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
-    """Nothing but the operator: by far most nodes, so that every look-up here is felt."""
+def _emit_bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
+    """Emit a node that is nothing but its local operator."""
+    # Most nodes take this path: it inlines `new_local`, `hold` and `emit` for planning time.
     first, available, locals_, plan = context.first, context.available, context.locals, recipe.plan
     operands = [first[value] for value in node.operands]
     if recipe.moved:
@@ -421,6 +415,6 @@ def _bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     context.instructions.append(
         Instruction(operator, read, results, node.index, node.phase, "unknown", why)
     )
-    for k in recipe.settled:
+    for k in recipe.away:
         first[node.results[k]] = UNMADE
-        settle(context, node, node.results[k], results[k], recipe.value_shardings[k])
+        place_result(context, node, node.results[k], results[k], recipe.value_shardings[k])
