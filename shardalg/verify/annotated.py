@@ -1,10 +1,9 @@
-"""What was asked for: the border of a program against the user's annotations.
+"""Claims about annotations: the border of the program, and annotated values inside the function.
 
-Annotations inside the function: whether the program holds the value just so, somewhere.
-
-That is no part of "the program equals the function": an annotation inside is a wish, and a program
-may go from what is before it to what is behind it without a stop (partial sums that are scattered
-at once into what the next operator reads). So it is said of every one, and refutes nothing.
+Border shardings must be the annotated ones. An annotation inside the function is a wish: a program
+may go from the value before it to the value after it without ever holding this sharding (for
+example when partial sums are scattered directly into the next operator's sharding). Each one is
+reported as satisfied or not, and none refutes the plan.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.spmd.program import SpmdProgram
-from shardalg.verify.contents import Contents, as_set, at_border, laid_out
+from shardalg.verify.contents import Contents, border_contents, layout_contents, unordered_digits
 from shardalg.verify.report import NOT_HELD, Claim, Decided
 
 
-def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, Decided]]:
-    """Per annotated argument and result its name, and whether it lies as was asked for.
+def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, Decided]]:
+    """Yield the name and the claim of every annotated argument and result.
 
-    An annotation inside is a wish for the layout of a value, whose elements every claim is about.
+    Further claims are yielded only where they fail: a priority that no annotation states, and a
+    manual or unreduced border sharding.
     """
     given, values = sharded.annotations, sharded.graph.values
     border = (
@@ -36,21 +36,24 @@ def asked(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple[str, De
         rows = enumerate(zip(ends, getattr(given, side), layouts, strict=True))
         for number, (value, annotation, layout) in rows:
             if annotation is not None:
-                words = f"it lies as it is annotated: {annotation.text()}"
+                words = f"its sharding is the annotated one: {annotation.text()}"
                 order = orders.get((side, number), sharded.mesh)
                 there = layout.mesh == order or layout.is_replicated
-                yield values[value].name, Decided(words, there and follows(layout, annotation))
-            stated = () if annotation is None else annotation.priorities
-            if any(layout.priorities) and layout.priorities != stated:
-                words = "it takes part in completion from the rounds on that its annotation says"
+                yield (
+                    values[value].name,
+                    Decided(words, there and satisfies_annotation(layout, annotation)),
+                )
+            annotated = () if annotation is None else annotation.priorities
+            if any(layout.priorities) and layout.priorities != annotated:
+                words = "its priorities are those of its annotation"
                 yield values[value].name, Decided(words, holds=False)
             if layout.manual or layout.unreduced:
-                words = "nothing at the border belongs to a manual region, or is a partial sum"
+                words = "no border sharding is of a manual region or of a partial sum"
                 yield values[value].name, Decided(words, holds=False)
 
 
-def follows(layout: Sharding, annotation: Sharding) -> bool:
-    """Whether a layout is the annotated one, its open dimensions perhaps partitioned further.
+def satisfies_annotation(layout: Sharding, annotation: Sharding) -> bool:
+    """Return whether a sharding is the annotated one, except for more splits of open dimensions.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -58,25 +61,28 @@ def follows(layout: Sharding, annotation: Sharding) -> bool:
     >>> [follows(layout, Sharding.from_axes(e, mesh, (8, 8))) for e in (["x"], ["?"], [None, "x"])]
     [False, True, False]
     """
-    if layout.shape != annotation.shape or as_set(layout.unreduced) != as_set(annotation.unreduced):
+    if layout.shape != annotation.shape or unordered_digits(layout.unreduced) != unordered_digits(
+        annotation.unreduced
+    ):
         return False
     pairs = enumerate(zip(layout.dims, annotation.dims, strict=True))
-    kept = any(
+    uses_replicated_axes = any(
         overlap(a, b) for digits in layout.dims for a in digits for b in annotation.replicated
     )
-    return not kept and all(
-        _refines(own, asked) if dim in annotation.unspecified_dims else _same(own, asked)
-        for dim, (own, asked) in pairs
+    return not uses_replicated_axes and all(
+        _refines(own, requested)
+        if dim in annotation.unspecified_dims
+        else canonical(own) == canonical(requested)
+        for dim, (own, requested) in pairs
     )
 
 
-def _same(own: Digits, asked: Digits) -> bool:
-    return canonical(own) == canonical(asked)
+def _refines(own: Digits, requested: Digits) -> bool:
+    """Return whether `requested` are the major digits of `own`.
 
-
-def _refines(own: Digits, asked: Digits) -> bool:
-    """`asked` are the major digits of `own`, of whose last one it may be the major part."""
-    fine, coarse = canonical(own), canonical(asked)
+    The last requested digit may be the major part of one digit of `own`.
+    """
+    fine, coarse = canonical(own), canonical(requested)
     if not coarse or fine[: len(coarse)] == coarse:
         return True
     *before, last = coarse
@@ -87,17 +93,17 @@ def _refines(own: Digits, asked: Digits) -> bool:
     return top and last.stride % other.stride == 0
 
 
-Layouts = dict[int, dict[Sharding, None]]
-"""Graph value to the layouts in which a program holds it, in the order of the program."""
+SiteShardings = dict[int, dict[Sharding, None]]
+"""Graph value to the shardings in which a program holds it, in the order of the program."""
 
 
 class AnnotatedSite(NamedTuple):
     """An annotated site.
 
     Attributes:
-      name: the site's, or that of the value it marks.
-      values: what the site marks, and what it is put on, which are the same numbers.
-      layout, order: what was asked for, and in which order of the devices.
+      name: name of the site, or of the value that it marks.
+      values: the marked value and the site's operand, which have the same numbers.
+      layout, order: the annotated sharding, and the mesh with the annotated device order.
     """
 
     name: str
@@ -106,8 +112,8 @@ class AnnotatedSite(NamedTuple):
     order: Mesh
 
 
-def asked_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
-    """Those of the function that have a layout, of their own or of a strategy."""
+def annotated_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
+    """Yield the sites of the function that have a sharding, from the code or from a strategy."""
     given, graph = sharded.annotations, sharded.graph
     orders = {number: mesh for side, number, mesh in given.orders if side == "sites"}
     for number, (site, layout) in enumerate(zip(graph.sites, given.sites, strict=True)):
@@ -118,33 +124,36 @@ def asked_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
             yield AnnotatedSite(name, values, layout, orders.get(number, sharded.mesh))
 
 
-class Seen:
-    """The layouts in which a program holds the values of annotated sites.
+class SiteLayouts:
+    """The shardings in which a program holds the values of annotated sites.
 
     Attributes:
-      layouts: of all values that a site is about.
+      layouts: shardings found so far, per value of a site.
     """
 
     def __init__(self, program: SpmdProgram, sharded: ShardedGraph | None = None) -> None:
         self.program = program
-        self.sites = tuple(asked_sites(sharded)) if sharded else ()
-        self.layouts: Layouts = {value: {} for site in self.sites for value in site.values}
+        self.sites = tuple(annotated_sites(sharded)) if sharded else ()
+        self.layouts: SiteShardings = {value: {} for site in self.sites for value in site.values}
 
     def add(self, held: Iterable[tuple[int, Contents]]) -> None:
-        """Notes the locals that hold all of such a value, finished or as partial sums."""
+        """Record the locals that hold all of a site's value, complete or as partial sums."""
         for local, contents in held if self.layouts else ():
             if contents.value in self.layouts:
                 made = self.program.locals[local]
-                wanted = laid_out(made.sharding, made.sharding.shard_shape, contents.value)
-                if at_border(contents) == wanted:
+                wanted = layout_contents(made.sharding, made.sharding.shard_shape, contents.value)
+                if border_contents(contents) == wanted:
                     self.layouts[contents.value][made.sharding] = None
 
     def claims(self) -> Iterator[Claim]:
-        """Per annotated site: proved, or not held, and how the value is held instead."""
+        """Yield one claim per annotated site: proved, or not held with the actual shardings."""
         for name, values, layout, order in self.sites:
             found = [s for value in values for s in self.layouts[value]]
-            right = any(follows(s, layout) and (s.mesh == order or s.is_replicated) for s in found)
-            words = f"the program holds it as it is annotated: {layout.text()}"
+            right = any(
+                satisfies_annotation(s, layout) and (s.mesh == order or s.is_replicated)
+                for s in found
+            )
+            words = f"the program has it in the annotated sharding: {layout.text()}"
             if not right:
                 instead = ", ".join(dict.fromkeys(s.text() for s in found))
                 words += f" (it holds it only as {instead})" if found else " (it never holds it)"

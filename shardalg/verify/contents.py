@@ -1,4 +1,7 @@
-"""What a local value holds of a graph value, as far as the claims so far have shown."""
+"""Contents of local values: the elements of a graph value that each device holds.
+
+Each claim that is proved adds to what is known of them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Fill = str | int | float | bool | None
 
 
 def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
-    """The number that fills, if it is known by itself.
+    """Return the number that fills a place, or None if a fill name alone does not determine it.
 
     >>> fill_number("max", "float32"), fill_number(1.0, "float32"), fill_number("operand 1", "int8")
     (-inf, 1.0, None)
@@ -31,15 +34,16 @@ def fill_number(fill: Fill, dtype: str) -> int | float | bool | None:
 
 @dataclass(frozen=True)
 class DimensionContents:
-    """One dimension: local place `x` in `[0, length)` holds element `start + x`, if that exists.
+    """One dimension of a block: place `x` in `[0, length)` holds element `start + x` if it exists.
 
     Attributes:
-      start: element at place 0, in partition ids.
-      size: elements of the global dimension; only `[0, size)` exist.
-      fill: what stands at the other places: a number, the identity of a way to combine,
+      start: element at place 0, as a number in partition ids.
+      size: number of elements of the global dimension; only `[0, size)` exist.
+      fill: content of the other places: a number, the identity of a way to combine,
         `"operand k"` for the number that is operand k of the next operator, or None for anything.
-      base: place `x` holds element `(start + x) / base`, and `gap` where that does not come out.
-      wanted: (start, length): only elements that are in each of these are held.
+      base: base dilation. Place `x` holds element `(start + x) / base` if that is a whole number,
+        and `gap` otherwise.
+      wanted: ranges (start, length). Only elements inside every range are held.
     """
 
     start: Number
@@ -51,31 +55,35 @@ class DimensionContents:
     wanted: tuple[tuple[Number, int], ...] = ()
 
     def exists(self, element: Number) -> Formula:
-        """The element is one of the dimension, and one of those that are held."""
+        """Return the formula that an element belongs to the dimension and to all wanted ranges."""
         inside = within(element, 0, self.size)
         if not self.wanted:
             return inside
         return All((inside, *(within(element, start, start + n) for start, n in self.wanted)))
 
     def part(self, first: Number, length: int) -> DimensionContents:
-        """`length` places from `first` on; what they all are in need not be said of them."""
+        """Return the contents of `length` places from place `first` on.
+
+        A wanted range that contains the whole part is dropped, because it then restricts nothing.
+        """
         start = self.start + first
-        inside = self.base == 1  # else places are not counted as elements are
-        wanted = tuple(w for w in self.wanted if not (inside and _inside(start, length, *w)))
+        # With base dilation, places and elements have different units and cannot be compared.
+        if self.base > 1:
+            return replace(self, start=start, length=length)
+        wanted = tuple(
+            (outer, size)
+            for outer, size in self.wanted
+            if (start - outer).terms or not 0 <= (start - outer).constant <= size - length
+        )
         return replace(self, start=start, length=length, wanted=wanted)
-
-
-def _inside(start: Number, length: int, outer: Number, outer_length: int) -> bool:
-    before = start - outer
-    return not before.terms and 0 <= before.constant <= outer_length - length
 
 
 @dataclass(frozen=True)
 class PendingSelection:
-    """What is left to be done to a gathered value: `mask` by the indices by which it was gathered.
+    """Mask that a gathered value still needs: `mask`, by the indices of the gather.
 
     Attributes:
-      changes: what was done to these indices.
+      changes: changes that were made to these indices.
     """
 
     mask: MaskIndexed
@@ -83,25 +91,25 @@ class PendingSelection:
 
     @property
     def digits(self) -> Digits:
-        """What the mask depends on."""
+        """Digits on which the mask depends."""
         return self.mask.digits
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a local value holds on every device.
+    """Contents of a local value on every device.
 
     Attributes:
-      value: the graph value; None for what no graph value names.
-      dims: per dimension, which elements.
-      unreduced: digits along which the members' values are still to be combined, by `combine`;
-        "pick" if one member at most has what is not made of zero bits.
-      changes: what was done to the numbers (shifted indices, first member only), in order.
-      awaits: what has still to be done before the elements are the graph value's.
-      number: what all its elements are, if that is known: of literals, and of what is made of them.
-      viewed: whether the dimensions are not the value's own, but others with the same elements in
-        row-major order.
-      order: device ids of the mesh in whose positions the elements are said.
+      value: the graph value, or None if no graph value has this name.
+      dims: the elements along each dimension.
+      unreduced: digits along which the members' values still have to be combined, by `combine`.
+        "pick" means that at most one member has anything except zero bits.
+      changes: changes made to the numbers (shifted indices, first member only), in order.
+      awaits: changes that are still required before the elements are the graph value's.
+      number: the number that all elements equal, if known: for literals and results of literals.
+      viewed: whether the dimensions are a reshaped view of the value's own, with the same elements
+        in row-major order.
+      order: device ids of the mesh whose positions the starts refer to.
     """
 
     value: int | None
@@ -116,35 +124,46 @@ class Contents:
 
     @property
     def tasks(self) -> tuple[Attributes | PendingSelection, ...]:
-        """Whatever keeps the elements from being the graph value's own."""
+        """All changes that keep the elements from being the graph value's own."""
         return (*self.awaits, *self.changes)
 
 
-def at_border(held: Contents) -> Contents:
-    """What counts where a value is handed on: its elements, and that what is pending is a sum.
+def border_contents(contents: Contents) -> Contents:
+    """Return the part of the contents that must agree where a value crosses a border.
 
-    What one member alone has is one; of what is not pending, nothing is joined.
+    The elements and a pending sum count. Fills and a known number do not. A value that one member
+    has is a partial sum, and a complete value has no combination pending.
     """
-    held = _of_first_member(held)
-    dims = tuple(replace(dim, fill=None) for dim in held.dims)
-    added = held.combine == PICK or not held.unreduced
-    return replace(held, dims=dims, number=None, combine=SUM if added else held.combine)
+    contents = _first_member_as_partial_sum(contents)
+    dims = tuple(replace(dim, fill=None) for dim in contents.dims)
+    added = contents.combine == PICK or not contents.unreduced
+    return replace(contents, dims=dims, number=None, combine=SUM if added else contents.combine)
 
 
-def _of_first_member(held: Contents) -> Contents:
-    """What one member has, and the others zeros for, as partial sums."""
-    (task,) = held.tasks if len(held.tasks) == 1 else (None,)
-    if not isinstance(task, FirstMember) or held.awaits or task.combine != SUM:
-        return held
-    own = [a.digits for d in held.dims for a in d.start.atoms() if isinstance(a, PartitionId)]
-    if any(_meets(digits, task.digits) for digits in (*own, held.unreduced)):
-        return held
-    return replace(held, unreduced=as_set((*held.unreduced, *task.digits)), changes=())
+def _first_member_as_partial_sum(contents: Contents) -> Contents:
+    """Return a value that one member has and the others have zeros for, as partial sums.
+
+    Contents with any other change are returned as they are.
+    """
+    (task,) = contents.tasks if len(contents.tasks) == 1 else (None,)
+    if not isinstance(task, FirstMember) or contents.awaits or task.combine != SUM:
+        return contents
+    own = [a.digits for d in contents.dims for a in d.start.atoms() if isinstance(a, PartitionId)]
+    # The members must hold the same elements, or the zeros of the others would not add up to this
+    # value.
+    if any(_overlap_any(digits, task.digits) for digits in (*own, contents.unreduced)):
+        return contents
+    return replace(
+        contents, unreduced=unordered_digits((*contents.unreduced, *task.digits)), changes=()
+    )
 
 
 @dataclass(frozen=True)
 class DeclaredLocal:
-    """A local as the program declares it; `named` if it stands for a graph value."""
+    """A local value as the program declares it.
+
+    `named` tells whether it has the name of a graph value.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -152,48 +171,48 @@ class DeclaredLocal:
     named: bool
 
 
-def anonymous(held: Contents, operands: tuple[int, ...]) -> Contents:
-    """The same without its value; places filled with a value name the operand that it is.
+def without_value(contents: Contents, operands: tuple[int, ...]) -> Contents:
+    """Return the contents without their graph value, so that one proof serves all values.
 
-    What is claimed of an instruction does not depend on which values it runs on.
+    A fill that is a graph value becomes the name of the operand that the value is.
 
     Args:
       operands: graph values that the instruction's node reads.
     """
-    names = operand_names(operands) if _names_fill(held) else {}
-    return _renamed(held, None, names)
+    names = operand_names(operands) if _names_fill(contents) else {}
+    return _replace_names(contents, None, names)
 
 
-def of_value(held: Contents, value: int | None, operands: tuple[int, ...]) -> Contents:
-    """What an instruction makes of `operands`: a value, its places filled with values again."""
-    pairs = operand_names(operands).items() if _names_fill(held) else ()
-    return _renamed(held, value, {operand: filled for filled, operand in pairs})
+def with_value(contents: Contents, value: int | None, operands: tuple[int, ...]) -> Contents:
+    """Return the contents as parts of `value`, with graph values in the place of operand names."""
+    pairs = operand_names(operands).items() if _names_fill(contents) else ()
+    return _replace_names(contents, value, {operand: filled for filled, operand in pairs})
 
 
-def _names_fill(held: Contents) -> bool:
-    """Return whether places of some dimension are filled with what a name says."""
-    return any(type(d.fill) is str or type(d.gap) is str for d in held.dims)
+def _names_fill(contents: Contents) -> bool:
+    """Return whether some dimension has a fill or a gap that is a name."""
+    return any(type(d.fill) is str or type(d.gap) is str for d in contents.dims)
 
 
 def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
-    """What fills places, by the name of a value, as the first operand of the node that it is."""
+    """Return the operand name of each value's fill: the first operand that equals it."""
     return {f"value {value}": f"operand {operands.index(value)}" for value in operands}
 
 
-def _renamed(held: Contents, value: int | None, names: Mapping[Fill, Fill]) -> Contents:
+def _replace_names(contents: Contents, value: int | None, names: Mapping[Fill, Fill]) -> Contents:
     # Most dimensions name no value: 64 layers copied them 100,000 times, a tenth of the proof.
-    dims = held.dims
+    dims = contents.dims
     if any(d.fill in names or d.gap in names for d in dims):
         dims = tuple(
             replace(d, fill=names.get(d.fill, d.fill), gap=names.get(d.gap, d.gap)) for d in dims
         )
-    if dims is held.dims and value == held.value:
-        return held
-    return replace(held, value=value, dims=dims)
+    if dims is contents.dims and value == contents.value:
+        return contents
+    return replace(contents, value=value, dims=dims)
 
 
-def as_set(digits: Digits) -> Digits:
-    """Digits whose order does not matter, in the one way to write them.
+def unordered_digits(digits: Digits) -> Digits:
+    """Return the canonical form of digits whose order does not matter.
 
     >>> as_set((Digit(1, 4), Digit(4, 2)))
     (Digit(stride=1, size=8),)
@@ -201,38 +220,41 @@ def as_set(digits: Digits) -> Digits:
     return canonical(tuple(sorted(digits, reverse=True)))
 
 
-def without(held: Digits, gone: Digits) -> Digits | None:
-    """The set `held` without the digits `gone`; None where these are not all in it.
+def remove_digits(contents: Digits, gone: Digits) -> Digits | None:
+    """Return the set of digits without the digits `gone`, or None if `gone` is not a subset.
 
     >>> without((Digit(1, 8),), (Digit(2, 2),))
     (Digit(stride=4, size=2), Digit(stride=1, size=2))
     >>> without((Digit(1, 4),), (Digit(1, 8),)) is None
     True
     """
-    rest = list(held)
+    rest = list(contents)
     for digit in gone:
         low, top = digit.stride, digit.stride * digit.size
-        around = [d for d in rest if low % d.stride == 0 and d.stride * d.size % top == 0]
-        if not around:
+        containing = [d for d in rest if low % d.stride == 0 and d.stride * d.size % top == 0]
+        if not containing:
             return None
-        (whole,) = around
+        (whole,) = containing
+        # The digit that contains `digit` splits in two: the positions below it and those above it.
         rest.remove(whole)
         above = whole.stride * whole.size // top
         rest += [Digit(whole.stride, low // whole.stride), Digit(top, above)]
-    return as_set(tuple(rest))
+    return unordered_digits(tuple(rest))
 
 
 def partition_number(digits: Digits) -> Number:
-    """The partition id along digits; 0 where there are none."""
+    """Return the partition id along the digits as a number, or 0 if there are no digits."""
     found = canonical(digits)
     return Number.of(PartitionId(found)) if found else Number()
 
 
-def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> Contents:
-    """What a layout says that a device holds: blocks of `ceil(size / parts)` from `p * block` on.
+def layout_contents(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> Contents:
+    """Return the contents that a sharding describes.
+
+    Block `p` begins at element `p * ceil(size / num_shards)`.
 
     Args:
-      shape: local shape, which may be longer than a block (padded) or shorter.
+      shape: local shape. It may be longer than a block (padded) or shorter.
     """
     rows = zip(sharding.dims, sharding.shard_shape, sharding.shape, shape, strict=True)
     dims = tuple(
@@ -240,25 +262,26 @@ def laid_out(sharding: Sharding, shape: tuple[int, ...], value: int | None) -> C
         for digits, block, size, length in rows
     )
     order = sharding.mesh.device_ids
-    return Contents(value, dims, as_set(sharding.unreduced), order=order)
+    return Contents(value, dims, unordered_digits(sharding.unreduced), order=order)
 
 
 def start_number(start: Start) -> Number:
-    """A start of the program's language as a number of the claims."""
+    """Convert an instruction's start to a number of the claims."""
     ids = {name: partition_number(digits) for name, digits in start.digits}
     return number(start.index, ids) + start.more
 
 
-def at_member(start: Number, digits: Digits, member: str) -> Number:
-    """The same start on a member of the group along `digits`."""
+def on_member(start: Number, digits: Digits, member: str) -> Number:
+    """Return the same start on a member of the group along `digits`."""
 
-    def moved(atom: object) -> Number | None:
-        if isinstance(atom, PartitionId) and _meets(atom.digits, digits):
+    # Only the partition ids that vary in the group differ on the member.
+    def on_that_member(atom: object) -> Number | None:
+        if isinstance(atom, PartitionId) and _overlap_any(atom.digits, digits):
             return Number.of(PartitionId(atom.digits, member))
         return None
 
-    return start.replaced(moved)
+    return start.replaced(on_that_member)
 
 
-def _meets(first: Digits, second: Digits) -> bool:
+def _overlap_any(first: Digits, second: Digits) -> bool:
     return any(overlap(a, b) for a in first for b in second)

@@ -1,4 +1,7 @@
-"""Local shapes and item types of operators: what each makes follows from what it reads."""
+"""Claims about item types and shapes of operators.
+
+The declared results must have the types that the operator computes from its operands.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,22 @@ from shardalg.verify.report import Decided
 Types = tuple[ValueType, ...]
 
 
-def of_node(signature: Signature, read: list[Local], made: list[Local]) -> Decided:
-    """Locals are parts of values of the node's types: of these item types and global shapes."""
+def node_type_claim(signature: Signature, read: list[Local], made: list[Local]) -> Decided:
+    """Return the claim that the locals are parts of the node's values.
+
+    Their item types and global shapes must be the node's.
+    """
     right = [t.dtype for t in signature.operands] == [local.dtype for local in read]
     wanted = [(t.dtype, t.shape) for t in signature.results]
     right = right and wanted == [(local.dtype, local.sharding.shape) for local in made]
-    return Decided(f"{signature.primitive} reads and makes parts of what the node does", right)
+    words = f"operands and results of {signature.primitive} are parts of the node's values"
+    return Decided(words, right)
 
 
-def unlike(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
-    """Of every parameter that equals a right one in another type: 1.0 and True are no 1 to JAX.
+def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
+    """Yield a failing claim per parameter that equals the node's but has another Python type.
+
+    To JAX, 1.0 and True are not 1.
 
     >>> x = ValueType((4,), "float32")
     >>> node = Signature("reshape", (("new_sizes", (2, 2)), ("dimensions", None)), (x,), (x,))
@@ -39,17 +48,17 @@ def unlike(signature: Signature, attributes: Apply | Fold) -> Iterator[Decided]:
     own = dict(signature.params)
     for name, value in attributes.params:
         if not _leaf_types(value) <= _leaf_types(own.get(name)):
-            yield Decided(f"{name} is of the types that it has in the node: {value}", holds=False)
+            yield Decided(f"{name} has the Python types of the node's: {value}", holds=False)
 
 
-def unfit(dtype: str, fill: complex | None) -> Iterator[Decided]:
-    """Of a number that is filled in, if no value of that type holds one of its kind.
+def fill_type_claims(dtype: str, fill: complex | None) -> Iterator[Decided]:
+    """Yield a failing claim if a fill cannot be represented in the item type.
 
     >>> [[*unfit("float32", fill)] == [] for fill in (1, 1.0, 1 + 0j)]
     [True, True, False]
     """
     if isinstance(fill, complex) and not dtype.startswith("complex"):
-        yield Decided(f"{fill} is filled into {dtype}", holds=False)
+        yield Decided(f"the fill {fill} can be represented in {dtype}", holds=False)
 
 
 def _leaf_types(value: Plain) -> set[type]:
@@ -58,46 +67,36 @@ def _leaf_types(value: Plain) -> set[type]:
     return {type(value)}
 
 
-def derived(
+def result_type_claim(
     graph: Graph, instruction: Instruction[Apply], read: list[Local], made: list[Local]
 ) -> Decided:
-    """What an `Apply` makes is declared as what its primitive makes of what it reads."""
-    signature = node_of(graph, instruction).signature
+    """Return the claim that an `Apply` declares the types that its primitive computes."""
+    signature, apply = node_of(graph, instruction).signature, instruction.attributes
     operands, declared = _types(read), _types(made)
     try:
-        found = _derived(graph, instruction, signature, operands)
+        # A device that runs the node's own operator makes the node's own types: JAX is not asked.
+        if operands == signature.operands and not apply.params:
+            found = signature.results
+        else:
+            binding, params = bound(graph, instruction)
+            found = result_types(apply.primitive, binding, params, operands)
     except TraceError:
-        # of a loaded plan the code of the user is missing: the row says what it makes
-        found = _by_row(instruction.attributes, signature, operands, declared)
+        # A loaded plan lacks the user's code, so JAX cannot derive the types. The row gives the
+        # shapes, and the node gives the item types.
+        shapes = tuple(t.shape for t in (*operands, *declared))
+        rows = rules(local_signature(signature, dict(apply.params), shapes)) or ()
+        by_row = [local_shape(row, k, row.extents) for row in rows for k in range(len(row.results))]
+        types = zip(by_row, signature.results, strict=True)
+        found = tuple(ValueType(shape, whole.dtype) for shape, whole in types)
     except (TypeError, ValueError) as error:
-        words = f"{signature.primitive} runs on {list(operands)} (JAX: {_first_line(error)})"
+        reason = str(error).split("\n")[0]
+        words = f"{signature.primitive} accepts {list(operands)} (JAX: {reason})"
         return Decided(words, holds=False)
-    words = f"{signature.primitive} makes {list(found)} of {list(operands)}"
+    words = f"{signature.primitive} of {list(operands)} gives {list(found)}"
     left = LEFT_TO_THE_COMPILER.get(signature.primitive)
-    params = {**dict(signature.params), **dict(instruction.attributes.params)}
-    return Decided(words, found == declared and (left is None or left(params, operands, found)))
-
-
-def _derived(
-    graph: Graph, instruction: Instruction[Apply], signature: Signature, operands: Types
-) -> Types:
-    if operands == signature.operands and not instruction.attributes.params:
-        return signature.results
-    binding, params = bound(graph, instruction)
-    return result_types(instruction.attributes.primitive, binding, params, operands)
-
-
-def _by_row(apply: Apply, signature: Signature, operands: Types, declared: Types) -> Types:
-    shapes = tuple(t.shape for t in (*operands, *declared))
-    rows = rules(local_signature(signature, dict(apply.params), shapes)) or ()
-    found = [local_shape(rule, k, rule.extents) for rule in rows for k in range(len(rule.results))]
-    types = zip(found, signature.results, strict=True)
-    return tuple(ValueType(shape, whole.dtype) for shape, whole in types)
+    merged = {**dict(signature.params), **dict(apply.params)}
+    return Decided(words, found == declared and (left is None or left(merged, operands, found)))
 
 
 def _types(locals_: list[Local]) -> Types:
     return tuple(ValueType(local.shape, local.dtype) for local in locals_)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0]

@@ -1,8 +1,7 @@
-"""One instruction with what its operands hold, and what is claimed of several kinds alike.
+"""One instruction with the contents of its operands, and the claims that several kinds share.
 
-What a device counts: starts are whole numbers to a claim, and numbers of 32 bits to a device.
-
-Whether an instruction reads the values that it should: those of its node, or of one value.
+Claims treat starts as whole numbers, whereas a device counts in 32 bits, so that is a claim too. An
+instruction must also read values that belong together: those of its node, or of one value.
 """
 
 from __future__ import annotations
@@ -49,18 +48,20 @@ from shardalg.verify.contents import (
     DeclaredLocal,
     DimensionContents,
     Fill,
-    at_member,
     fill_number,
-    laid_out,
+    layout_contents,
+    on_member,
 )
 from shardalg.verify.report import Decided, Statement
 
 LARGEST = 2**31 - 1
-"""Of the type in which partition ids are counted."""
+"""Largest number of the type in which partition ids are counted."""
 
 
-def counted(attributes: Attributes) -> Iterator[Decided]:
-    """Of every start that a device works out, whether all numbers on the way to it fit.
+def int32_claims(attributes: Attributes) -> Iterator[Decided]:
+    """Yield a claim for each start that every number in its computation fits into 32 bits.
+
+    A size that does not fit gives a failing claim.
 
     >>> from shardalg.algebra.affine import Index
     >>> from shardalg.algebra.digits import Digit
@@ -73,22 +74,25 @@ def counted(attributes: Attributes) -> Iterator[Decided]:
     for one in fields(attributes):  # type: ignore[arg-type]  # every kind is a dataclass
         start = getattr(attributes, one.name)
         if isinstance(start, Start):
-            words = f"{start.index} is worked out in 32 bits"
-            yield Decided(words, max(largest(start)) <= LARGEST)
-    wrong = [number for number in _sizes(attributes) if not 0 <= number <= LARGEST]
-    if wrong:
-        yield Decided(f"{wrong[0]} is counted in 32 bits", holds=False)
+            words = f"{start.index} is computed in 32 bits"
+            yield Decided(words, max(start_bounds(start)) <= LARGEST)
+    # Places are compared with these sizes. The last one is the end of the last block.
+    sizes = (
+        getattr(attributes, "size", 0),
+        *getattr(attributes, "sizes", ()),
+        getattr(attributes, "block", 0) * parts(getattr(attributes, "digits", ())),
+    )
+    for size in sizes:
+        if not 0 <= size <= LARGEST:
+            yield Decided(f"{size} is counted in 32 bits", holds=False)
+            break
 
 
-def _sizes(attributes: Attributes) -> Iterator[int]:
-    """Sizes that places are compared with, and where the block behind the last one starts."""
-    yield getattr(attributes, "size", 0)
-    yield from getattr(attributes, "sizes", ())
-    yield getattr(attributes, "block", 0) * parts(getattr(attributes, "digits", ()))
+def start_bounds(start: Start) -> tuple[int, ...]:
+    """Return upper bounds of all numbers in the computation of a start.
 
-
-def largest(start: Start) -> tuple[int, ...]:
-    """What no number on the way to a start exceeds."""
+    They are those of the sum, the divisor and the modulus.
+    """
     index, counts = start.index, {name: parts(digits) for name, digits in start.digits}
     terms = sum(abs(c) * (counts[name] - 1) for name, c in index.terms)
     return terms + abs(index.constant) + abs(start.more), index.div, index.mod
@@ -96,48 +100,48 @@ def largest(start: Start) -> tuple[int, ...]:
 
 MEMBER = "m"
 X = Number.of("x")
-Stated = tuple[str, Statement]
+PendingClaim = tuple[str, Statement]
 
 
 @dataclass(frozen=True)
 class CheckedInstruction(Generic[A_co]):
-    """An instruction with what its operands hold and the local that it makes.
+    """An instruction with the contents of its operands and the local that it declares.
 
     Attributes:
-      filler: the second operand of a mask in words, where it fills with a value.
-      number: of the result that is spoken of, and of the operand that it follows.
-      count: of results.
+      filler: name of a mask's second operand, if the mask fills with a value.
+      number: index of the result in question, and of the operand that it follows.
+      count: number of results.
     """
 
     mesh: Mesh
     attributes: A_co
     operands: tuple[Contents, ...]
-    made: DeclaredLocal
+    declared: DeclaredLocal
     filler: str = ""
     number: int = 0
     count: int = 1
 
     @property
-    def given(self) -> Contents:
-        """What the operand holds that the result follows: the first one, mostly."""
+    def operand(self) -> Contents:
+        """Contents of the operand that the result follows, usually the first one."""
         return self.operands[self.number]
 
     @property
-    def said(self) -> Contents:
-        """What the program says that the result holds."""
-        return laid_out(self.made.sharding, self.made.shape, None)
+    def declared_contents(self) -> Contents:
+        """Contents that the program declares for the result."""
+        return layout_contents(self.declared.sharding, self.declared.shape, None)
 
     def claim(self, words: str, goal: Formula, **more: Any) -> IntegerClaim:
-        """A claim about this instruction."""
+        """Return a claim about this instruction."""
         return IntegerClaim(words, self.mesh, goal, **more)
 
 
-Result = tuple[Contents, list[Stated]]
-"""What a result holds, and the claims on which that rests."""
-Results = tuple[list[Result], list[Stated]]
-"""The same of every result, and claims of all of them."""
+Result = tuple[Contents, list[PendingClaim]]
+"""Contents of a result, and the claims that it rests on."""
+Results = tuple[list[Result], list[PendingClaim]]
+"""Contents and claims of every result, and claims about all of them."""
 MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
-"""Per kind of instruction that is no operator and holds no blocks, what it makes of a step."""
+"""Function that gives the results, per kind that is no operator and has no body."""
 A = TypeVar("A", bound=Attributes)
 
 
@@ -146,7 +150,7 @@ def moves(
 ) -> Callable[
     [Callable[[CheckedInstruction[A]], Result]], Callable[[CheckedInstruction[A]], Result]
 ]:
-    """Register what the one result of a kind holds."""
+    """Register the function that gives the contents of a kind's only result."""
 
     def register(
         claim: Callable[[CheckedInstruction[A]], Result],
@@ -162,7 +166,7 @@ def moves_each(
 ) -> Callable[
     [Callable[[CheckedInstruction[A]], Results]], Callable[[CheckedInstruction[A]], Results]
 ]:
-    """Register what the results of a kind hold."""
+    """Register the function that gives the contents of all results of a kind."""
 
     def register(
         claim: Callable[[CheckedInstruction[A]], Results],
@@ -173,38 +177,41 @@ def moves_each(
     return register
 
 
-def with_dim(contents: Contents, dim: int, held: DimensionContents) -> Contents:
-    """The contents with another dimension in place of one."""
-    return replace(contents, dims=(*contents.dims[:dim], held, *contents.dims[dim + 1 :]))
+def with_dim(contents: Contents, dim: int, span: DimensionContents) -> Contents:
+    """Return the contents with dimension `dim` replaced."""
+    return replace(contents, dims=(*contents.dims[:dim], span, *contents.dims[dim + 1 :]))
 
 
-def filled_with(step: CheckedInstruction, fill: Fill) -> Contents:
-    """What is given, of its fills those alike: where two paddings meet, the last counts."""
-    dtype = step.made.dtype
+def keep_equal_fills(step: CheckedInstruction, fill: Fill) -> Contents:
+    """Return the operand's contents with only the fills that equal `fill`, and None for the others.
+
+    Where two paddings meet, the later one counts.
+    """
+    dtype = step.declared.dtype
     number = fill_number(fill, dtype)
 
     def alike(other: Fill) -> bool:
         return other == fill or (number is not None and fill_number(other, dtype) == number)
 
     dims = tuple(
-        replace(held, fill=held.fill if alike(held.fill) else None) for held in step.given.dims
+        replace(span, fill=span.fill if alike(span.fill) else None) for span in step.operand.dims
     )
-    return replace(step.given, dims=dims)
+    return replace(step.operand, dims=dims)
 
 
 def members_agree(
     step: CheckedInstruction, digits: Digits, dims: tuple[int, ...]
-) -> Iterator[Stated]:
-    """Dimensions that a collective does not touch lie alike on the members of its group.
+) -> Iterator[PendingClaim]:
+    """Yield claims that untouched dimensions are the same on all members of the collective's group.
 
-    Of those that it does touch, all that exists is held.
+    For the dimensions `dims` that the collective moves, all elements that exist must be held.
     """
-    for dim, held in enumerate(step.given.dims):
+    for dim, span in enumerate(step.operand.dims):
         if dim in dims:
-            yield from nothing_beyond(step, held)
+            yield from all_existing_wanted(step, span)
             continue
-        for own in begins(held):
-            other = at_member(own, digits, MEMBER)
+        for own in start_positions(span):
+            other = on_member(own, digits, MEMBER)
             if other != own:
                 words = f"members agree on dimension {dim}"
                 members = ((MEMBER, digits),)
@@ -212,7 +219,7 @@ def members_agree(
 
 
 def crosses(attributes: Attributes, digits: Digits) -> bool:
-    """Whether what a device gets comes from devices that differ from it in some of the digits.
+    """Return whether a device receives data from devices that differ from it in some of the digits.
 
     >>> from shardalg.algebra.digits import Digit
     >>> from shardalg.spmd.instructions import CollectivePermute
@@ -234,77 +241,78 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
 
 
 def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
-    """Pairs, or edges, as rows of numbers: sources, targets, and what they are of."""
+    """Return pairs or edges as rows of numbers: sources, targets, and the operands of edges."""
     found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
     return found.T if found.size else np.zeros((2, 0), int)
 
 
-def undisturbed(step: CheckedInstruction) -> Stated:
-    """Nothing moves over digits on which its meaning depends.
+def movement_keeps_meaning(step: CheckedInstruction) -> PendingClaim:
+    """Return the claim that nothing moves along digits on which its meaning depends.
 
-    What members hold partial sums of, numbers that were shifted by the partition id, and what has
-    still to be masked by it are a device's own along these digits.
+    Partial sums, numbers shifted by the partition id, and pending masks are a device's own along
+    these digits.
     """
-    own = [
-        kind
-        for held in step.operands
-        for kind in ((held.unreduced, "partial sums"), *map(_dependence, held.tasks))
-    ]
-    moved = [words for digits, words in own if digits is None or crosses(step.attributes, digits)]
-    words = "what moves means the same on all devices that it moves between"
-    said = f"{words}{': not ' if moved else ''}{', '.join(moved)}"
-    return "combine", Decided(said, not moved)
+    # A change without digits depends on the whole device, so it may not move at all.
+    own: list[tuple[Digits | None, str]] = []
+    for contents in step.operands:
+        own.append((contents.unreduced, "partial sums"))
+        own += [(getattr(task, "digits", None), f"{task}") for task in contents.tasks]
+    moving = [name for digits, name in own if digits is None or crosses(step.attributes, digits)]
+    words = "moved numbers mean the same on the sender and the receiver"
+    words = f"{words}{': not ' if moving else ''}{', '.join(moving)}"
+    return "combine", Decided(words, not moving)
 
 
-def _dependence(task: object) -> tuple[Digits | None, str]:
-    """The digits on which a change depends; None of one that depends on the whole device."""
-    return getattr(task, "digits", None), f"{task}"
-
-
-def bare(contents: Contents) -> Stated:
-    """What is added up are numbers as they are meant: none is still to be changed."""
-    gaps = any(held.base > 1 for held in contents.dims)
-    words = "what is joined waits for nothing, is not shifted, and has no places between elements"
+def no_pending_changes(contents: Contents) -> PendingClaim:
+    """Return the claim that combined numbers are final: no change is pending on them."""
+    gaps = any(span.base > 1 for span in contents.dims)
+    words = "combined numbers have no pending change, no shift and no base dilation"
     return "combine", Decided(words, not (contents.tasks or gaps or contents.viewed))
 
 
-def finished(contents: Contents) -> bool:
-    """Whether the elements are the graph value's, with nothing left to be done."""
+def is_finished(contents: Contents) -> bool:
+    """Return whether the elements are the graph value's, with no change pending."""
     return not (contents.tasks or contents.unreduced or contents.viewed)
 
 
-def nothing_beyond(step: CheckedInstruction, held: DimensionContents) -> Iterator[Stated]:
-    """Windows that were cut to what is wanted hold nothing else that exists."""
-    if held.wanted:
-        goal = implies(within(held.start + X, 0, held.size), held.exists(held.start + X))
-        words = "every element that exists at these places was wanted"
-        yield "delivers", step.claim(words, goal, unknowns=(("x", held.length),))
+def all_existing_wanted(
+    step: CheckedInstruction, span: DimensionContents
+) -> Iterator[PendingClaim]:
+    """Yield the claim that a part that was cut to a wanted range has no other existing element."""
+    if span.wanted:
+        goal = implies(within(span.start + X, 0, span.size), span.exists(span.start + X))
+        words = "every element that exists at these places is in the wanted range"
+        yield "delivers", step.claim(words, goal, unknowns=(("x", span.length),))
 
 
-def begins(held: DimensionContents) -> tuple[Number, ...]:
-    """Where a dimension begins, and what of it is wanted."""
-    return held.start, *(start for start, _ in held.wanted)
+def start_positions(span: DimensionContents) -> tuple[Number, ...]:
+    """Return the start of a dimension's block and the starts of its wanted ranges."""
+    return span.start, *(start for start, _ in span.wanted)
 
 
-def said_along(step: CheckedInstruction, dim: int) -> DimensionContents:
-    """Where the result's layout begins; of a padded layout no more elements exist for that."""
-    return replace(step.said.dims[dim], size=step.given.dims[dim].size)
+def declared_dim(step: CheckedInstruction, dim: int) -> DimensionContents:
+    """Return the result's declared dimension with the operand's number of elements.
+
+    A padded layout declares a longer dimension, but no more elements exist for that.
+    """
+    return replace(step.declared_contents.dims[dim], size=step.operand.dims[dim].size)
 
 
 def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
-    """A number on the devices at some positions, exactly, where 64 bits are too few as well."""
-    kind = object if _largest(number) > np.iinfo(np.int64).max else np.int64
+    """Return the value of a number on the devices at `positions`, exactly."""
+    # Python integers are slow, but exact where an intermediate result exceeds 64 bits.
+    kind = object if _number_bound(number) > np.iinfo(np.int64).max else np.int64
     ids = (atom for atom in number.atoms() if isinstance(atom, PartitionId))
     found = number.at({atom: partition_ids(atom.digits, positions).astype(kind) for atom in ids})
     return np.broadcast_to(found, positions.shape)
 
 
-def _largest(number: Number) -> int:
-    """What no number on the way to it exceeds."""
+def _number_bound(number: Number) -> int:
+    """Return an upper bound of all intermediate results in the computation of a number."""
     total = abs(number.constant)
     for atom, coefficient in number.terms:
         if isinstance(atom, FloorQuotient | Remainder):
-            most = max(_largest(atom.number), atom.by)
+            most = max(_number_bound(atom.number), atom.by)
         else:
             most = parts(atom.digits) if isinstance(atom, PartitionId) else 0
         total += max(abs(coefficient), 1) * most
@@ -314,8 +322,8 @@ def _largest(number: Number) -> int:
 Values = tuple[int | None, ...]
 
 
-def of_its_own(graph: Graph, instruction: Instruction, given: Values) -> bool:
-    """Whether the values that are read belong together.
+def reads_own_values(graph: Graph, instruction: Instruction, given: Values) -> bool:
+    """Return whether an instruction reads values that belong together.
 
     Args:
       given: the graph values that the operands are parts of.
@@ -328,18 +336,18 @@ def of_its_own(graph: Graph, instruction: Instruction, given: Values) -> bool:
     return instruction.node is not None and _OF_NODE[kind](graph.nodes[instruction.node], given)
 
 
-def _is_view(node: Node, given: Values) -> bool:
-    """The node makes of the value that is regrouped the same elements in the same order."""
+def _is_row_major_reshape(node: Node, given: Values) -> bool:
+    """Return whether the node reshapes the regrouped value in row-major order."""
     row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
     return bool(row_major) and given[0] == node.operands[0]
 
 
 _OF_ONE_VALUE = (ArgReduce, Concatenate, Join)
 _OF_NODE: dict[type, Callable[[Node, Values], bool]] = {
-    **dict.fromkeys(kinds(Operator), lambda node, given: given == node.operands),
-    Fold: lambda node, given: given == (*node.results, *node.operands[len(node.results) :]),
-    MaskIndexed: lambda node, given: given == (node.results[0], node.operands[1]),
-    Regroup: _is_view,
-    Top: lambda node, given: given == node.results,
-    ValueAt: lambda node, given: given == (node.results[0], node.operands[0]),
+    **dict.fromkeys(kinds(Operator), lambda node, operand: operand == node.operands),
+    Fold: lambda node, operand: operand == (*node.results, *node.operands[len(node.results) :]),
+    MaskIndexed: lambda node, operand: operand == (node.results[0], node.operands[1]),
+    Regroup: _is_row_major_reshape,
+    Top: lambda node, operand: operand == node.results,
+    ValueAt: lambda node, operand: operand == (node.results[0], node.operands[0]),
 }

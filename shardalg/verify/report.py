@@ -1,4 +1,4 @@
-"""What was claimed of a program, and what became of each claim."""
+"""Claims of a program, and the status of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TRUSTED = "trusted"
 NOT_HELD = "not_held"
-"""Of an annotation inside: the program never holds the value just so, which breaks nothing."""
+"""Status of an annotation inside: the program never has this sharding, which is allowed."""
 STATUSES = ("proved", TRUSTED, "not_claimed", "unknown", "refuted")
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A statement without unknowns, which comparing both sides decides, or an option trusts."""
+    """A statement without unknowns: comparing both sides decides it, or an option assumes it."""
 
     words: str
     holds: bool
@@ -32,28 +32,28 @@ class Decided:
 
     @property
     def status(self) -> str:
-        """What becomes of it as a claim."""
+        """Status that a claim of this statement has."""
         if self.trusted:
             return TRUSTED
         return "proved" if self.holds else "refuted"
 
 
 Statement = Decided | IntegerClaim | MergeClaim
-"""What a claim says; z3 judges all but the first."""
+"""The statement of a claim. z3 proves all kinds except `Decided`."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement about the program and what became of it.
+    """One statement about the program, and its status.
 
     Attributes:
-      node: the value or instruction that it speaks of.
+      node: the value or instruction that the claim is about.
       claim: "merge", "iterations", "reads", "padding", "writes", "combine", "emitted", "selected",
-        "mask", "delivers", "carry", "manual", "border", "types" or "well formed"; of what is
-        trusted "normalisation", "rows", "emission", "collectives", "monoids", "arithmetic" and, by
-        an option, "finite". Of annotations inside (`Report.sites`) "site".
+        "mask", "delivers", "carry", "manual", "border", "types" or "well formed". Trusted claims
+        are "normalisation", "rows", "emission", "collectives", "monoids", "arithmetic" and, by
+        an option, "finite". Annotations inside the function (`Report.sites`) are "site".
       status: "proved", "refuted", "unknown", "trusted" (tested instead) or "not_claimed";
-        of a site "proved" or "not_held".
+        for a site "proved" or "not_held".
       words: the statement; witness: of a refuted one, a case in which it fails.
     """
 
@@ -88,25 +88,27 @@ FACTS = tuple(
         ),
     )
 )
-"""What no claim shows, and what stands in for it."""
+"""Assumptions that no claim shows, and the tests that cover them."""
 
 
 MANUAL = (
     "what a shard_map computes from its blocks is the function's own; results that its out_specs "
     "call alike are alike (jax checks it where check_vma is on)"
 )
-"""What is taken on trust of a manual region."""
+"""Assumption about a manual region."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All claims of a plan. `ok` only if each is proved or trusted.
+    """All claims of a plan.
+
+    `ok` only if each is proved or trusted.
 
     Attributes:
       hints: the sizes at which a plan of named sizes was verified, in words.
-      sites: of each annotation inside whether the program holds the value just so at some point:
-        "proved", or "not_held" and how it is held instead. An annotation inside is a wish, so that
-        these are notes: they are none of the claims, and `ok` does not ask for them.
+      sites: one claim per annotation inside the function: "proved" if the program has this sharding
+        at some point, else "not_held" with the shardings that it has. An annotation inside is a
+        wish, so sites are notes: they are not part of the claims, and `ok` ignores them.
     """
 
     claims: tuple[Claim, ...]
@@ -116,7 +118,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is open."""
+        """Whether every claim is proved or trusted."""
         return all(claim.status in ("proved", TRUSTED) for claim in self.claims)
 
     @property
@@ -151,7 +153,7 @@ class Report:
         return card(*parts, ok=self.ok)
 
     def summary(self) -> str:
-        """`31 proved, 2 trusted, 120 not_claimed`."""
+        """Return the number of claims per status: `31 proved, 2 trusted, 120 not_claimed`."""
         counts = Counter(claim.status for claim in self.claims)
         return ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) or "no claims"
 
@@ -163,7 +165,7 @@ class Report:
 
 
 def refuse_refuted(report: Report) -> None:
-    """Refuse a program that does not compute its function; warn of one that may not.
+    """Raise if a claim is refuted, and warn if a claim is open.
 
     Raises:
       LoweringError: a claim is refuted.
@@ -173,7 +175,7 @@ def refuse_refuted(report: Report) -> None:
         raise LoweringError(
             f"the plan has {len(report.refuted)} refuted claims, the first of "
             f"{first.node}: {first.words}; it fails at {first.witness}. It would compute "
-            "something else: plan.verify() lists them; please report the function."
+            "something else. plan.verify() lists all of them; please report the function."
         )
     open_ = [claim for claim in report.claims if claim.status in ("unknown", "not_claimed")]
     if open_:

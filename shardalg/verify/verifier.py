@@ -1,4 +1,4 @@
-"""Claims of a program, instruction by instruction: locals are followed from the arguments on."""
+"""Claims of a program, instruction by instruction: contents are followed from the arguments on."""
 
 from __future__ import annotations
 
@@ -23,32 +23,39 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.manual import WRITTEN, written
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
-from shardalg.verify.annotated import Seen, asked
+from shardalg.verify.annotated import SiteLayouts, border_claims
 from shardalg.verify.contents import (
     Contents,
     DeclaredLocal,
-    anonymous,
-    at_border,
-    laid_out,
-    of_value,
+    border_contents,
+    layout_contents,
     operand_names,
+    with_value,
+    without_value,
 )
-from shardalg.verify.move import CheckedInstruction, counted, crosses, of_its_own
-from shardalg.verify.moves.moved import moved
-from shardalg.verify.operators.apply import Applied, applied
+from shardalg.verify.move import CheckedInstruction, crosses, int32_claims, reads_own_values
+from shardalg.verify.moves.moved import check_move
+from shardalg.verify.operators.apply import CheckedOperator, check_operator
 from shardalg.verify.report import Claim, Decided, Statement
 
-Held = dict[int, Contents]
+LocalContents = dict[int, Contents]
 
 
 @lru_cache(maxsize=1 << 14)
-def proved(statement: IntegerClaim | MergeClaim) -> Proof:
-    """What z3 says of a statement; the same one stands in many plans."""
+def cached_proof(statement: IntegerClaim | MergeClaim) -> Proof:
+    """Return z3's proof of a statement, which many plans share."""
     return prove(statement, sizes="all" if isinstance(statement, MergeClaim) else "concrete")
 
 
 class Verifier:
-    """Claims of one program; each distinct one is proved once."""
+    """Claims of one program; each distinct one is proved once.
+
+    Attributes:
+      proofs: proof per distinct statement.
+      outcomes: contents of the results and claims, per instruction without its values.
+      manual_digits: digits of the manual axes around the current instruction.
+      place: the current instruction in words, for errors.
+    """
 
     def __init__(
         self,
@@ -60,196 +67,220 @@ class Verifier:
     ) -> None:
         self.graph, self.program, self.finite = graph, program, finite
         self.finite_in_loops = finite_in_loops
-        self.seen = Seen(program)
+        self.sites = SiteLayouts(program)
         self.proofs: dict[IntegerClaim | MergeClaim, Proof] = {}
         self.outcomes: dict[
-            Applied | CheckedInstruction, tuple[tuple[Contents, ...], list[Claim]]
+            CheckedOperator | CheckedInstruction, tuple[tuple[Contents, ...], list[Claim]]
         ] = {}
         self.types: dict[object, Decided] = {}
         self.manual_digits: Digits = ()
         self.place = "the border"
 
-    def judged(self, node: str, kind: str, statement: Statement) -> Claim:
-        """The claim after it was decided, or z3 has seen it."""
+    def decide(self, node: str, kind: str, statement: Statement) -> Claim:
+        """Return the claim with its status: decided by comparison, or proved by z3."""
         if isinstance(statement, Decided):
             return Claim(node, kind, statement.status, words=statement.words)
-        proof = self.proofs[statement] = proved(statement)
+        proof = self.proofs[statement] = cached_proof(statement)
         words = statement.text()
         return Claim(node, kind, proof.status, proof.ms, proof.smt2, words, proof.witness)
 
     def judge(self, mesh: Mesh, sharded: ShardedGraph | None = None) -> Iterator[Claim]:
-        """The claims of the whole program; of one that is not well formed, what is wrong of it.
+        """Yield the claims of the whole program.
+
+        A program that is not well formed gets one refuted claim.
 
         Args:
-          mesh: that was asked for; sharded: with the annotations, if there are any.
+          mesh: the requested mesh; sharded: the graph with its annotations, if any.
         """
-        self.seen = Seen(self.program, sharded)
+        self.sites = SiteLayouts(self.program, sharded)
         try:
             fault = misfit(self.program, mesh)
             if not fault:
                 check(self.program)
-                for name, statement in asked(sharded, self.program) if sharded else ():
-                    yield self.judged(name, "border", statement)
-                yield from self.run()
-        except TimeoutError:  # whoever set a limit wants to know
+                for name, statement in border_claims(sharded, self.program) if sharded else ():
+                    yield self.decide(name, "border", statement)
+                yield from self.program_claims()
+        except TimeoutError:  # the caller set this limit and handles it
             raise
         except Exception as error:
-            # of what no claim can be stated, none is proved: that is a verdict, and says why
+            # Claims about a malformed program cannot be stated, so they are not proved. That is a
+            # verdict, too: report the place and the reason.
             fault = f"{self.place}: {type(error).__name__}: {error}"
         if fault:
             words = f"the program is well formed (it is not well formed: {fault})"
             yield Claim("program", "well formed", "refuted", words=words)
 
-    def run(self) -> Iterator[Claim]:
-        """The claims of a program whose structure is sound."""
+    def program_claims(self) -> Iterator[Claim]:
+        """Yield the claims of a program whose structure is sound."""
         program, graph = self.program, self.graph
-        yield from self.partly()
-        held, known = self.constants(), {value for value, _ in graph.constants}
+        yield from self.local_type_claims()
+        known, known_constants = self.constant_contents(), {value for value, _ in graph.constants}
         for local, value in program.constants:
-            yield self.named("border", local, value)
-            words = "it is a constant of the function, no partial sum, in the order of the devices"
-            layout = self.layout(local)
-            right = value in known and not layout.unreduced and layout.mesh == program.mesh
-            yield self.judged(graph.values[value].name, "border", Decided(words, right))
+            yield self.naming_claim("border", local, value)
+            words = "it is a constant of the function, complete, on the mesh of the program"
+            layout = self.sharding(local)
+            right = (
+                value in known_constants and not layout.unreduced and layout.mesh == program.mesh
+            )
+            yield self.decide(graph.values[value].name, "border", Decided(words, right))
         arguments = dict(zip(program.block.arguments, graph.arguments, strict=True))
-        yield from self.opened(held, arguments, program.argument_shardings)
-        yield from self.block(program.block, held)
+        yield from self.open_arguments(known, arguments, program.argument_shardings)
+        yield from self.block(program.block, known)
         results = zip(program.block.results, graph.results, program.result_shardings, strict=True)
         for local, value, layout in results:
-            yield from self.handed("border", held[local], value, layout)
+            yield from self.output_claim("border", known[local], value, layout)
 
-    def partly(self) -> Iterator[Claim]:
-        """Every local that is named for a value is a part of it: no shape of its own follows."""
+    def local_type_claims(self) -> Iterator[Claim]:
+        """Yield a failing claim for each named local whose global type is not its value's.
+
+        No claim of an instruction would show this, because local shapes follow from the shardings.
+        """
         for local in self.program.locals:
             if local.origin is not None:
                 value = self.graph.values[local.origin]
                 if (local.sharding.shape, local.dtype) != (value.type.shape, value.type.dtype):
-                    words = f"{local.dtype}{[*local.sharding.shape]} is laid out as {value.type}"
-                    yield self.judged(value.name, "types", Decided(words, holds=False))
+                    words = f"{local.dtype}{[*local.sharding.shape]} has the type {value.type}"
+                    yield self.decide(value.name, "types", Decided(words, holds=False))
 
-    def said(self, local: int) -> Contents:
-        """What the program says that a local holds."""
+    def declared(self, local: int) -> Contents:
+        """Return the contents that the program declares for a local."""
         made = self.program.locals[local]
-        return laid_out(made.sharding, made.shape, made.origin)
+        return layout_contents(made.sharding, made.shape, made.origin)
 
-    def constants(self) -> Held:
-        """What the program starts with; literals are known as numbers."""
+    def constant_contents(self) -> LocalContents:
+        """Return the contents with which the program starts; literals have known numbers."""
         numbers = self.graph.numbers
         return {
-            local: replace(self.said(local), number=numbers.get(value))
+            local: replace(self.declared(local), number=numbers.get(value))
             for local, value in self.program.constants
         }
 
-    def named(self, kind: str, local: int, value: int) -> Claim:
-        """The local is named for the value that it starts with, and holds it entirely."""
+    def naming_claim(self, kind: str, local: int, value: int) -> Claim:
+        """Return the claim that an initial local has its value's name and holds its whole block."""
         made, of = self.program.locals[local], self.graph.values[value].type
-        words = f"{self.graph.values[value].name} is handed in as it is laid out"
+        words = f"{self.graph.values[value].name} enters in its declared sharding"
         right = made.origin == value and made.shape == made.sharding.shard_shape
         right = right and (made.sharding.shape, made.dtype) == (of.shape, of.dtype)
-        return self.judged(self.graph.values[value].name, kind, Decided(words, right))
+        return self.decide(self.graph.values[value].name, kind, Decided(words, right))
 
-    def opened(
-        self, held: Held, arguments: dict[int, int], layouts: tuple[Sharding, ...]
+    def open_arguments(
+        self, known: LocalContents, arguments: dict[int, int], layouts: tuple[Sharding, ...]
     ) -> Iterator[Claim]:
-        """Arguments hold their values, in the layouts of the border."""
-        for (local, value), layout in zip(arguments.items(), layouts, strict=True):
-            held[local] = self.said(local)
-            yield self.named("border", local, value)
-            words = "the argument has the layout of the border"
-            right = held[local] == laid_out(layout, layout.shard_shape, value)
-            yield self.judged(self.graph.values[value].name, "border", Decided(words, right))
+        """Yield the claims that the arguments hold their values in the border's shardings.
 
-    def handed(
+        Their contents are added to `known`.
+        """
+        for (local, value), layout in zip(arguments.items(), layouts, strict=True):
+            known[local] = self.declared(local)
+            yield self.naming_claim("border", local, value)
+            words = "the argument has the sharding of the border"
+            right = known[local] == layout_contents(layout, layout.shard_shape, value)
+            yield self.decide(self.graph.values[value].name, "border", Decided(words, right))
+
+    def output_claim(
         self, kind: str, contents: Contents, value: int, layout: Sharding
     ) -> Iterator[Claim]:
-        """What is handed out is a value in a layout, with nothing left to be done."""
-        said = laid_out(layout, layout.shard_shape, value)
-        words = f"the value is handed out as {layout.text()}"
-        right = at_border(contents) == said
-        yield self.judged(self.graph.values[value].name, kind, Decided(words, right))
+        """Yield the claim that a value leaves a block in a sharding, with no change pending."""
+        said = layout_contents(layout, layout.shard_shape, value)
+        words = f"the value leaves in the sharding {layout.text()}"
+        right = border_contents(contents) == said
+        yield self.decide(self.graph.values[value].name, kind, Decided(words, right))
 
-    def block(self, block: Block, held: Held) -> Iterator[Claim]:
-        """Claims of every instruction, loop bodies included; `held` grows by what they make."""
+    def block(self, block: Block, known: LocalContents) -> Iterator[Claim]:
+        """Yield the claims of all instructions, loop bodies included.
+
+        The contents of their results are added to `known`.
+        """
         for instruction in block.instructions:
             self.place = _place(instruction)
             claim = CLAIMS.get(type(instruction.attributes), Verifier.instruction)
-            if self.is_written(instruction):
-                claim = Verifier.written
-            yield from claim(self, instruction, held)
-        self.seen.add(held.items())
+            if self.is_user_collective(instruction):
+                claim = Verifier.user_collective
+            yield from claim(self, instruction, known)
+        self.sites.add(known.items())
 
-    def instruction(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
-        """Claims of one instruction; what does not depend on its values is stated once."""
-        key, values = self.keyed(instruction, held)
+    def instruction(self, instruction: Instruction, known: LocalContents) -> Iterator[Claim]:
+        """Yield the claims of one instruction; those independent of its values are decided once."""
+        key, values = self.without_values(instruction, known)
         if key not in self.outcomes:
-            results, stated = applied(key) if isinstance(key, Applied) else moved(key)
-            self.outcomes[key] = results, [self.judged("", kind, s) for kind, s in stated]
+            results, statements = (
+                check_operator(key) if isinstance(key, CheckedOperator) else check_move(key)
+            )
+            self.outcomes[key] = results, [self.decide("", kind, s) for kind, s in statements]
         results, claims = self.outcomes[key]
         for local, result, value in zip(instruction.results, results, values, strict=True):
-            held[local] = of_value(result, value, self.reads(instruction))
-        name = self.name(instruction)
-        more = [self.own(instruction, held, values), *self.typed(instruction)]
-        more += [self.judged("", "delivers", c) for c in counted(instruction.attributes)]
-        more += [self.judged("", "types", c) for c in self.unlike(instruction)]
-        for claim in (*claims, *more, *self.in_region(instruction)):
+            known[local] = with_value(result, value, self.node_operands(instruction))
+        name = self.value_name(instruction)
+        more = [self.ownership_claim(instruction, known, values), *self.type_claims(instruction)]
+        more += [self.decide("", "delivers", c) for c in int32_claims(instruction.attributes)]
+        more += [self.decide("", "types", c) for c in self.literal_type_claims(instruction)]
+        for claim in (*claims, *more, *self.manual_claims(instruction)):
             yield claim.of(name)
 
-    def in_region(self, instruction: Instruction) -> Iterator[Claim]:
-        """Along manual axes every device has values of its own: only the user moves them there."""
-        if self.manual_digits:
-            words = "nothing moves along manual axes but what the function sends"
-            stays = not crosses(instruction.attributes, self.manual_digits)
-            yield self.judged("", "manual", Decided(words, stays))
+    def manual_claims(self, instruction: Instruction) -> Iterator[Claim]:
+        """Yield the claim that only the user moves data along manual axes.
 
-    def own(self, instruction: Instruction, held: Held, values: tuple[int | None, ...]) -> Claim:
-        """An operator reads the node's operands, and results are named for what they are."""
-        given = tuple(held[operand].value for operand in instruction.operands)
-        right = of_its_own(self.graph, instruction, given)
+        Every device has values of its own along these axes.
+        """
+        if self.manual_digits:
+            words = "nothing moves along manual axes except by the function's own collectives"
+            stays = not crosses(instruction.attributes, self.manual_digits)
+            yield self.decide("", "manual", Decided(words, stays))
+
+    def ownership_claim(
+        self, instruction: Instruction, known: LocalContents, values: tuple[int | None, ...]
+    ) -> Claim:
+        """Return the claim that operands and results belong to the node."""
+        given = tuple(known[operand].value for operand in instruction.operands)
+        right = reads_own_values(self.graph, instruction, given)
         named = [self.program.locals[result].origin for result in instruction.results]
         right = right and all(n in (None, v) for n, v in zip(named, values, strict=True))
-        return self.judged("", "reads", Decided("operands and results are the node's own", right))
+        return self.decide("", "reads", Decided("operands and results are the node's own", right))
 
-    def typed(self, instruction: Instruction) -> Iterator[Claim]:
-        """Item types and shapes of what an operator reads and makes; `check` has those of moves."""
+    def type_claims(self, instruction: Instruction) -> Iterator[Claim]:
+        """Yield the claims about item types and shapes of an operator.
+
+        For moves, `check` covers them.
+        """
         if isinstance(instruction.attributes, Operator):
             read = [self.program.locals[operand] for operand in instruction.operands]
             made = [self.program.locals[result] for result in instruction.results]
             signature = node_of(self.graph, instruction).signature
-            yield self.judged("", "types", types.of_node(signature, read, made))
+            yield self.decide("", "types", types.node_type_claim(signature, read, made))
             if is_a(instruction, Apply):
-                yield self.judged("", "types", self.derived(instruction, read, made))
+                yield self.decide("", "types", self.result_type_claim(instruction, read, made))
 
-    def unlike(self, instruction: Instruction) -> Iterator[Decided]:
-        """What equal parameters do not tell apart, and so no claim that is stated once."""
+    def literal_type_claims(self, instruction: Instruction) -> Iterator[Decided]:
+        """Yield the type claims that equal parameters cannot share: 1 and 1.0 are equal keys."""
         if is_a(instruction, Apply) or is_a(instruction, Fold):
-            yield from types.unlike(
+            yield from types.literal_type_claims(
                 node_of(self.graph, instruction).signature, instruction.attributes
             )
         elif is_a(instruction, MaskIndexed):
             dtype = self.program.locals[instruction.results[0]].dtype
-            yield from types.unfit(dtype, instruction.attributes.fill)
+            yield from types.fill_type_claims(dtype, instruction.attributes.fill)
 
-    def derived(
+    def result_type_claim(
         self, instruction: Instruction[Apply], read: list[Local], made: list[Local]
     ) -> Decided:
-        """Types as JAX derives them; what is run alike is derived once."""
+        """Return the claim about result types, derived by JAX once per distinct operator."""
         signature = node_of(self.graph, instruction).signature
         sides = (tuple((x.shape, x.dtype) for x in side) for side in (read, made))
         key = (signature, instruction.attributes.params, *sides)
         if key not in self.types:
-            self.types[key] = types.derived(self.graph, instruction, read, made)
+            self.types[key] = types.result_type_claim(self.graph, instruction, read, made)
         return self.types[key]
 
-    def reads(self, instruction: Instruction) -> tuple[int, ...]:
-        """The graph values that an instruction's node reads."""
+    def node_operands(self, instruction: Instruction) -> tuple[int, ...]:
+        """Return the graph values that an instruction's node reads."""
         return () if instruction.node is None else self.graph.nodes[instruction.node].operands
 
-    def keyed(
-        self, instruction: Instruction, held: Held
-    ) -> tuple[Applied | CheckedInstruction, tuple[int | None, ...]]:
-        """The instruction without its values, and the values that its results are."""
-        reads = self.reads(instruction)
-        operands = tuple(anonymous(held[operand], reads) for operand in instruction.operands)
+    def without_values(
+        self, instruction: Instruction, known: LocalContents
+    ) -> tuple[CheckedOperator | CheckedInstruction, tuple[int | None, ...]]:
+        """Return the instruction without its values, as a key, and its results' graph values."""
+        reads = self.node_operands(instruction)
+        operands = tuple(without_value(known[operand], reads) for operand in instruction.operands)
         locals_ = [self.program.locals[result] for result in instruction.results]
         made = tuple(
             DeclaredLocal(x.dtype, x.shape, x.sharding, x.origin is not None) for x in locals_
@@ -258,9 +289,12 @@ class Verifier:
         if isinstance(attributes, Operator):
             node = node_of(self.graph, instruction)
             firsts = tuple(map(reads.index, reads))
-            what = Applied(mesh, node.signature, attributes, operands, made, self.finite, firsts)
-            return what, node.results
-        given = tuple(held[operand].value for operand in instruction.operands)
+            op = CheckedOperator(
+                mesh, node.signature, attributes, operands, made, self.finite, firsts
+            )
+            return op, node.results
+        given = tuple(known[operand].value for operand in instruction.operands)
+        # A mask may fill with a value, its last operand, which gets the name of the node's operand.
         filler = operand_names(reads).get(f"value {given[-1]}", f"value {given[-1]}")
         step = CheckedInstruction(mesh, attributes, operands, made[0], str(filler), count=len(made))
         if isinstance(attributes, Top | Fold):
@@ -271,20 +305,25 @@ class Verifier:
             return step, node_of(self.graph, instruction).results[:1]
         return step, given[:1] * len(made)
 
-    def written(self, instruction: Instruction, held: Held) -> Iterator[Claim]:
-        """A collective of the user's is what the function says, on what the node reads."""
+    def user_collective(self, instruction: Instruction, known: LocalContents) -> Iterator[Claim]:
+        """Yield the claims that a user's collective does as the function says, on its operands."""
         node = node_of(self.graph, instruction)
         (operand,), (result,) = instruction.operands, instruction.results
         asked = written(node.signature, self.program.mesh)
         words = f"{node.primitive} is {asked}"
         as_asked = Decided(words, instruction.attributes == asked)
-        yield self.judged(self.name(instruction), "manual", as_asked)
-        held[result] = self.said(result)
+        yield self.decide(self.value_name(instruction), "manual", as_asked)
+        known[result] = self.declared(result)
         for local, value in ((operand, node.operands[0]), (result, node.results[0])):
-            yield from self.handed("manual", held[local], value, self.whole(local))
+            yield from self.output_claim(
+                "manual", known[local], value, self.replicated_sharding(local)
+            )
 
-    def is_written(self, instruction: Instruction) -> bool:
-        """Whether it is a collective of the user's, or said to be one, and no move around one."""
+    def is_user_collective(self, instruction: Instruction) -> bool:
+        """Return whether the instruction is, or is declared to be, a collective of the user's.
+
+        A reshard of such a collective's operand or result has the same node, but is none.
+        """
         if instruction.node is None:
             return False
         node = self.graph.nodes[instruction.node]
@@ -294,41 +333,41 @@ class Verifier:
         read = [self.program.locals[operand].origin for operand in instruction.operands]
         return node.primitive in WRITTEN and made == list(node.results) and made != read
 
-    def layout(self, local: int) -> Sharding:
-        """The layout that the program declares of a local."""
+    def sharding(self, local: int) -> Sharding:
+        """Return the sharding that the program declares for a local."""
         return self.program.locals[local].sharding
 
-    def whole(self, local: int) -> Sharding:
-        """The layout in which a device holds all of the local's value."""
-        said = self.layout(local)
+    def replicated_sharding(self, local: int) -> Sharding:
+        """Return the sharding in which every device holds all of the local's value."""
+        said = self.sharding(local)
         return Sharding(said.mesh, said.shape, ((),) * len(said.shape))
 
     def own_block(self, local: int) -> Contents:
-        """All of the local's value, whatever layout the program declares: a manual argument."""
+        """Return the contents of a manual argument: the whole value, whatever is declared."""
         made = self.program.locals[local]
-        return laid_out(self.whole(local), made.shape, made.origin)
+        return layout_contents(self.replicated_sharding(local), made.shape, made.origin)
 
-    def name(self, instruction: Instruction) -> str:
-        """The graph value that the instruction serves."""
+    def value_name(self, instruction: Instruction) -> str:
+        """Return the name of the graph value that the instruction computes or moves."""
         if instruction.node is None:
             return "border"
         return self.graph.values[self.graph.nodes[instruction.node].results[0]].name
 
 
 def _place(instruction: Instruction) -> str:
-    """The instruction in words: what it is, and what it makes."""
+    """Return the instruction in words: its kind and its results."""
     results = ", ".join(f"%{local}" for local in instruction.results)
     return f"{type(instruction.attributes).__name__} ({results})"
 
 
-CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, Held], Iterator[Claim]]] = {}
-"""Per kind of instruction that holds blocks, what is claimed of it."""
+CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, LocalContents], Iterator[Claim]]] = {}
+"""Function that gives the claims, per kind of instruction with a body."""
 A = TypeVar("A", bound=Attributes)
-Claims = Callable[[Verifier, Instruction[A], Held], Iterator[Claim]]
+Claims = Callable[[Verifier, Instruction[A], LocalContents], Iterator[Claim]]
 
 
 def claims(kind: type[A]) -> Callable[[Claims[A]], Claims[A]]:
-    """Register what is claimed of a kind of instruction that holds blocks."""
+    """Register the function that gives the claims of a kind of instruction with a body."""
 
     def register(claim: Claims[A]) -> Claims[A]:
         CLAIMS[kind] = claim

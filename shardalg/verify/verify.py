@@ -1,10 +1,10 @@
 """Every claim on which "the program equals the function" rests, stated and sent to z3.
 
-A local value is followed from the arguments on: which elements of which graph value it holds at
-which place (`contents`). Moves are claimed from the definition of each instruction (`moves`),
-operators by comparing their row with that of the operator which a device runs (`operators`).
-Nothing is taken from the planner: only the program, the graph and the rows are read.
-What is taken on trust, and tested instead, is listed in `report.FACTS`.
+A local value is followed from the arguments on: the contents say which elements of which graph
+value it holds at which place (`contents`). Moves are claimed from the definition of each
+instruction (`moves`). Operators are claimed by comparing their row with the row of the operator
+that a device runs (`operators`). Nothing is taken from the planner: only the program, the graph and
+the rows are read. The assumptions that tests cover instead are listed in `report.FACTS`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardalg.verify.report import FACTS, Report
 from shardalg.verify.verifier import Verifier
 
 REGISTERED = (collective_matmul, control)
-"""The modules whose functions are in `CLAIMS` once they are imported."""
+"""Modules that register their functions in `CLAIMS` when they are imported."""
 
 
 @collection_paused()
@@ -30,20 +30,20 @@ def verify(
     finite: bool = False,
     finite_in_loops: bool = False,
 ) -> Report:
-    """Prove that the program computes what the graph says: each claim of every instruction.
+    """Prove that the program computes the graph: decide every claim of every instruction.
 
     Merges and iterations are proved for all mesh sizes, everything else for the sizes at hand.
 
     Args:
-      finite: whether numbers are taken to be finite, and products of partial sums not to overflow
-        (`Switches.finite_sums`); else a sum that waits behind a product is refuted.
+      finite: whether numbers are assumed to be finite, and products of partial sums not to overflow
+        (`Switches.finite_sums`). Otherwise a sum that is deferred past a product is refuted.
       finite_in_loops: the same in the bodies of scans (`Switches.defer_in_loops`).
     """
     verifier = Verifier(sharded.graph, program, finite=finite, finite_in_loops=finite_in_loops)
     merges = [
-        verifier.judged(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
+        verifier.decide(sharded.graph.values[value].name, "merge", MergeClaim(first, second, both))
         for value, first, second, both in sharded.merges
     ]
     claims = (*merges, *verifier.judge(sharded.mesh, sharded))
     merged = tuple(p for c, p in verifier.proofs.items() if isinstance(c, MergeClaim))
-    return Report((*claims, *FACTS), merged, sites=tuple(verifier.seen.claims()))
+    return Report((*claims, *FACTS), merged, sites=tuple(verifier.sites.claims()))

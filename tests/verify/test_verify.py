@@ -74,7 +74,7 @@ def test_a_refuted_claim_says_what_and_where():
     report = verify(plan().sharded, program)
     assert not report.ok
     claim = report.refuted[0]
-    assert claim.words == "the mask keeps just the elements that exist of 9"
+    assert claim.words == "the mask keeps exactly the elements that exist of 9"
     assert dict(claim.witness.unknowns).keys() == {"x"}
     assert claim.witness.device in MESH.order
 

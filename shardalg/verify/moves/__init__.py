@@ -1,1 +1,1 @@
-"""What each kind of instruction that moves something is claimed to do, from its definition."""
+"""The claims of each kind of instruction that moves data, derived from its definition."""

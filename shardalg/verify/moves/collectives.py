@@ -1,9 +1,8 @@
-"""Collectives of whole blocks: which member's block arrives at which place.
+"""Collectives of whole blocks: the member whose block arrives at each place.
 
-A collective is claimed from its definition. The claim compares, at every place, the element that
-arrives with the one that the result's layout puts there.
-
-Blocks that go from one device to another: each receives once, and what it should hold.
+A collective is claimed from its definition. At every place the claim compares the element that
+arrives with the element that the result's layout has there. Permutes and halo exchanges are
+compared device by device: each receives once, from a device that held the right block.
 """
 
 from __future__ import annotations
@@ -32,32 +31,30 @@ from shardalg.spmd.instructions import (
     ReduceScatter,
 )
 from shardalg.verify.contents import (
-    Contents,
     DimensionContents,
-    Fill,
-    at_member,
     fill_number,
+    on_member,
     partition_number,
+    remove_digits,
     start_number,
-    without,
 )
 from shardalg.verify.move import (
     MEMBER,
     CheckedInstruction,
+    PendingClaim,
     Result,
     Results,
-    Stated,
     X,
-    bare,
-    begins,
+    all_existing_wanted,
+    declared_dim,
     members_agree,
+    movement_keeps_meaning,
     moves,
     moves_each,
-    nothing_beyond,
+    no_pending_changes,
     numbers_at,
     positions,
-    said_along,
-    undisturbed,
+    start_positions,
     with_dim,
 )
 from shardalg.verify.moves.slices import cut
@@ -67,69 +64,73 @@ from shardalg.verify.report import Decided
 def _arrives(
     step: CheckedInstruction[Collective],
     arriving: Number,
-    said: DimensionContents,
+    declared: DimensionContents,
     length: int,
     place: Number,
-) -> Stated:
-    """The element at place `x` of what a member sends stands at `place` of the result."""
+) -> PendingClaim:
+    """Return the claim that a member's place `x` becomes the element at `place` of the result."""
     digits = step.attributes.digits
-    here = within(said.start + place, 0, said.size)
-    goal = implies(here, equal(arriving + X, said.start + place))
+    here = within(declared.start + place, 0, declared.size)
+    goal = implies(here, equal(arriving + X, declared.start + place))
     words = f"place {place} receives element {arriving}+x"
     members = ((MEMBER, digits),)
     return "delivers", step.claim(words, goal, unknowns=(("x", length),), members=members)
 
 
 def _member_id(digits: Digits) -> Number:
+    """Return the partition id of the sending member."""
     own = partition_number(digits)
-    return at_member(own, digits, MEMBER)
+    return on_member(own, digits, MEMBER)
 
 
 @moves(AllGather)
 def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
+    """Put the blocks of all members next to each other."""
     a = step.attributes
-    held, said = step.given.dims[a.dim], said_along(step, a.dim)
+    span, declared = step.operand.dims[a.dim], declared_dim(step, a.dim)
+    # Member m's block arrives at places [m*length, (m+1)*length).
     count = parts(a.digits)
-    arriving = at_member(held.start, a.digits, MEMBER)
-    place = _member_id(a.digits) * held.length + X
-    stated = [
-        _arrives(step, arriving, said, held.length, place),
-        ("delivers", Decided("blocks of all members", said.length == held.length * count)),
+    arriving = on_member(span.start, a.digits, MEMBER)
+    place = _member_id(a.digits) * span.length + X
+    claims = [
+        _arrives(step, arriving, declared, span.length, place),
+        ("delivers", Decided("blocks of all members", declared.length == span.length * count)),
         *members_agree(step, a.digits, (a.dim,)),
-        undisturbed(step),
+        movement_keeps_meaning(step),
     ]
-    return with_dim(step.given, a.dim, said), stated
+    return with_dim(step.operand, a.dim, declared), claims
 
 
 _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
-"""Ways to combine of which instructions of their own make one result."""
+"""Ways to combine that have instructions of their own instead of an all-reduce."""
 
 
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
-    """The digits of the collective are pending, and joined as they should be; they are then not."""
-    a, given = step.attributes, step.given
-    rest = without(given.unreduced, a.digits)
-    words = f"{a.combine} joins what is pending: {given.combine}"
-    joins = a.combine == given.combine and a.combine not in _BY_OTHERS
-    joins = joins or (a.combine, given.combine) == (SUM, PICK)
-    # members without an element add zero bits, of which a type may make another number
-    joins = joins and (has_zero(step.made.dtype) or a.combine not in (SUM, PICK))
-    stated = [
-        ("combine", Decided(words, rest is not None and joins)),
-        bare(given),
+    """Remove the collective's digits from the pending ones.
+
+    The collective must combine as the pending combination requires.
+    """
+    a, operand = step.attributes, step.operand
+    rest = remove_digits(operand.unreduced, a.digits)
+    words = f"{a.combine} is the pending combination: {operand.combine}"
+    matches = a.combine == operand.combine and a.combine not in _BY_OTHERS
+    matches = matches or (a.combine, operand.combine) == (SUM, PICK)
+    # Members without an element contribute zero bits, which are not 0 in every item type.
+    matches = matches and (has_zero(step.declared.dtype) or a.combine not in (SUM, PICK))
+    claims = [
+        ("combine", Decided(words, rest is not None and matches)),
+        no_pending_changes(operand),
         *members_agree(step, a.digits, ()),
     ]
-    dims = tuple(replace(held, fill=_kept(step, held.fill)) for held in given.dims)
-    return replace(given, dims=dims, unreduced=given.unreduced if rest is None else rest), stated
-
-
-def _kept(step: CheckedInstruction[AllReduce | ReduceScatter], fill: Fill) -> Fill:
-    """What fills the padding of every member, where it stays that when these are combined."""
-    way, dtype = step.attributes.combine, step.made.dtype
-    number = fill_number(fill, dtype)
-    if number is None or way in _BY_OTHERS:
-        return None
-    return fill if is_kept(SUM if way == PICK else way, number, dtype) else None
+    # Padding is combined too. A fill stays known only if combining it with itself keeps it.
+    way, dtype = SUM if a.combine == PICK else a.combine, step.declared.dtype
+    dims = []
+    for span in operand.dims:
+        number = fill_number(span.fill, dtype)
+        kept = number is not None and way not in _BY_OTHERS and is_kept(way, number, dtype)
+        dims.append(replace(span, fill=span.fill if kept else None))
+    pending = operand.unreduced if rest is None else rest
+    return replace(operand, dims=tuple(dims), unreduced=pending), claims
 
 
 @moves(AllReduce)
@@ -139,13 +140,13 @@ def _all_reduce(step: CheckedInstruction[AllReduce]) -> Result:
 
 @moves(ReduceScatter)
 def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
-    """Summed as by an all-reduce, of which each member has its own block."""
+    """Sum as an all-reduce does, then keep each member's own block."""
     a = step.attributes
-    whole, stated = _summed(step)
+    whole, claims = _summed(step)
     size = whole.dims[a.dim].length // parts(a.digits)
     summed = replace(step, operands=(whole,))
-    made, more = cut(summed, partition_number(a.digits) * size, size)
-    return made, [*stated, *more]
+    result, more = cut(summed, partition_number(a.digits) * size, size)
+    return result, [*claims, *more]
 
 
 @moves(AllToAll)
@@ -154,149 +155,146 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
 
 
 def _exchanged(step: CheckedInstruction[AllToAll]) -> Result:
-    """Each member sends a piece of one dimension, which arrive along another."""
+    """Send a piece of one dimension to each member, and receive pieces along another dimension."""
     a = step.attributes
-    said = {dim: said_along(step, dim) for dim in (a.split_dim, a.concat_dim)}
-    split, joined = step.given.dims[a.split_dim], step.given.dims[a.concat_dim]
+    declared = {dim: declared_dim(step, dim) for dim in (a.split_dim, a.concat_dim)}
+    split, joined = step.operand.dims[a.split_dim], step.operand.dims[a.concat_dim]
     piece = split.length // parts(a.digits)
     piece_number = partition_number(a.arriving or a.digits)
-    sent = at_member(split.start, a.digits, MEMBER) + piece_number * piece
+    sent = on_member(split.start, a.digits, MEMBER) + piece_number * piece
     place = _member_id(a.digits) * joined.length + X
-    arriving = at_member(joined.start, a.digits, MEMBER)
-    stated = [
-        _arrives(step, sent, said[a.split_dim], piece, X),
-        _arrives(step, arriving, said[a.concat_dim], joined.length, place),
+    arriving = on_member(joined.start, a.digits, MEMBER)
+    claims = [
+        _arrives(step, sent, declared[a.split_dim], piece, X),
+        _arrives(step, arriving, declared[a.concat_dim], joined.length, place),
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
-        undisturbed(step),
+        movement_keeps_meaning(step),
     ]
-    fill = split.fill if split.start == Number() and said[a.split_dim].start == sent else None
-    made = with_dim(step.given, a.split_dim, replace(said[a.split_dim], fill=fill))
-    return with_dim(made, a.concat_dim, said[a.concat_dim]), stated
+    fill = split.fill if split.start == Number() and declared[a.split_dim].start == sent else None
+    result = with_dim(step.operand, a.split_dim, replace(declared[a.split_dim], fill=fill))
+    return with_dim(result, a.concat_dim, declared[a.concat_dim]), claims
 
 
 @moves(AllToAlls)
 def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
-    """Each exchange after the one before: no dimension and no digit is of two of them."""
+    """Apply the exchanges one after another; no two may share a dimension or a digit."""
     a = step.attributes
-    apart = len({*a.dims}) == len(a.dims)
-    words = "the exchanges have dimensions and digits of their own"
-    found: list[Stated] = [("delivers", Decided(words, apart and not _share(a)))]
-    given = step.given
-    for one in a.exchanges:
-        alone = CheckedInstruction(step.mesh, one, (given,), step.made)
-        given, more = _exchanged(alone)
-        found += more
-    return given, found
-
-
-def _share(a: AllToAlls) -> bool:
-    """Whether digits of two exchanges overlap."""
+    distinct = len({*a.dims}) == len(a.dims)
     pairs = combinations([one.digits for one in a.exchanges], 2)
-    return any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
+    shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
+    words = "the exchanges have dimensions and digits of their own"
+    found: list[PendingClaim] = [("delivers", Decided(words, distinct and not shared))]
+    operand = step.operand
+    for one in a.exchanges:
+        alone = CheckedInstruction(step.mesh, one, (operand,), step.declared)
+        operand, more = _exchanged(alone)
+        found += more
+    return operand, found
 
 
 @moves(CollectivePermute)
 def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
-    """Each device receives once, from a device that held what it should hold."""
-    said, devices = step.said, np.arange(step.mesh.size)
+    """Check that each device receives once, from a device that held the declared block."""
+    declared, devices = step.declared_contents, np.arange(step.mesh.size)
     sources, targets = positions(step.attributes.pairs)
-    before, after = (_places(step.mesh, contents) for contents in (step.given, said))
+    # The two sides may count devices in different orders: compare starts device by device.
+    before, after = (
+        devices
+        if contents.order == step.mesh.device_ids
+        else step.mesh.places(Mesh(step.mesh.axes, contents.order))
+        for contents in (step.operand, declared)
+    )
     once = all(np.array_equal(np.sort(side), devices) for side in (sources, targets))
-    lies = once and all(
+    same_blocks = once and all(
         np.array_equal(
             numbers_at(have.start, before[sources]), numbers_at(want.start, after[targets])
         )
-        for have, want in zip(step.given.dims, said.dims, strict=True)
+        for have, want in zip(step.operand.dims, declared.dims, strict=True)
     )
-    whole = [claim for held in step.given.dims for claim in nothing_beyond(step, held)]
+    whole = [claim for span in step.operand.dims for claim in all_existing_wanted(step, span)]
     words = "every device receives the block of its new place, once"
-    stated = [
-        ("delivers", Decided(words, bool(lies))),
-        ("combine", Decided("partial sums stay where they are", not step.given.unreduced)),
-        undisturbed(step),
+    claims = [
+        ("delivers", Decided(words, bool(same_blocks))),
+        ("combine", Decided("partial sums stay where they are", not step.operand.unreduced)),
+        movement_keeps_meaning(step),
         *whole,
     ]
-    dims = tuple(said_along(step, dim) for dim in range(len(said.dims)))
-    return replace(step.given, dims=dims, order=said.order), stated
-
-
-def _places(mesh: Mesh, contents: Contents) -> np.ndarray:
-    """Where each device, by position, stands in the order in which contents are said."""
-    if contents.order == mesh.device_ids:
-        return np.arange(mesh.size)
-    return mesh.places(Mesh(mesh.axes, contents.order))
+    dims = tuple(declared_dim(step, dim) for dim in range(len(declared.dims)))
+    return replace(step.operand, dims=dims, order=declared.order), claims
 
 
 def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
-    """The permutes bring every device what a reading wants of the block that it names."""
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    """Check that the permutes bring every device the elements that a reading wants.
+
+    The reading names the block that each device receives from.
+    """
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
     source, wanted = start_number(reading.source), start_number(reading.wanted)
     own = PartitionId(canonical(a.digits))
-    arriving = held.start.replaced(lambda atom: source if atom == own else None)
-    if not own.digits:  # one block, number 0: what is before or behind it does not exist
-        arriving = held.start + source * held.size
+    arriving = span.start.replaced(lambda atom: source if atom == own else None)
+    if not own.digits:  # the only block is number 0: elements of any other block do not exist
+        arriving = span.start + source * span.size
     here = np.arange(step.mesh.size)
-    # who is no target keeps its own block where that is the one which is named, and else has none
+    # A device that receives nothing keeps its own block if the reading names it, else has none.
     kept = numbers_at(source, here) == partition_ids(a.digits, here)
     served, edges = np.where(kept, here, -1), [positions(pairs) for pairs in reading.permutes]
     inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
     for sources, targets in edges if inside else ():
         served[targets] = sources
-    lies = inside and _serves(step, (served, here), reading, (arriving, wanted))
+    same_blocks = inside and _senders_match(step, (served, here), reading, (arriving, wanted))
     there = served >= 0
     others = all(
         np.array_equal(numbers_at(begin, served[there]), numbers_at(begin, here[there]))
-        for dim, other in enumerate(step.given.dims)
+        for dim, other in enumerate(step.operand.dims)
         if dim != a.dim
-        for begin in begins(other)
+        for begin in start_positions(other)
     )
-    words = "every device receives what it wants of the block that it names"
+    words = "every device receives the wanted elements of the block that it names"
     lower, upper = reading.places
-    asked = ((wanted, reading.length), (arriving + lower, upper - lower))
-    made = replace(held, start=arriving, wanted=asked, fill=None).part(Number(), held.length)
-    stated = [("delivers", Decided(words, bool(lies and others))), undisturbed(step)]
-    return with_dim(step.given, a.dim, made), [*stated, *nothing_beyond(step, held)]
+    requested = ((wanted, reading.length), (arriving + lower, upper - lower))
+    result = replace(span, start=arriving, wanted=requested, fill=None).part(Number(), span.length)
+    claims = [
+        ("delivers", Decided(words, bool(same_blocks and others))),
+        movement_keeps_meaning(step),
+    ]
+    return with_dim(step.operand, a.dim, result), [*claims, *all_existing_wanted(step, span)]
 
 
-def _serves(
+def _senders_match(
     step: CheckedInstruction[HaloExchange],
     pair: tuple[np.ndarray, np.ndarray],
     reading: Reading,
     forms: tuple[Number, Number],
 ) -> bool:
-    """Whether every source's block begins where it should, if any of it is wanted.
+    """Return whether each sender's block begins where the reading says, if any of it is wanted.
 
     Args:
-      pair: the device that serves each one, -1 for nobody, and each one.
+      pair: the sender for each device (-1 for none), and the device.
     """
     sources, here = pair
-    held = step.given.dims[step.attributes.dim]
+    span = step.operand.dims[step.attributes.dim]
     start, wanted = (numbers_at(form, here) for form in forms)
     lower, upper = reading.places
+    # A sender matters only if its places, the wanted range and the elements that exist intersect.
     low = np.maximum(np.maximum(start + lower, wanted), 0)
-    high = np.minimum(np.minimum(start + upper, wanted + reading.length), held.size)
-    right = (sources >= 0) & (numbers_at(held.start, sources) == start)
+    high = np.minimum(np.minimum(start + upper, wanted + reading.length), span.size)
+    right = (sources >= 0) & (numbers_at(span.start, sources) == start)
     return bool(((low >= high) | right).all())
 
 
-def _sent_once(step: CheckedInstruction[HaloExchange]) -> Stated:
-    """For all readings together a permute takes one block of a device, and brings it one."""
-    readings = step.attributes.readings
-    operands = [reading.operand for reading in readings]
-    permutes = zip(*(reading.permutes for reading in readings), strict=True)
-    once = all(_once(permute, operands, step.mesh.size) for permute in permutes)
-    return "delivers", Decided("in a permute every device sends and receives once at most", once)
-
-
-def _once(
+def _is_permutation(
     permute: Sequence[Iterable[tuple[int, int]]], operands: Sequence[int], devices: int
 ) -> bool:
-    """Whether the edges of all readings, each counted once, share no source and no target."""
+    """Return whether the edges of all readings have no source and no target twice.
+
+    An edge that two readings share counts once.
+    """
     codes = []
     for pairs, operand in zip(map(positions, permute), operands, strict=True):
         sources, targets = pairs
         if not ((pairs >= 0) & (pairs < devices)).all():
             return False
+        # One integer per edge makes equal edges of two readings equal numbers.
         codes.append((operand * devices + sources) * devices + targets)
     found = np.sort(np.concatenate(codes))
     found = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
@@ -306,6 +304,11 @@ def _once(
 
 @moves_each(HaloExchange)
 def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
-    given, readings = step.operands, step.attributes.readings
-    found = [_read(replace(step, operands=(given[r.operand],)), r) for r in readings]
-    return found, [_sent_once(step)]
+    operands, readings = step.operands, step.attributes.readings
+    found = [_read(replace(step, operands=(operands[r.operand],)), r) for r in readings]
+    # Readings share the permutes, so each permute is checked for all readings together.
+    numbers = [reading.operand for reading in readings]
+    permutes = zip(*(reading.permutes for reading in readings), strict=True)
+    once = all(_is_permutation(permute, numbers, step.mesh.size) for permute in permutes)
+    words = "in a permute every device sends at most once and receives at most once"
+    return found, [("delivers", Decided(words, once))]

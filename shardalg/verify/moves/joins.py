@@ -1,4 +1,4 @@
-"""What becomes one along a sharded loop after each device did its part: prefixes, best places."""
+"""Instructions that combine the devices' results along a sharded loop: prefixes and best places."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 from shardalg.algebra.digits import parts
 from shardalg.merge.proofs.integers import Number
 from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
-from shardalg.verify.contents import fill_number, partition_number, without
+from shardalg.verify.contents import fill_number, partition_number, remove_digits
 from shardalg.verify.move import (
     CheckedInstruction,
+    PendingClaim,
     Result,
     Results,
-    Stated,
-    filled_with,
-    finished,
+    is_finished,
+    keep_equal_fills,
     members_agree,
+    movement_keeps_meaning,
     moves,
     moves_each,
-    undisturbed,
     with_dim,
 )
 from shardalg.verify.report import Decided
@@ -26,107 +26,119 @@ from shardalg.verify.report import Decided
 
 @moves(ExclusiveScan)
 def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
-    """What the blocks before come to is no element: it is what a prefix waits for."""
-    a, given = step.attributes, step.given
-    words = f"what is carried are ends of blocks that wait for {a}, and for nothing else"
+    """Turn the block totals into the carries of a prefix, which are no elements of the value."""
+    a, operand = step.attributes, step.operand
+    words = f"the carried values are ends of blocks on which only {a} is pending"
     alone = Decided(
-        words, given.awaits == (a,) and finished(replace(given, awaits=(), unreduced=()))
+        words, operand.awaits == (a,) and is_finished(replace(operand, awaits=(), unreduced=()))
     )
-    ends = replace(step, operands=(replace(given, awaits=()),))
-    stated: list[Stated] = [
+    ends = replace(step, operands=(replace(operand, awaits=()),))
+    claims: list[PendingClaim] = [
         ("combine", alone),
-        undisturbed(ends),
+        movement_keeps_meaning(ends),
         *members_agree(step, a.digits, (a.dim,)),
     ]
-    return replace(given, changes=(*given.changes, a)), stated
+    return replace(operand, changes=(*operand.changes, a)), claims
 
 
 @moves(Join)
 def _join(step: CheckedInstruction[Join]) -> Result:
-    """The prefix of a block is joined with the ends of all prefixes before it."""
-    a, (given, carried) = step.attributes, step.operands
-    held = given.dims[a.dim]
-    wanted = next(iter(given.awaits), None)
+    """Combine the prefix inside a block with the total of all blocks before it."""
+    a, (operand, carried) = step.attributes, step.operands
+    span = operand.dims[a.dim]
+    wanted = next(iter(operand.awaits), None)
     carry = ExclusiveScan(
         a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", False)
     )
-    end = held.start + (0 if carry.reverse else held.length - 1)
-    last = with_dim(given, a.dim, replace(held, start=end, length=1, fill=None))
-    same = carried == replace(last, changes=(carry,)) and given.awaits == (carry,)
-    block = -(-held.size // parts(carry.digits))
-    same = same and (held.start, held.length) == (partition_number(carry.digits) * block, block)
-    words = f"the last place of each block before is carried into it: {wanted}"
-    stated: list[Stated] = [("combine", Decided(words, carry == wanted and same))]
-    return replace(filled_with(step, None), awaits=()), stated
+    # The carry of a block is made of the last place of each block before it: check that it is.
+    end = span.start + (0 if carry.reverse else span.length - 1)
+    last = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
+    same = carried == replace(last, changes=(carry,)) and operand.awaits == (carry,)
+    block = -(-span.size // parts(carry.digits))
+    same = same and (span.start, span.length) == (partition_number(carry.digits) * block, block)
+    words = f"the carry is made of the last places of the earlier blocks: {wanted}"
+    claims: list[PendingClaim] = [("combine", Decided(words, carry == wanted and same))]
+    return replace(keep_equal_fills(step, None), awaits=()), claims
 
 
 @moves(ValueAt)
 def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
-    """The values at the best places of the blocks that the places were looked for in."""
+    """Read the values at the best places, from the blocks in which the places were found."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
     own = [replace(d, fill=None) for d in block.dims]
     found = own.pop(a.dim)
-    alike = own == [replace(d, fill=None) for d in place.dims]
-    alike = alike and found.base == 1 and not found.wanted
+    same_dims = own == [replace(d, fill=None) for d in place.dims]
+    same_dims = same_dims and found.base == 1 and not found.wanted
     wanted = False
     if isinstance(best, ArgReduce) and best.dim == a.dim:
+        # Padding may win only if it is masked with the identity of the maximum or minimum.
         count = parts(best.digits) * best.block
         start = partition_number(best.digits) * best.block
         fill, lowest = (
-            fill_number(way, step.made.dtype) for way in (block.dims[a.dim].fill, best.combine)
+            fill_number(way, step.declared.dtype) for way in (block.dims[a.dim].fill, best.combine)
         )
         masked = count == found.size or (fill is not None and fill == lowest)
         wanted = masked and (found.start, found.length) == (start, best.block)
-    ready = finished(block) and not place.changes
-    words = f"values are those of the blocks, padding masked, that {best} chooses from"
-    stated: list[Stated] = [("combine", Decided(words, bool(alike and wanted and ready)))]
-    return replace(place, changes=(*place.changes, a)), stated
+    complete = is_finished(block) and not place.changes
+    words = f"the values are of the masked blocks from which {best} chooses"
+    claims: list[PendingClaim] = [
+        ("combine", Decided(words, bool(same_dims and wanted and complete)))
+    ]
+    return replace(place, changes=(*place.changes, a)), claims
 
 
 @moves(ArgReduce)
 def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
-    """The places of the blocks' best become one, by their values."""
+    """Choose the best of the blocks' best places, by the values there."""
     a, (value, place) = step.attributes, step.operands
-    rest = without(place.unreduced, a.digits)
+    rest = remove_digits(place.unreduced, a.digits)
     right = rest is not None and place.awaits == (a,) and not place.changes
     right = right and value == replace(place, changes=(ValueAt(a.dim),))
-    words = f"the best of {a.combine} is chosen by the values of the blocks' best"
-    stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
-    # where there is no element, a place is counted from a block's first one, too
-    made = filled_with(replace(step, operands=(place,)), None)
-    made = replace(made, unreduced=place.unreduced if rest is None else rest)
-    return replace(made, awaits=place.awaits[1:]), stated
+    words = f"{a.combine} chooses by the values at the blocks' best places"
+    claims: list[PendingClaim] = [
+        ("combine", Decided(words, right)),
+        *members_agree(step, a.digits, ()),
+    ]
+    # Places of padding are numbers too, so no fill stays known.
+    result = keep_equal_fills(replace(step, operands=(place,)), None)
+    result = replace(result, unreduced=place.unreduced if rest is None else rest)
+    return replace(result, awaits=place.awaits[1:]), claims
 
 
 def _together(step: CheckedInstruction[Top | Fold]) -> Result:
-    """Partial results that wait for one another become one, each from all of them."""
-    a, given = step.attributes, step.given
-    rest = without(given.unreduced, a.digits)
+    """Combine partial results that depend on each other, each from all of them."""
+    a, operand = step.attributes, step.operand
+    rest = remove_digits(operand.unreduced, a.digits)
     partial, starts = step.operands[: step.count], step.operands[step.count :]
-    waiting = [held.awaits == (a,) and not held.changes for held in partial]
-    waiting += [finished(held) for held in starts]
-    alike = {(held.dims, held.unreduced, held.awaits) for held in partial}
-    right = rest is not None and all(waiting) and len(alike) == 1
-    words = "all partial results of the operator are joined, as it asks"
-    stated: list[Stated] = [("combine", Decided(words, right)), *members_agree(step, a.digits, ())]
-    # what fills is joined, too
-    made = replace(filled_with(step, None), unreduced=given.unreduced if rest is None else rest)
-    return replace(made, awaits=given.awaits[1:]), stated
+    waiting = [span.awaits == (a,) and not span.changes for span in partial]
+    waiting += [is_finished(span) for span in starts]
+    same_dims = {(span.dims, span.unreduced, span.awaits) for span in partial}
+    right = rest is not None and all(waiting) and len(same_dims) == 1
+    words = "all partial results of the operator are combined, as its row requires"
+    claims: list[PendingClaim] = [
+        ("combine", Decided(words, right)),
+        *members_agree(step, a.digits, ()),
+    ]
+    # Padding is combined as well, so no fill stays known.
+    result = replace(
+        keep_equal_fills(step, None), unreduced=operand.unreduced if rest is None else rest
+    )
+    return replace(result, awaits=operand.awaits[1:]), claims
 
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    """The best of all are among the best of every block, counted from the first on."""
-    held = step.given.dims[step.attributes.dim]
-    first = held.start == Number() and held.length <= held.size and not held.wanted
-    words = "what is joined are the best of every block from the first on, and nothing else"
-    results, stated = _each(step)
-    return results, [*stated, ("combine", Decided(words, first))]
+    """Combine the best of every block; each block must hold its places from the first on."""
+    span = step.operand.dims[step.attributes.dim]
+    first = span.start == Number() and span.length <= span.size and not span.wanted
+    words = "the combined values are the best of every block from the first on, and no others"
+    results, claims = _each(step)
+    return results, [*claims, ("combine", Decided(words, first))]
 
 
 @moves_each(Fold)
-def _folded(step: CheckedInstruction[Fold]) -> Results:
+def _fold(step: CheckedInstruction[Fold]) -> Results:
     return _each(step)
 
 

@@ -1,6 +1,6 @@
-"""Places without elements that are filled: which those are, and what stands there after.
+"""Fills of places without elements, and changes of numbers that are undone later.
 
-Numbers that are changed, and changed back: shifted indices, what they select, one member.
+Such changes are shifted indices, the selections by them, and values of one member only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from shardalg.verify.contents import (
 )
 from shardalg.verify.move import (
     CheckedInstruction,
+    PendingClaim,
     Result,
-    Stated,
     X,
-    filled_with,
-    finished,
+    all_existing_wanted,
+    is_finished,
+    keep_equal_fills,
     moves,
-    nothing_beyond,
     with_dim,
 )
 from shardalg.verify.report import Decided
@@ -43,89 +43,95 @@ from shardalg.verify.report import Decided
 
 @moves(Offset)
 def _offset(step: CheckedInstruction[Offset]) -> Result:
-    """What stands where there is no element is shifted, too.
+    """Shift the numbers; fills are shifted too, so none stays known.
 
-    A component is told by its number, which counts from the first place.
+    A component has a number that counts from the first place, so indices must be whole.
     """
-    dims = tuple(replace(held, fill=None) for held in step.given.dims)
-    made, stated = _changed(step, step.attributes, replace(step.given, dims=dims))
+    dims = tuple(replace(span, fill=None) for span in step.operand.dims)
+    result, claims = _changed(step, step.attributes, replace(step.operand, dims=dims))
     if step.attributes.component is None:
-        return made, stated
-    words = "what is shifted is a component of whole indices"
+        return result, claims
+    words = "the shifted component is one of whole indices"
     whole = bool(dims) and _is_whole(dims[-1])
-    return made, [*stated, ("selected", Decided(words, whole))]
+    return result, [*claims, ("selected", Decided(words, whole))]
 
 
 @moves(FirstMember)
 def _first_member(step: CheckedInstruction[FirstMember]) -> Result:
-    return _changed(step, step.attributes, filled_with(step, step.attributes.combine))
+    return _changed(step, step.attributes, keep_equal_fills(step, step.attributes.combine))
 
 
 @moves(MaskIndexed)
 def _mask_indexed(step: CheckedInstruction[MaskIndexed]) -> Result:
-    """What has no index is selected by garbage: it is 0, or what is filled in."""
+    """Mask places by their indices.
+
+    A place without an index gets 0 or the mask's fill.
+    """
     task = PendingSelection(step.attributes, step.operands[1].changes)
-    selected = filled_with(step, 0 if step.attributes.fill is None else None)
-    return _changed(step, task, selected, _by_same_indices(step))
+    result = keep_equal_fills(step, 0 if step.attributes.fill is None else None)
+    return _changed(step, task, result, _by_same_indices(step))
 
 
 def _changed(
     step: CheckedInstruction,
     task: Attributes | PendingSelection,
-    made: Contents,
-    claims: Iterable[Stated] = (),
+    result: Contents,
+    claims: Iterable[PendingClaim] = (),
 ) -> Result:
-    """A change of numbers, which is what the value waits for, or what its reader expects."""
-    given = step.given
-    if given.awaits and given.awaits[0] == task:
-        return replace(made, awaits=given.awaits[1:]), list(claims)
-    if given.awaits:
-        return given, [("combine", Decided(f"{given.awaits[0]} comes first", holds=False))]
-    return replace(made, changes=(*given.changes, task)), []
+    """Apply a change: either the first one that is pending, or a new one that the reader undoes."""
+    operand = step.operand
+    if operand.awaits and operand.awaits[0] == task:
+        return replace(result, awaits=operand.awaits[1:]), list(claims)
+    if operand.awaits:
+        words = f"{operand.awaits[0]} is applied first"
+        return operand, [("combine", Decided(words, holds=False))]
+    return replace(result, changes=(*operand.changes, task)), []
 
 
-def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Stated]:
-    """What selects places of a gathered value are whole indices, laid out as the value is."""
+def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[PendingClaim]:
+    """Yield the claim that the mask's indices are the gather's, with the value's layout."""
     for indices in step.operands[1:]:
         *spanned, components = indices.dims
         rows = list(zip(step.attributes.batch_dims, spanned, strict=True))
-        alike = [_place(step.given.dims[dim]) == _place(held) for dim, held in rows]
+        alike = [_place(step.operand.dims[dim]) == _place(span) for dim, span in rows]
         whole = _is_whole(components)
-        ready = not (indices.awaits or indices.unreduced or indices.viewed)
-        words = "the indices are those of the gather, laid out as its value is"
-        yield "selected", Decided(words, all(alike) and whole and ready)
+        complete = not (indices.awaits or indices.unreduced or indices.viewed)
+        words = "the indices are the gather's, and have the layout of its value"
+        yield "selected", Decided(words, all(alike) and whole and complete)
 
 
-def _is_whole(held: DimensionContents) -> bool:
-    return _place(held) == DimensionContents(Number(), held.size, held.size)
+def _is_whole(span: DimensionContents) -> bool:
+    return _place(span) == DimensionContents(Number(), span.size, span.size)
 
 
-def _place(held: DimensionContents) -> DimensionContents:
-    return replace(held, fill=None, gap=None)
+def _place(span: DimensionContents) -> DimensionContents:
+    """Return the elements of a dimension without its fills."""
+    return replace(span, fill=None, gap=None)
 
 
 def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
-    stated = [*nothing_beyond(step, held), *fillers(step)]
-    held = replace(held, wanted=())
-    exists = within(held.start + X, 0, held.size)
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
+    claims = [*all_existing_wanted(step, span), *fillers(step)]
+    span = replace(span, wanted=())
+    exists = within(span.start + X, 0, span.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
-    words = f"the mask keeps just the elements that exist of {held.size}"
-    claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    given = filled_with(step, fill)
-    return with_dim(given, a.dim, replace(held, fill=fill)), [*stated, ("mask", claim)]
+    words = f"the mask keeps exactly the elements that exist of {span.size}"
+    claim = step.claim(words, goal, unknowns=(("x", span.length),))
+    operand = keep_equal_fills(step, fill)
+    return with_dim(operand, a.dim, replace(span, fill=fill)), [*claims, ("mask", claim)]
 
 
-def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Stated]:
-    """What fills is the identity of a way to combine, or a number that waits for nothing."""
+def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[PendingClaim]:
+    """Yield the claim that a fill is an identity, or a scalar without pending changes."""
     named = step.attributes.fill != USER
-    ready = all(finished(held) and not held.dims for held in step.operands[1:])
-    yield "delivers", Decided("what fills places is a number, finished", named and ready)
+    complete = all(is_finished(fill) and not fill.dims for fill in step.operands[1:])
+    words = "the fill is a number without pending changes"
+    yield "delivers", Decided(words, named and complete)
 
 
 @moves(Mask)
 def _mask(step: CheckedInstruction[Mask]) -> Result:
-    """A mask behind the last element of a block."""
+    """Mask behind the last element of a block."""
     a = step.attributes
     place = partition_number(a.digits) * a.block + X
     return _masked(step, less(place, a.size), a.fill)
@@ -133,40 +139,40 @@ def _mask(step: CheckedInstruction[Mask]) -> Result:
 
 @moves(MaskAt)
 def _mask_at(step: CheckedInstruction[MaskAt]) -> Result:
-    """A mask before the first and behind the last element."""
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    """Mask before the first and behind the last element."""
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
     start, fill = start_number(a.start), a.fill or step.filler
     inside = within(start + X, 0, a.size)
-    is_whole = held.start == Number() and held.length == held.size and held.base == 1
-    if start == held.start or not is_whole or held.wanted:
+    is_whole = span.start == Number() and span.length == span.size and span.base == 1
+    if start == span.start or not is_whole or span.wanted:
         return _masked(step, inside, fill)
-    made, stated = _masked(_read_from(step, start), inside, fill)
-    words = "what the mask keeps of all elements are those that a block from its start on has"
-    goal = implies(inside, equal(start + X, held.start + X))
-    claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    return made, [*stated, ("mask", claim)]
+    # The operand has the whole dimension, of which the mask keeps a device's block in place.
+    # It then is as good as a block from `start` on, if the kept elements have the same places.
+    shifted = with_dim(step.operand, a.dim, replace(span, start=start))
+    result, claims = _masked(replace(step, operands=(shifted, *step.operands[1:])), inside, fill)
+    words = "the elements that the mask keeps are those of a block from its start on"
+    goal = implies(inside, equal(start + X, span.start + X))
+    claim = step.claim(words, goal, unknowns=(("x", span.length),))
+    return result, [*claims, ("mask", claim)]
 
 
-def _read_from(step: CheckedInstruction[MaskAt], start: Number) -> CheckedInstruction[MaskAt]:
-    """The step on what is said to begin elsewhere."""
-    dim = step.attributes.dim
-    moved = replace(step.given.dims[dim], start=start)
-    return replace(step, operands=(with_dim(step.given, dim, moved), *step.operands[1:]))
-
-
-def chosen(step: CheckedInstruction[Choose], number: int) -> Result:
-    """What is left of the piece of an operand: the places at which it is the one to be taken."""
+def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
+    """Return the part of an operand's piece that a `Choose` takes, and its claims."""
     a = step.attributes
     end = a.ends[number]
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
-    held, place, made = step.given.dims[a.dim], start_number(a.start) + X, step.said.dims[a.dim]
-    stated = list(nothing_beyond(step, held))
-    exists = within(held.start + X, 0, held.size)
-    there = equal(place, made.start + X)
+    span, place, result = (
+        step.operand.dims[a.dim],
+        start_number(a.start) + X,
+        step.declared_contents.dims[a.dim],
+    )
+    claims = list(all_existing_wanted(step, span))
+    exists = within(span.start + X, 0, span.size)
+    there = equal(place, result.start + X)
     alike = All((there, implies(inside, exists), implies(exists, inside)))
-    words = f"of operand {number} just the elements that exist of {held.size} are chosen"
-    # places of the result that hold no element may hold anything
-    goal = implies(made.exists(made.start + X), alike)
-    claim = step.claim(words, goal, unknowns=(("x", held.length),))
-    held = replace(held, fill="pick", wanted=())
-    return with_dim(step.given, a.dim, held), [*stated, ("mask", claim)]
+    words = f"exactly the elements that exist of {span.size} are chosen of operand {number}"
+    # Places of the result without an element may hold anything.
+    goal = implies(result.exists(result.start + X), alike)
+    claim = step.claim(words, goal, unknowns=(("x", span.length),))
+    span = replace(span, fill="pick", wanted=())
+    return with_dim(step.operand, a.dim, span), [*claims, ("mask", claim)]

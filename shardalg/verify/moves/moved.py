@@ -1,4 +1,4 @@
-"""Instructions that move, cut or join: what each makes of what its operands hold."""
+"""Instructions that move, cut or join data: the contents of their results."""
 
 from __future__ import annotations
 
@@ -9,72 +9,80 @@ from functools import lru_cache
 from shardalg.merge.proofs.integers import All, equal, implies, less, within
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Regroup, Slice, SliceAt
 from shardalg.verify.contents import Contents, DimensionContents
-from shardalg.verify.move import MOVES, CheckedInstruction, Result, Stated, X
+from shardalg.verify.move import MOVES, CheckedInstruction, PendingClaim, Result, X
 from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
 
 PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
-"""What takes a part of a dimension as it lies, places between its elements among it."""
+"""Instructions that take a part of a dimension unchanged, so that base dilation stays."""
 REGISTERED = (collectives, joins, masks, pads, slices)
-"""The modules whose functions are in `MOVES` once they are imported."""
+"""Modules that register their functions in `MOVES` when they are imported."""
 
 
-# Pure, and the same instruction stands in many programs.
+# Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
-def moved(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Stated]]:
-    """What the results hold, and the claims on which that rests.
+def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[PendingClaim]]:
+    """Return the contents of an instruction's results, and the claims that they rest on.
 
-    A local that a graph value is named for holds what its layout says; the claims show it. What
-    number all elements are is not kept: a piece that arrives lies beside one that did not move.
+    A local with a graph value's name gets its declared contents, and the claims show that they are
+    right. A known number of all elements is dropped: a received piece may differ from the own one.
     """
-    step = replace(step, operands=tuple(replace(held, number=None) for held in step.operands))
-    found, stated = MOVES[type(step.attributes)](step)
-    stated = [*stated, *_side_by_side(step)]
-    if step.made.named:
-        found = [_settled(step, *result) for result in found]
-    return tuple(made for made, _ in found), [*stated, *(s for _, more in found for s in more)]
+    step = replace(step, operands=tuple(replace(each, number=None) for each in step.operands))
+    found, claims = MOVES[type(step.attributes)](step)
+    # Between the elements of a dilated dimension are fills, which only a part leaves in place.
+    dims = step.attributes.dims or range(len(step.operand.dims))
+    reads = [each.dims[dim] for each in step.operands for dim in dims if dim < len(each.dims)]
+    if not isinstance(step.attributes, PARTS) and any(span.base > 1 for span in reads):
+        words = "moved dimensions have no base dilation"
+        claims = [*claims, ("delivers", Decided(words, holds=False))]
+    if step.declared.named:
+        found = [_as_declared(step, *result) for result in found]
+    return tuple(result for result, _ in found), [*claims, *(s for _, more in found for s in more)]
 
 
-def _side_by_side(step: CheckedInstruction) -> Iterator[Stated]:
-    """Of a dimension with places between its elements nothing is taken but parts."""
-    spoken = step.attributes.dims or range(len(step.given.dims))
-    reads = [held.dims[dim] for held in step.operands for dim in spoken if dim < len(held.dims)]
-    if not isinstance(step.attributes, PARTS) and any(held.base > 1 for held in reads):
-        words = "the elements of what is moved stand side by side"
-        yield "delivers", Decided(words, holds=False)
+def _as_declared(step: CheckedInstruction, result: Contents, claims: list[PendingClaim]) -> Result:
+    """Return the declared contents of a result, and the claims that the result equals them.
 
-
-def _settled(step: CheckedInstruction, made: Contents, stated: list[Stated]) -> Result:
-    """The result is what the program says of it: its layout, its partial sums, nothing to do."""
-    said = step.said
-    # only a regrouping itself ends a view, on the dimensions of the value that it makes
-    alike = [held.size for held in made.dims] == [wanted.size for wanted in said.dims]
-    alike = alike and all(held.base == 1 for held in made.dims)
-    alike = alike and (not made.viewed or isinstance(step.attributes, Regroup))
-    if not alike:
-        return said, [*stated, ("delivers", Decided("dimensions are the value's own", holds=False))]
-    for dim, (held, wanted) in enumerate(zip(made.dims, said.dims, strict=True)):
+    The dimensions must agree, the same sums must be pending, and no change may be pending.
+    """
+    declared = step.declared_contents
+    # Only a regrouping ends a view: its result has the dimensions of the value again.
+    same_dims = [span.size for span in result.dims] == [wanted.size for wanted in declared.dims]
+    same_dims = same_dims and all(span.base == 1 for span in result.dims)
+    same_dims = same_dims and (not result.viewed or isinstance(step.attributes, Regroup))
+    if not same_dims:
+        return declared, [
+            *claims,
+            ("delivers", Decided("the dimensions are those of the graph value", holds=False)),
+        ]
+    for dim, (span, wanted) in enumerate(zip(result.dims, declared.dims, strict=True)):
         words = f"dimension {dim} holds the elements from {wanted.start} on"
-        stated = [*stated, *agreement(step, held, wanted, words)]
-    pending, done = made.unreduced == said.unreduced, not made.awaits and not made.changes
-    stated = [
-        *stated,
-        ("combine", Decided("just these partial sums are pending", pending)),
-        ("delivers", Decided("nothing is left to be done to the numbers", done)),
+        claims = [*claims, *agreement(step, span, wanted, words)]
+    pending, done = result.unreduced == declared.unreduced, not result.awaits and not result.changes
+    claims = [
+        *claims,
+        ("combine", Decided("exactly the declared partial sums are pending", pending)),
+        ("delivers", Decided("no change of the numbers is pending", done)),
     ]
+    # A fill is known only where the declared block is at the same place as the actual one.
     fills = tuple(
         replace(w, fill=h.fill) if (h.start, h.length) == (w.start, w.length) else w
-        for h, w in zip(made.dims, said.dims, strict=True)
+        for h, w in zip(result.dims, declared.dims, strict=True)
     )
-    return replace(said, dims=fills, combine=made.combine), stated
+    return replace(declared, dims=fills, combine=result.combine), claims
 
 
 def agreement(
-    step: CheckedInstruction, held: DimensionContents, said: DimensionContents, words: str
-) -> Iterator[Stated]:
-    """`held` has every element that `said` puts somewhere, there; nothing to show if alike."""
-    if (held.start, held.length, held.wanted) == (said.start, said.length, ()):
+    step: CheckedInstruction, span: DimensionContents, declared: DimensionContents, words: str
+) -> Iterator[PendingClaim]:
+    """Yield the claim that `span` holds each element that `declared` has, at the same place.
+
+    Equal spans need no claim.
+    """
+    if (span.start, span.length, span.wanted) == (declared.start, declared.length, ()):
         return
-    here = within(said.start + X, 0, said.size)
-    shown = All((equal(held.start, said.start), less(X, held.length), held.exists(said.start + X)))
-    yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", said.length),))
+    here = within(declared.start + X, 0, declared.size)
+    shown = All(
+        (equal(span.start, declared.start), less(X, span.length), span.exists(declared.start + X))
+    )
+    yield "delivers", step.claim(words, implies(here, shown), unknowns=(("x", declared.length),))

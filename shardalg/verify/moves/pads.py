@@ -1,6 +1,6 @@
-"""Longer and shorter dimensions: which elements they then hold, and what stands elsewhere.
+"""Instructions that make dimensions longer or shorter, and reshapes between groups of dimensions.
 
-Other dimensions of the same elements: as one, and cut again.
+The claims say which elements a dimension then holds, and the content of all other places.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize, lea
 from shardalg.verify.contents import DimensionContents, fill_number
 from shardalg.verify.move import (
     CheckedInstruction,
+    PendingClaim,
     Result,
-    Stated,
     X,
-    filled_with,
+    all_existing_wanted,
+    keep_equal_fills,
     moves,
-    nothing_beyond,
     numbers_at,
     with_dim,
 )
@@ -32,139 +32,151 @@ from shardalg.verify.report import Decided
 
 @moves(Resize)
 def _resize(step: CheckedInstruction[Resize]) -> Result:
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
-    if a.size <= held.length:
-        return with_dim(step.given, a.dim, replace(held, length=a.size)), []
-    whole = held.start == Number() and held.length == held.size and not held.wanted
-    zeros = SUM if whole or fill_number(held.fill, step.made.dtype) == 0 else None
-    made = with_dim(filled_with(step, SUM), a.dim, replace(held, length=a.size, fill=zeros))
-    beyond = held.start + held.length + X
-    goal = implies(held.exists(beyond), Compare(Number.of(-1), ">="))
-    words = f"padding from {held.length} to {a.size} places covers no element that is held"
-    return made, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - held.length),)))]
+    """Cut or pad a dimension at its end."""
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
+    if a.size <= span.length:
+        return with_dim(step.operand, a.dim, replace(span, length=a.size)), []
+    # Padding with zeros: known only if the places before it are elements or zeros as well.
+    whole = span.start == Number() and span.length == span.size and not span.wanted
+    zeros = SUM if whole or fill_number(span.fill, step.declared.dtype) == 0 else None
+    result = with_dim(keep_equal_fills(step, SUM), a.dim, replace(span, length=a.size, fill=zeros))
+    beyond = span.start + span.length + X
+    goal = implies(span.exists(beyond), Compare(Number.of(-1), ">="))
+    words = f"padding from {span.length} to {a.size} places overwrites no element"
+    return result, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - span.length),)))]
 
 
 @moves(Concatenate)
 def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
+    """Put pieces next to each other along one dimension; each must continue the piece before it."""
     dim = step.attributes.dim
-    first = step.given.dims[dim]
+    first = step.operand.dims[dim]
     length = first.length
-    asked = {found.dims[dim].wanted for found in step.operands} - {()}
-    words = "the pieces were fetched for one window"
-    stated: list[Stated] = [("delivers", Decided(words, len(asked) <= 1))]
+    requested = {found.dims[dim].wanted for found in step.operands} - {()}
+    words = "all pieces have the same wanted range"
+    claims: list[PendingClaim] = [("delivers", Decided(words, len(requested) <= 1))]
     for other in step.operands[1:]:
-        held = other.dims[dim]
+        span = other.dims[dim]
         at = first.start + length
-        wanted = held.wanted or first.wanted
+        wanted = span.wanted or first.wanted
         first = replace(first, wanted=wanted)
-        goal = implies(first.exists(at + X), equal(held.start, at))
-        words = f"the piece from place {length} on follows the one before it"
-        stated.append(("delivers", step.claim(words, goal, unknowns=(("x", held.length),))))
-        same = replace(other, dims=step.given.dims) == replace(step.given, dims=step.given.dims)
+        goal = implies(first.exists(at + X), equal(span.start, at))
+        words = f"the piece at place {length} continues the piece before it"
+        claims.append(("delivers", step.claim(words, goal, unknowns=(("x", span.length),))))
+        same = replace(other, dims=step.operand.dims) == replace(
+            step.operand, dims=step.operand.dims
+        )
         alike = all(replace(a, fill=b.fill) == b for i, (a, b) in enumerate(
-            zip(other.dims, step.given.dims, strict=True)) if i != dim)  # fmt: skip
-        stated.append(("delivers", Decided("the pieces are of one value", same and alike)))
-        length += held.length
-    fills = zip(*([held.fill for held in found.dims] for found in step.operands), strict=True)
+            zip(other.dims, step.operand.dims, strict=True)) if i != dim)  # fmt: skip
+        words = "the pieces agree except along the concatenated dimension"
+        claims.append(("delivers", Decided(words, same and alike)))
+        length += span.length
+    fills = zip(*([span.fill for span in found.dims] for found in step.operands), strict=True)
     dims = tuple(
-        replace(held, fill=held.fill if len(set(each)) == 1 else None)
-        for held, each in zip(step.given.dims, fills, strict=True)
+        replace(span, fill=span.fill if len(set(each)) == 1 else None)
+        for span, each in zip(step.operand.dims, fills, strict=True)
     )
-    made = replace(step.given, dims=dims)
-    return with_dim(made, dim, replace(first, length=length, fill=None)), stated
+    result = replace(step.operand, dims=dims)
+    return with_dim(result, dim, replace(first, length=length, fill=None)), claims
 
 
 @moves(Dilate)
 def _dilate(step: CheckedInstruction[Dilate]) -> Result:
-    """Filled places between the elements, and around them."""
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
+    """Insert fills between the elements and around them."""
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
     fill = a.fill or step.filler
-    # as many places around it as there are between two neighbours would be an element's, and so
-    # would be the first one behind no element
-    around = max(a.low, a.high if held.length else a.factor * a.high)
-    plain, padded = held.base == 1 and around < a.factor, a.factor == held.base == 1
-    whole = held.start == Number() and held.length == held.size
-    if padded and whole and not held.wanted:
-        held, plain = replace(held, fill=fill), True
-    elif padded and _nothing_around(step.mesh, held, a):
-        # A fetched piece keeps what is wanted of it: no wanted element belongs around it.
-        held, plain = replace(held, fill=fill if held.fill == fill else None), True
-    elif padded and (held.fill == fill or _full(step.mesh, held)) and not held.wanted:
-        # beside a block, places that others hold are as good as none
-        held, plain = replace(held, fill=fill, wanted=((held.start, held.length),)), True
-    made = replace(
-        held,
-        start=held.start * a.factor - a.low,
-        length=a.length(held.length),
+    # Padding of `factor` places or more would reach the place of a neighbour's element. Behind an
+    # empty block already the first place is an element's.
+    around = max(a.low, a.high if span.length else a.factor * a.high)
+    plain, padded = span.base == 1 and around < a.factor, a.factor == span.base == 1
+    whole = span.start == Number() and span.length == span.size
+    if padded and whole and not span.wanted:
+        span, plain = replace(span, fill=fill), True
+    elif padded and _nothing_around(step.mesh, span, a):
+        # A received piece keeps its wanted ranges: no wanted element belongs around it.
+        span, plain = replace(span, fill=fill if span.fill == fill else None), True
+    elif padded and (span.fill == fill or _is_full(step.mesh, span)) and not span.wanted:
+        # Restricted to its own elements, the block has none at the places around it.
+        span, plain = replace(span, fill=fill, wanted=((span.start, span.length),)), True
+    result = replace(
+        span,
+        start=span.start * a.factor - a.low,
+        length=a.length(span.length),
         base=a.factor,
         gap=fill,
     )
-    words = "the places that are filled are no element's, of a value that waits for nothing"
-    plain = plain and min(a.low, a.high) >= 0 and not step.given.awaits
-    filled = with_dim(filled_with(step, fill), a.dim, made)
+    words = "no filled place is an element's, and no change is pending"
+    plain = plain and min(a.low, a.high) >= 0 and not step.operand.awaits
+    filled = with_dim(keep_equal_fills(step, fill), a.dim, result)
     return filled, [("delivers", Decided(words, plain)), *fillers(step)]
 
 
-def _nothing_around(mesh: Mesh, held: DimensionContents, dilate: Dilate) -> bool:
-    """Return whether no element that exists and is wanted belongs to the places that are added."""
+def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool:
+    """Return whether the added places overwrite no element that exists and is wanted."""
     positions = np.arange(mesh.size)
-    start = numbers_at(held.start, positions)
-    low, high = np.zeros_like(start), np.zeros_like(start) + held.size
-    for first, length in held.wanted:
+    start = numbers_at(span.start, positions)
+    low, high = np.zeros_like(start), np.zeros_like(start) + span.size
+    for first, length in span.wanted:
         begin = numbers_at(first, positions)
         low, high = np.maximum(low, begin), np.minimum(high, begin + length)
-    end = start + held.length
+    end = start + span.length
     before = np.maximum(start - dilate.low, low) < np.minimum(start, high)
     after = np.maximum(end, low) < np.minimum(end + dilate.high, high)
     return not bool((before | after).any())
 
 
-def _full(mesh: Mesh, held: DimensionContents) -> bool:
-    """Whether every place holds an element, on every device."""
-    starts = numbers_at(held.start, np.arange(mesh.size))
-    return bool(((starts >= 0) & (starts + held.length <= held.size)).all())
+def _is_full(mesh: Mesh, span: DimensionContents) -> bool:
+    """Return whether every place has an element, on every device."""
+    starts = numbers_at(span.start, np.arange(mesh.size))
+    return bool(((starts >= 0) & (starts + span.length <= span.size)).all())
 
 
 @moves(Regroup)
 def _regroup(step: CheckedInstruction[Regroup]) -> Result:
-    """Flat elements of each group of dimensions, and then those of the ones in their place."""
+    """Flatten each group of dimensions in row-major order, and split it into the new ones."""
     dims: list[DimensionContents] = []
-    words = "what becomes other dimensions waits for nothing in its own"
-    stated: list[Stated] = [("delivers", Decided(words, not step.given.tasks))]
-    rest = list(step.given.dims)
+    words = "no change is pending on the regrouped dimensions"
+    claims: list[PendingClaim] = [("delivers", Decided(words, not step.operand.tasks))]
+    rest = list(step.operand.dims)
     groups = zip(step.attributes.groups, step.attributes.held_dims, strict=True)
     for (count, sizes), first in groups:
         group, rest = rest[:count], rest[count:]
         if len(group) != count or not (group and sizes):
-            words = f"a group has {count} dimensions, which become others"
-            return step.given, [("delivers", Decided(words, holds=False))]
+            words = f"a group of {count} dimensions exists and becomes at least one dimension"
+            return step.operand, [("delivers", Decided(words, holds=False))]
         if len(group) > 1 or len(sizes) > 1:
-            flat, claims = _flat(step, group)
-            group, more = _rows(step, flat, sizes, first)
-            stated += [*claims, *more]
+            flat, flattening = _flat(step, group)
+            group, splitting = _rows(step, flat, sizes, first)
+            claims += [*flattening, *splitting]
         dims += group
-    stated.append(("delivers", Decided("every dimension is in a group", not rest)))
-    return replace(step.given, dims=tuple(dims), viewed=True), stated
+    claims.append(("delivers", Decided("every dimension is in a group", not rest)))
+    return replace(step.operand, dims=tuple(dims), viewed=True), claims
 
 
 def _flat(
     step: CheckedInstruction, group: list[DimensionContents]
-) -> tuple[DimensionContents, list[Stated]]:
-    """The dimensions of a group as one."""
-    first = leading(tuple(held.size for held in group))
-    inner, led = prod(held.size for held in group[first + 1 :]), group[first]
+) -> tuple[DimensionContents, list[PendingClaim]]:
+    """Return a group of dimensions flattened into one, and its claims.
+
+    Only the first dimension that is larger than 1 may be sharded, or the flat elements have gaps.
+    """
+    first = leading(tuple(span.size for span in group))
+    inner, led = prod(span.size for span in group[first + 1 :]), group[first]
     others = all(
-        (held.start, held.length, held.base, held.wanted) == (Number(), held.size, 1, ())
-        for held in (*group[:first], *group[first + 1 :])
+        (span.start, span.length, span.base, span.wanted) == (Number(), span.size, 1, ())
+        for span in (*group[:first], *group[first + 1 :])
     )
-    words = "of dimensions that become others only the first is held in part"
-    stated = [*nothing_beyond(step, led), ("delivers", Decided(words, others and led.base == 1))]
-    return DimensionContents(led.start * inner, led.length * inner, led.size * inner), stated
+    words = "only the first of the regrouped dimensions is sharded"
+    claims = [
+        *all_existing_wanted(step, led),
+        ("delivers", Decided(words, others and led.base == 1)),
+    ]
+    return DimensionContents(led.start * inner, led.length * inner, led.size * inner), claims
 
 
 def _rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
-) -> tuple[list[DimensionContents], list[Stated]]:
+) -> tuple[list[DimensionContents], list[PendingClaim]]:
     """Return the dimensions of a run of flat elements, with `first` held in part.
 
     A device holds one element of each dimension before `first`. A run that ends after its row has
@@ -173,10 +185,10 @@ def _rows(
     inner = prod(sizes[first + 1 :])
     fits = flat.size == prod(sizes) and flat.length % inner == 0
     words = f"{flat.size} elements in {prod(sizes[: first + 1])} rows of {inner}"
-    stated: list[Stated] = [("delivers", Decided(words, fits))]
+    claims: list[PendingClaim] = [("delivers", Decided(words, fits))]
     if inner > 1:
         words = f"{flat.start} is the start of a row"
-        stated.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
+        claims.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
     dims = [DimensionContents(Number(), size, size) for size in sizes]
     row = flat.start // inner
     if first > leading(sizes):
@@ -185,4 +197,4 @@ def _rows(
             dims[d] = DimensionContents(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])
         row = row % sizes[first]
     dims[first] = DimensionContents(row, flat.length // inner, sizes[first])
-    return dims, stated
+    return dims, claims

@@ -1,4 +1,4 @@
-"""Parts of a block, which lie inside it."""
+"""Instructions that take a part of a block."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from shardalg.graph.ops.rule import PICK, SUM
 from shardalg.merge.proofs.integers import All, Compare, Number, equal, implies
 from shardalg.spmd.instruction import Along
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Slice, SliceAt
-from shardalg.verify.contents import DimensionContents, as_set, partition_number, start_number
+from shardalg.verify.contents import (
+    DimensionContents,
+    partition_number,
+    start_number,
+    unordered_digits,
+)
 from shardalg.verify.move import (
     CheckedInstruction,
+    PendingClaim,
     Result,
-    Stated,
-    filled_with,
+    keep_equal_fills,
     members_agree,
     moves,
     with_dim,
@@ -23,33 +28,37 @@ from shardalg.verify.move import (
 from shardalg.verify.report import Decided
 
 
-def _inside(step: CheckedInstruction[Along], start: Number, size: int) -> Stated:
-    length = step.given.dims[step.attributes.dim].length
-    goal = All((Compare(start, ">="), Compare(Number.of(length - size) - start, ">=")))
-    return "delivers", step.claim(f"[{start}, +{size}) lies inside {length} places", goal)
-
-
 def cut(step: CheckedInstruction[Along], start: Number, size: int) -> Result:
-    """Places `[start, start + size)` of the dimension, which lie inside."""
-    held = step.given.dims[step.attributes.dim]
-    made = with_dim(step.given, step.attributes.dim, held.part(start, size))
-    return made, [_inside(step, start, size)]
+    """Return places `[start, start + size)` of the dimension, with a claim.
+
+    The claim is that they are inside the block.
+    """
+    span = step.operand.dims[step.attributes.dim]
+    result = with_dim(step.operand, step.attributes.dim, span.part(start, size))
+    goal = All((Compare(start, ">="), Compare(Number.of(span.length - size) - start, ">=")))
+    words = f"[{start}, +{size}) is inside {span.length} places"
+    return result, [("delivers", step.claim(words, goal))]
 
 
 @moves(DynamicSlice)
 def _dynamic_slice(step: CheckedInstruction[DynamicSlice]) -> Result:
-    """A block, of which places behind the elements of the result's tensor may become 0."""
-    a, held = step.attributes, step.given.dims[step.attributes.dim]
-    start, size = partition_number(a.digits) * a.block, step.said.dims[a.dim].size
-    if not a.block <= size < held.length:
+    """Cut out the device's block.
+
+    Places behind the result's elements may become 0.
+    """
+    a, span = step.attributes, step.operand.dims[step.attributes.dim]
+    start, size = partition_number(a.digits) * a.block, step.declared_contents.dims[a.dim].size
+    # Of a padded operand the lowering reads the first `size` places and pads the block with zeros
+    # (`lower/emit/slices.py`), so no element may be behind these places.
+    if not a.block <= size < span.length:
         return cut(step, start, a.block)
-    made, stated = cut(replace(step, operands=(filled_with(step, SUM),)), start, a.block)
-    if held.base == 1 and held.start == Number() and held.size <= size:
-        return made, stated
-    words = f"no element stands behind the first {size} places"
-    behind = Compare(held.start + Number.of(size - held.size), ">=")
-    first = step.claim(words, behind) if held.base == 1 else Decided(words, holds=False)
-    return made, [*stated, ("delivers", first)]
+    result, claims = cut(replace(step, operands=(keep_equal_fills(step, SUM),)), start, a.block)
+    if span.base == 1 and span.start == Number() and span.size <= size:
+        return result, claims
+    words = f"no element is behind the first {size} places"
+    behind = Compare(span.start + Number.of(size - span.size), ">=")
+    first = step.claim(words, behind) if span.base == 1 else Decided(words, holds=False)
+    return result, [*claims, ("delivers", first)]
 
 
 @moves(Slice)
@@ -64,23 +73,24 @@ def _slice_at(step: CheckedInstruction[SliceAt]) -> Result:
 
 @moves(OwnerSelect)
 def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
-    """One element, on the one partition that has it; the others have 0, so that the sum is it."""
-    a, given = step.attributes, step.given
-    held, own = given.dims[a.dim], partition_number(a.digits)
-    here = All((equal(held.start + a.place, a.index * held.base), held.exists(Number.of(a.index))))
+    """Select one element on the one partition that has it; the others contribute 0 to the sum."""
+    a, operand = step.attributes, step.operand
+    span, own = operand.dims[a.dim], partition_number(a.digits)
+    here = All((equal(span.start + a.place, a.index * span.base), span.exists(Number.of(a.index))))
     goal = implies(equal(own, a.owner), here)
     words = f"element {a.index} is place {a.place} on partition {a.owner}"
-    inside = 0 <= a.place < held.length and 0 <= a.owner < parts(a.digits)
-    fresh = not any(overlap(*pair) for pair in product(a.digits, given.unreduced))
-    alone = given.combine == PICK or not given.unreduced  # of what is whole, how does not matter
-    added = given.combine == SUM or alone
-    sums = added and not given.changes and not given.awaits
-    stated: list[Stated] = [
+    inside = 0 <= a.place < span.length and 0 <= a.owner < parts(a.digits)
+    fresh = not any(overlap(*pair) for pair in product(a.digits, operand.unreduced))
+    # A complete value has no combination pending, so one member alone will have the element.
+    alone = operand.combine == PICK or not operand.unreduced
+    added = operand.combine == SUM or alone
+    sums = added and not operand.changes and not operand.awaits
+    claims: list[PendingClaim] = [
         ("delivers", step.claim(words, goal)),
-        ("delivers", Decided("one partition has the place", inside)),
-        ("combine", Decided("what is made are partial sums of the value", fresh and sums)),
+        ("delivers", Decided("exactly one partition has the place", inside)),
+        ("combine", Decided("the results are partial sums of the value", fresh and sums)),
         *members_agree(step, a.digits, (a.dim,)),
     ]
-    pending = as_set((*given.unreduced, *a.digits))
-    made = replace(filled_with(step, 0), unreduced=pending, combine=PICK if alone else SUM)
-    return with_dim(made, a.dim, DimensionContents(Number.of(a.index), 1, held.size)), stated
+    pending = unordered_digits((*operand.unreduced, *a.digits))
+    result = replace(keep_equal_fills(step, 0), unreduced=pending, combine=PICK if alone else SUM)
+    return with_dim(result, a.dim, DimensionContents(Number.of(a.index), 1, span.size)), claims

@@ -1,1 +1,1 @@
-"""The claims of local operators: what they read, write and combine, against their rows."""
+"""The claims of local operators: their reads, writes and combinations, against their rows."""

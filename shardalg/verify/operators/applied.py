@@ -1,6 +1,6 @@
-"""An operator that a device runs, and what it states otherwise than the node that it is of.
+"""An operator that a device runs, its differences from its node, and the fills of its results.
 
-What operators make of padding that is filled: numbers of numbers, on every device alike.
+A fill of the result is computed from the operands' fills. It is the same on every device.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from shardalg.verify.contents import (
     DimensionContents,
     Fill,
     fill_number,
-    laid_out,
+    layout_contents,
 )
-from shardalg.verify.move import Stated, finished
+from shardalg.verify.move import PendingClaim, is_finished
 from shardalg.verify.operators.local_rows import LocalOperator, local_signature
 from shardalg.verify.report import Decided
 
@@ -40,135 +40,148 @@ RESTATED = frozenset(
     "indices_are_sorted unique_indices mode".split()
 )
 PROMISES = ("indices_are_sorted", "unique_indices")
-"""What an operator may rely on; it is right without."""
+"""Hints for the operator, which is correct without them."""
 COPIES = SAME | {"rev", "slice"}
-"""Operators of one operand whose results are elements of it."""
+"""Operators of one operand whose results are elements of that operand."""
 
 
 O_co = TypeVar("O_co", bound=Operator, covariant=True)
 
 
 @dataclass(frozen=True)
-class Applied(Generic[O_co]):
+class CheckedOperator(Generic[O_co]):
     """An operator that a device runs.
 
     Attributes:
-      signature: of the global operator.
-      operands: what they hold, without their values.
-      made: local types and layouts of the results; named says which are graph values by then.
-      finite: whether numbers are taken to be finite (`Switches.finite_sums`).
-      firsts: per operand the first one that is the same value; padding is named for that.
+      signature: signature of the global operator.
+      operands: contents of the operands, without their graph values.
+      declared: local types and shardings of the results. `named` tells which are graph values.
+      finite: whether numbers are assumed to be finite (`Switches.finite_sums`).
+      firsts: per operand, the first operand that is the same value. Fills use its number.
     """
 
     mesh: Mesh
     signature: Signature
     apply: O_co
     operands: tuple[Contents, ...]
-    made: tuple[DeclaredLocal, ...]
+    declared: tuple[DeclaredLocal, ...]
     finite: bool = False
     firsts: tuple[int, ...] = ()
 
 
-Outcome = tuple[tuple[Contents, ...], list[Stated]]
-"""What the results hold, and the claims on which that rests."""
+Outcome = tuple[tuple[Contents, ...], list[PendingClaim]]
+"""Contents of the results, and the claims that they rest on."""
 APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
-"""Per kind of operator what is claimed of it."""
+"""Function that gives contents and claims, per kind of operator."""
 O = TypeVar("O", bound=Operator)
 
 
 def applies(
     kind: type[O],
-) -> Callable[[Callable[[Applied[O]], Outcome]], Callable[[Applied[O]], Outcome]]:
-    """Register what is claimed of a kind of operator."""
+) -> Callable[[Callable[[CheckedOperator[O]], Outcome]], Callable[[CheckedOperator[O]], Outcome]]:
+    """Register the function that gives the contents and claims of a kind of operator."""
 
-    def register(claim: Callable[[Applied[O]], Outcome]) -> Callable[[Applied[O]], Outcome]:
+    def register(
+        claim: Callable[[CheckedOperator[O]], Outcome],
+    ) -> Callable[[CheckedOperator[O]], Outcome]:
         APPLIED[kind] = claim
         return claim
 
     return register
 
 
-def on_blocks(what: Applied[Apply]) -> Signature:
-    """The operator on local shapes."""
+def local_operator_signature(op: CheckedOperator[Apply]) -> Signature:
+    """Return the signature of the operator on local shapes."""
     shapes = (
-        *(tuple(d.length for d in held.dims) for held in what.operands),
-        *(made.shape for made in what.made),
+        *(tuple(d.length for d in contents.dims) for contents in op.operands),
+        *(declared.shape for declared in op.declared),
     )
-    return local_signature(what.signature, dict(what.apply.params), shapes)
+    return local_signature(op.signature, dict(op.apply.params), shapes)
 
 
-def ready(what: Applied[Apply]) -> Iterator[Stated]:
-    """The primitive is the node's own, and nothing is left to be done to its operands.
+def operands_ready(op: CheckedOperator[Apply]) -> Iterator[PendingClaim]:
+    """Yield the claim that the primitive is the node's own and its operands are complete.
 
-    Those that no row maps, as further starts of a user's function, are there as they are.
+    Operands without an index map, for example further start values of a user's function, must be
+    replicated too.
     """
-    mapped = {number for rule in rules(what.signature) or () for number in rule.operands}
-    bare = all(
-        not (held.awaits or held.viewed) and (number in mapped or is_all(held))
-        for number, held in enumerate(what.operands)
+    mapped = {number for rule in rules(op.signature) or () for number in rule.operands}
+    complete = all(
+        not (contents.awaits or contents.viewed) and (number in mapped or is_replicated(contents))
+        for number, contents in enumerate(op.operands)
     )
-    own = dict(what.signature.params)
-    restated = all(n in RESTATED & own.keys() and _is_like(v, own[n]) for n, v in what.apply.params)
-    same = what.apply.primitive == what.signature.primitive and restated
+    own = dict(op.signature.params)
+    restated = all(
+        n in RESTATED & own.keys() and _same_structure(v, own[n]) for n, v in op.apply.params
+    )
+    same = op.apply.primitive == op.signature.primitive and restated
     yield (
         "emitted",
-        Decided(f"{what.signature.primitive} runs on finished operands", bare and same),
+        Decided(f"{op.signature.primitive} runs on complete operands", complete and same),
     )
 
 
-def is_all(held: Contents) -> bool:
-    """Whether every device has all of a value, with nothing left to be done to it."""
-    return finished(held) and all(
+def is_replicated(contents: Contents) -> bool:
+    """Return whether every device has all of a value, with no change pending."""
+    return is_finished(contents) and all(
         (dim.start, dim.length, dim.base) == (Number(), dim.size, 1) and not dim.wanted
-        for dim in held.dims
+        for dim in contents.dims
     )
 
 
-def by_everyone(what: Applied[Apply], stated: list[Stated]) -> Outcome:
-    """A primitive without a row: every device computes the whole of it from whole operands.
+def replicated_operator(op: CheckedOperator[Apply], claims: list[PendingClaim]) -> Outcome:
+    """Return the results of a primitive without a row, which every device computes whole.
 
-    Without a row nothing is known of what a parameter does: each is as in the node.
+    Without a row the meaning of a parameter is unknown, so each must be the node's.
     """
-    results, own = as_said(what), dict(what.signature.params)
-    whole = not what.apply.loops and all(map(is_all, (*what.operands, *results)))
-    whole = whole and all(own.get(name) == value for name, value in what.apply.params)
-    words = f"every device computes the whole of {what.signature.primitive}"
-    return results, [*stated, ("reads", Decided(words, whole))]
+    results, own = declared_results(op), dict(op.signature.params)
+    whole = not op.apply.loops and all(map(is_replicated, (*op.operands, *results)))
+    whole = whole and all(own.get(name) == value for name, value in op.apply.params)
+    words = f"every device computes the whole of {op.signature.primitive}"
+    return results, [*claims, ("reads", Decided(words, whole))]
 
 
-def as_said(what: Applied) -> tuple[Contents, ...]:
-    """The results as the program declares them."""
-    return tuple(laid_out(made.sharding, made.shape, None) for made in what.made)
+def declared_results(op: CheckedOperator) -> tuple[Contents, ...]:
+    """Return the results' contents as the program declares them."""
+    return tuple(
+        layout_contents(declared.sharding, declared.shape, None) for declared in op.declared
+    )
 
 
-def _is_like(said: object, own: object) -> bool:
-    """Whether tuples have as many members, and these theirs: else it says something else."""
-    if not (isinstance(said, tuple) and isinstance(own, tuple)):
-        return isinstance(said, tuple) == isinstance(own, tuple)
-    return len(said) == len(own) and all(map(_is_like, said, own))
+def _same_structure(declared: object, own: object) -> bool:
+    """Return whether two parameters have the same nesting of tuples."""
+    if not (isinstance(declared, tuple) and isinstance(own, tuple)):
+        return isinstance(declared, tuple) == isinstance(own, tuple)
+    return len(declared) == len(own) and all(map(_same_structure, declared, own))
 
 
-def semantics(what: Applied[Apply], emission: Emission) -> Stated:
-    """What a device says and no size shows is what the emission says; a promise may be dropped.
+def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> PendingClaim:
+    """Return the claim that parameters without an effect on shapes are as the emission says.
 
-    A box in what is cut is an instruction of its own: the operator clamps starts to the block.
+    A promise may be dropped. A box at a run-time start is an instruction of its own, because the
+    operator would clamp starts to the block.
     """
-    said, own = dict(what.apply.params), dict(what.signature.params)
+    declared, own = dict(op.apply.params), dict(op.signature.params)
     wanted = own | dict(emission.params)
     other = [
         name
         for name in (*PROMISES, "mode")
-        if said.get(name, own.get(name)) != wanted.get(name)
-        and not (name in PROMISES and said.get(name) is False)
+        if declared.get(name, own.get(name)) != wanted.get(name)
+        and not (name in PROMISES and declared.get(name) is False)
     ]
-    other += ["what it starts at"] * emission.boxed
-    other += ["slice_sizes"] * (_unshown(what.signature, said) != _unshown(what.signature, own))
-    words = f"{what.signature.primitive} misses and promises as the emission says"
+    other += ["its starts"] * emission.boxed
+    other += ["slice_sizes"] * (
+        _hidden_sizes(op.signature, declared) != _hidden_sizes(op.signature, own)
+    )
+    words = f"{op.signature.primitive} has the mode and the promises of the emission"
     return "emitted", Decided(f"{words}{', not in ' if other else ''}{', '.join(other)}", not other)
 
 
-def _unshown(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
-    """Sizes of what a gather selects that its result does not show: in batches none may be 0."""
+def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
+    """Return the slice sizes of a gather that its result does not show.
+
+    In batches, none of them may be 0.
+    """
     own: tuple[int, ...] = signature.param("slice_sizes", ())
     if signature.primitive != "gather":
         return []
@@ -177,47 +190,55 @@ def _unshown(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
     return [size for dim, size in enumerate(sizes) if dim not in shown]
 
 
-def is_refuted(stated: list[Stated]) -> bool:
-    """Whether what is decided without a solver does not hold."""
-    return any(isinstance(s, Decided) and not s.holds for _, s in stated)
+def is_refuted(claims: list[PendingClaim]) -> bool:
+    """Return whether a claim fails that needs no solver."""
+    return any(isinstance(s, Decided) and not s.holds for _, s in claims)
 
 
-def is_alone(what: Applied, rule: Rule) -> bool:
-    """Whether of what is partial one member at most has an element, and the others zero bits.
+def has_one_contribution(op: CheckedOperator, rule: Rule) -> bool:
+    """Return whether at most one member has any element of a partial result, and others zero bits.
 
-    A row that picks makes such; whatever copies elements hands it on.
+    A row with the combination "pick" gives such results, and operators that copy elements keep
+    them.
     """
-    partial = [held for held in what.operands if held.unreduced]
-    copies = what.signature.primitive in COPIES and not rule.reduced
-    handed_on = copies and all(held.combine == PICK for held in partial)
-    return rule.combine == PICK or (bool(partial) and handed_on)
+    partial = [contents for contents in op.operands if contents.unreduced]
+    copies = op.signature.primitive in COPIES and not rule.reduced
+    keeps_it = copies and all(contents.combine == PICK for contents in partial)
+    return rule.combine == PICK or (bool(partial) and keeps_it)
 
 
 @dataclass(frozen=True)
 class Filling:
-    """An operator whose operands may be filled beyond their elements."""
+    """An operator whose operands may have fills beyond their elements."""
 
     run: LocalOperator
     signature: Signature
     operands: Mapping[int, Contents]
 
-    def made(self, nth: int, said: Contents) -> Contents:
-        """A result with what stands beyond its elements.
+    def with_fills(self, nth: int, declared: Contents) -> Contents:
+        """Return a result's contents with its fills.
 
-        Place `x` of it is made of place `x` of the operands, which hold no element either.
+        Place `x` beyond its elements is computed from place `x` of the operands, beyond theirs.
         """
         plain = moves_none(self.run.rule) and moves_none(self.run.local)
-        if not plain or any(held.changes or held.viewed for held in self.operands.values()):
-            return said
-        pairs = zip(self.run.rule.results[nth], said.dims, strict=True)
+        if not plain or any(
+            contents.changes or contents.viewed for contents in self.operands.values()
+        ):
+            return declared
+        pairs = zip(self.run.rule.results[nth], declared.dims, strict=True)
         dims = tuple(
-            replace(held, fill=_named(self.along(index.loop, held))) if index.loop else held
-            for index, held in pairs
+            replace(contents, fill=_fill_of(self.along(index.loop, contents)))
+            if index.loop
+            else contents
+            for index, contents in pairs
         )
-        return replace(said, dims=dims, number=self.along("", None))
+        return replace(declared, dims=dims, number=self.along("", None))
 
     def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:
-        """The number beyond the elements of a loop; with no loop the one that all elements are."""
+        """Return the number beyond the elements of a loop, or None if it is unknown.
+
+        Without a loop it is the number that all elements equal.
+        """
         along = operands_along(self.run.rule, loop)
         if along is None or along != operands_along(self.run.local, loop):
             return None
@@ -227,15 +248,18 @@ class Filling:
         return number_along(self.signature, along, numbers, fills)
 
     def fill(self, operand: int, dim: int, beside: DimensionContents | None) -> FillNumber | None:
-        """What stands where an operand has no element, if it lies as the result does."""
-        held = self.operands[operand].dims[dim]
+        """Return the number beyond an operand's elements.
+
+        None if it is unknown, or if the operand does not have the result's layout.
+        """
+        contents = self.operands[operand].dims[dim]
         if beside is None:
             return None
-        if replace(held, fill=beside.fill) != beside or held.base != 1 or held.wanted:
+        if replace(contents, fill=beside.fill) != beside or contents.base != 1 or contents.wanted:
             return None
-        return fill_number(held.fill, self.signature.operands[operand].dtype)
+        return fill_number(contents.fill, self.signature.operands[operand].dtype)
 
 
-def _named(number: FillNumber | None) -> Fill:
-    """Zero by its name."""
+def _fill_of(number: FillNumber | None) -> Fill:
+    """Return the fill with this number; zero is the identity of a sum."""
     return SUM if number is not None and number == 0 else number

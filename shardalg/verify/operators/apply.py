@@ -1,4 +1,4 @@
-"""The claims of one `Apply`: its row, the row of what it runs, and what its operands hold."""
+"""The claims of an operator, from its operands' contents, the node's row and the local row."""
 
 from __future__ import annotations
 
@@ -39,170 +39,182 @@ from shardalg.merge.proofs.prove import MergeClaim
 from shardalg.spmd import instructions as p
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions import Apply, Choose, Extract, Insert
-from shardalg.verify.contents import Contents, DeclaredLocal, PendingSelection, as_set, laid_out
-from shardalg.verify.move import CheckedInstruction, Result, Stated
-from shardalg.verify.moves.masks import chosen
+from shardalg.verify.contents import (
+    Contents,
+    DeclaredLocal,
+    PendingSelection,
+    layout_contents,
+    unordered_digits,
+)
+from shardalg.verify.move import CheckedInstruction, PendingClaim, Result
+from shardalg.verify.moves.masks import chosen_part
 from shardalg.verify.operators.applied import (
     APPLIED,
-    Applied,
+    CheckedOperator,
     Filling,
     Outcome,
     applies,
-    as_said,
-    by_everyone,
-    is_alone,
+    declared_results,
+    emission_claim,
+    has_one_contribution,
     is_refuted,
-    on_blocks,
-    ready,
-    semantics,
+    local_operator_signature,
+    operands_ready,
+    replicated_operator,
 )
 from shardalg.verify.operators.local_rows import (
     LocalOperator,
-    by_blocks,
-    emitted,
-    padding,
-    passed,
-    pending,
-    reads,
-    row_major,
-    writes,
+    extent_claims,
+    finite_claims,
+    padding_claims,
+    pending_digits,
+    read_claims,
+    row_major_claim,
+    rule_of_blocks,
+    write_claims,
 )
-from shardalg.verify.operators.selections import selected
+from shardalg.verify.operators.selections import selection_claims
 from shardalg.verify.report import Decided
 
 IDEMPOTENT = (MAX, MIN, AND, OR)
-"""Ways to combine in which it does not matter how often one number enters."""
+"""Ways to combine whose result does not depend on how often a number enters."""
 
 
-# Pure, and the same instruction stands in many programs.
+# Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
-def applied(what: Applied) -> Outcome:
-    """What the results of an operator hold, and the claims on which that rests."""
-    return APPLIED[type(what.apply)](what)
+def check_operator(op: CheckedOperator) -> Outcome:
+    """Return the contents of an operator's results, and the claims that they rest on."""
+    return APPLIED[type(op.apply)](op)
 
 
 @applies(Apply)
-def _apply(what: Applied[Apply]) -> Outcome:
-    """Its row against the row of the operator that a device runs."""
-    stated = [*ready(what), *_iterations(what)]
-    rows = rules(what.signature)
+def _apply(op: CheckedOperator[Apply]) -> Outcome:
+    """Compare the node's row with the row of the operator that a device runs."""
+    claims = [*operands_ready(op), *_iteration_claims(op)]
+    rows = rules(op.signature)
     if rows is None:
-        return by_everyone(what, stated)
+        return replicated_operator(op, claims)
     results: list[Contents] = []
     for number, rule in enumerate(rows):
-        run, claims = _run(what, rule, number)
-        if is_refuted([*stated, *claims]):
-            # the maps of another operator cannot be compared with the row's
-            return as_said(what), [*stated, *claims]
+        run, more = _local_operator(op, rule, number)
+        claims += more
+        if is_refuted(claims):
+            # The index maps of another operator cannot be compared with this row's.
+            return declared_results(op), claims
+        # Only an operator of one row shifts run-time indices. The row's parameters are compared
+        # through the rows, and the emission says which run-time numbers are shifted.
         alone = len(rows) == 1
-        emission = _emission(what, rule, run) if alone else Emission()
-        stated += [*claims, semantics(what, emission), *_operator(what, run, emission)]
-        for nth, made in enumerate(what.made if alone else what.made[number : number + 1]):
-            held, claims = _result(what, run, emission, nth, made)
-            results.append(held)
-            stated += claims
-    return tuple(results), stated
+        emission = Emission()
+        if alone:
+            # A window moves over the whole operand dimension, so its loops count as uncut here.
+            moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
+                      if windowed(rule, k, d) for v in index.variables}  # fmt: skip
+            blocks = {
+                n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()
+            }
+            emission = emit(op.signature, rule, blocks)
+        claims += [emission_claim(op, emission), *_row_claims(op, run, emission)]
+        for nth, result in enumerate(op.declared if alone else op.declared[number : number + 1]):
+            contents, more = _result(op, run, emission, nth, result)
+            results.append(contents)
+            claims += more
+    return tuple(results), claims
 
 
 @applies(Choose)
-def _chosen(what: Applied[Choose]) -> Outcome:
-    """Each place is that of the one alternative which exists: as if the others were masked."""
-    rule = _row(what)
-    run = LocalOperator(what.mesh, rule, rule, _loops(what, rule))
-    made = rule.results[0]
-    pieces = tuple(tuple(replace(a, dims=made) for a in term) for term in rule.terms)
-    run = replace(run, local=replace(by_blocks(rule, run.blocks), terms=pieces))
-    bare = not any(held.tasks or held.viewed for held in what.operands)
-    stated: list[Stated] = [*_iterations(what), ("emitted", Decided("pieces are as read", bare))]
+def _choose(op: CheckedOperator[Choose]) -> Outcome:
+    """Compare a choice between pieces with the row, as if the other pieces were masked."""
+    rule = _row(op)
+    run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
+    result = rule.results[0]
+    # Every piece is read at the result's own places: the choice moves nothing.
+    pieces = tuple(tuple(replace(a, dims=result) for a in term) for term in rule.terms)
+    run = replace(run, local=replace(rule_of_blocks(rule, run.blocks), terms=pieces))
+    complete = not any(contents.tasks or contents.viewed for contents in op.operands)
+    words = "no change is pending on any piece"
+    claims: list[PendingClaim] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
     kept = []
-    for number, held in enumerate(what.operands):
-        alone, claims = chosen(
-            CheckedInstruction(what.mesh, what.apply, (held,), what.made[0]), number
-        )
+    for number, contents in enumerate(op.operands):
+        step = CheckedInstruction(op.mesh, op.apply, (contents,), op.declared[0])
+        alone, more = chosen_part(step, number)
         kept.append(alone)
-        stated += claims
-    stated += _operator(replace(what, operands=tuple(kept)), run, Emission())
-    contents, claims = _result(what, run, Emission(), 0, what.made[0])
-    return (contents,), [*stated, *claims]
+        claims += more
+    claims += _row_claims(replace(op, operands=tuple(kept)), run, Emission())
+    contents, more = _result(op, run, Emission(), 0, op.declared[0])
+    return (contents,), [*claims, *more]
 
 
 @applies(Extract)
-def _extract(what: Applied[Extract]) -> Outcome:
-    return _boxed(what)
+def _extract(op: CheckedOperator[Extract]) -> Outcome:
+    return _box_at_start(op)
 
 
 @applies(Insert)
-def _insert(what: Applied[Insert]) -> Outcome:
-    return _boxed(what)
+def _insert(op: CheckedOperator[Insert]) -> Outcome:
+    return _box_at_start(op)
 
 
-def _boxed(what: Applied[Extract | Insert]) -> Outcome:
-    """A box at run-time starts: in which blocks, up to where, and how large, is the row's."""
-    rule = _row(what)
-    run = LocalOperator(what.mesh, rule, rule, _loops(what, rule))
-    run = replace(run, local=by_blocks(rule, run.blocks))
+def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
+    """Check a box at run-time starts: its blocks, upper ends and sizes must be the row's."""
+    rule = _row(op)
+    run = LocalOperator(op.mesh, rule, rule, _split_loops(op, rule))
+    run = replace(run, local=rule_of_blocks(rule, run.blocks))
     cut = {name for name, digits in run.digits.items() if digits}
     places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
     reads_box = rule.init is None
     wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
-    right = replace(what.apply, loops=()) == wanted
+    right = replace(op.apply, loops=()) == wanted
     blocks = all(
         dim.length == run.blocks[index.loop]
         for operand, indices in rule.operands.items()
-        for dim, index in zip(what.operands[operand].dims, indices, strict=True)
+        for dim, index in zip(op.operands[operand].dims, indices, strict=True)
         if index.loop is not None
     )
-    ready = not any(held.awaits or held.viewed for held in what.operands)
+    complete = not any(held.awaits or held.viewed for held in op.operands)
     uncut = not cut & unsupported_loops(rule)
-    words = f"a box in the blocks {places}, itself whole"
-    stated: list[Stated] = [
-        *_iterations(what),
-        ("emitted", Decided(words, right and blocks and ready and uncut)),
-        *_operator(what, run, Emission()),
+    words = f"the box is in the blocks {places}, and is whole itself"
+    claims: list[PendingClaim] = [
+        *_iteration_claims(op),
+        ("emitted", Decided(words, right and blocks and complete and uncut)),
+        *_row_claims(op, run, Emission()),
     ]
-    contents, claims = _result(what, run, Emission(), 0, what.made[0])
-    return (contents,), [*stated, *claims]
+    contents, claims = _result(op, run, Emission(), 0, op.declared[0])
+    return (contents,), [*claims, *claims]
 
 
-def _row(what: Applied) -> Rule:
-    """The one row of an operator that an instruction of its own runs."""
-    (rule,) = rules(what.signature) or ()
+def _row(op: CheckedOperator) -> Rule:
+    """Return the only row of an operator that has an instruction of its own."""
+    (rule,) = rules(op.signature) or ()
     return rule
 
 
-def _emission(what: Applied, rule: Rule, run: LocalOperator) -> Emission:
-    """Which run-time numbers the row shifts (its parameters are compared through the rows)."""
-    moving = {v for k, dims in rule.operands.items() for d, index in enumerate(dims)
-              if windowed(rule, k, d) for v in index.variables}  # fmt: skip
-    blocks = {n: rule.extents[n] if n in moving else block for n, block in run.blocks.items()}
-    return emit(what.signature, rule, blocks)
+def _iteration_claims(op: CheckedOperator) -> Iterator[PendingClaim]:
+    """Yield the claims that every iteration runs exactly once.
 
-
-def _iterations(what: Applied) -> Iterator[Stated]:
-    """Loops of one row that are split together are split independently: each iteration once.
-
-    What has to be whole is no part of one either: the others would run padding for it.
+    Loops that are split together are split independently. A loop that must be whole may not be
+    split, even if it has one iteration: the other devices would run padding for it.
     """
-    rows = rules(what.signature) or ()
-    split = {n for n, digits in what.apply.loops if parts(digits) > 1}
-    unknown = {n for n, _ in what.apply.loops} - {n for rule in rows for n in rule.extents}
+    rows = rules(op.signature) or ()
+    split = {n for n, digits in op.apply.loops if parts(digits) > 1}
+    unknown = {n for n, _ in op.apply.loops} - {n for rule in rows for n in rule.extents}
     whole = {n for rule in rows for n in unsupported_loops(rule) if rule.extents[n] == 1} & split
-    words = "what is split are loops of the operator, and none that are whole"
+    words = "only loops of the operator are split, and none that must be whole"
     yield "iterations", Decided(words, not unknown and not whole)
     for rule in rows:
-        claim = iteration_claim(what.mesh, _loops(what, rule))
+        claim = iteration_claim(op.mesh, _split_loops(op, rule))
         if claim is not None:
             yield "iterations", claim
 
 
-def _loops(what: Applied, rule: Rule) -> tuple[tuple[str, Digits], ...]:
-    return tuple((n, d) for n, d in what.apply.loops if n in rule.extents)
+def _split_loops(op: CheckedOperator, rule: Rule) -> tuple[tuple[str, Digits], ...]:
+    return tuple((n, d) for n, d in op.apply.loops if n in rule.extents)
 
 
 def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeClaim | None:
-    """The loops of a node as dimensions of a tensor, split one by one, merge into a joint split.
+    """Return the claim that the splits of a node's loops merge into a joint split, or None.
 
-    None where fewer than two loops are split: then there is nothing to clash.
+    The loops are seen as dimensions of a tensor. None if fewer than two loops are split, because
+    then nothing can clash.
     """
     if len(loops) < 2:
         return None
@@ -212,6 +224,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
         for k in range(len(loops))
     ]
     joint = Sharding(mesh, shape, tuple(d for _, d in loops))
+    # Merge all splits except the last, so that one claim about two shardings covers all loops.
     first = single[0]
     for other in single[1:-1]:
         merged = merge(first, other).sharding
@@ -220,28 +233,34 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
     return MergeClaim(first, single[-1], joint)
 
 
-def _run(what: Applied[Apply], rule: Rule, number: int) -> tuple[LocalOperator, list[Stated]]:
-    loops = _loops(what, rule)
-    if what.signature.param("new_sizes") is not None:
-        run = LocalOperator(what.mesh, rule, rule, loops)
-        run = replace(run, local=by_blocks(rule, run.blocks))
-        return run, [row_major(run, what.signature, on_blocks(what))]
-    local = rules(on_blocks(what))
+def _local_operator(
+    op: CheckedOperator[Apply], rule: Rule, number: int
+) -> tuple[LocalOperator, list[PendingClaim]]:
+    """Return the operator that a device runs, with the claims that it is one."""
+    loops = _split_loops(op, rule)
+    # A reshape's loops have other extents on local shapes, so its local row is made of blocks and
+    # compared with the local shapes by row-major order.
+    if op.signature.param("new_sizes") is not None:
+        run = LocalOperator(op.mesh, rule, rule, loops)
+        run = replace(run, local=rule_of_blocks(rule, run.blocks))
+        return run, [row_major_claim(run, op.signature, local_operator_signature(op))]
+    local = rules(local_operator_signature(op))
     assert local is not None, (
-        f"{on_blocks(what).primitive} has a row for one shape and not for another"
+        f"{local_operator_signature(op).primitive} has a row for one shape and not for another"
     )
-    dtypes = tuple(type_.dtype for type_ in what.signature.operands)
-    run = LocalOperator(what.mesh, rule, local[number], loops, dtypes=dtypes, firsts=what.firsts)
-    run = replace(run, wider=tuple(_wider(what, run)))
-    return run, list(emitted(run))
+    dtypes = tuple(type_.dtype for type_ in op.signature.operands)
+    run = LocalOperator(op.mesh, rule, local[number], loops, dtypes=dtypes, firsts=op.firsts)
+    run = replace(run, wider=tuple(_margins(op, run)))
+    return run, list(extent_claims(run))
 
 
-def _wider(what: Applied, run: LocalOperator) -> Iterator[tuple[str, Number]]:
-    """Loops of the result of which more is run than the block, and where: by what is read there.
+def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Number]]:
+    """Yield the loops of which a device runs more than its block, with the first iteration.
 
-    Any number would do: the claims show that what is kept of it is right. None is of what the
-    operator gets as one block, or selects from uncut: a place more is in all that it makes, or
-    moves the end to which starts are clamped.
+    The first iteration is read off the operands. Any number would be valid here, because the claims
+    show that the kept part is right. Excluded are loops that the operator gets as one block or
+    selects from uncut: one more place would change every result, or move the end to which starts
+    are clamped.
     """
     targets = {guard.loop.loop for guard in run.rule.guards}
     for name, _ in run.loops if run.rule.whole or targets else ():
@@ -249,61 +268,72 @@ def _wider(what: Applied, run: LocalOperator) -> Iterator[tuple[str, Number]]:
         more = run.local.extents.get(name, 1) > run.blocks[name]
         more = more and not uncut and name not in run.rule.whole
         if more and (name in targets or name not in run.rule.reduced):
-            # what is read nowhere has no first place, and is run in blocks
-            yield from ((name, first) for first in islice(_first(what, run, name), 1))
+            # A loop that no operand reads has no first place, and is run in blocks.
+            yield from ((name, first) for first in islice(_first_iterations(op, run, name), 1))
 
 
-def _first(what: Applied, run: LocalOperator, name: str) -> Iterator[Number]:
-    """The iteration of a loop that reads the first place, where the others are at 0."""
+def _first_iterations(op: CheckedOperator, run: LocalOperator, name: str) -> Iterator[Number]:
+    """Yield, per operand that reads the loop, the iteration that reads its first place.
+
+    All other loops are at 0 there.
+    """
     for operand, dims in run.rule.operands.items():
         for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
             if dict(index.terms).get(name) == 1 and index.div == 1:
-                start = what.operands[operand].dims[dim].start
+                start = op.operands[operand].dims[dim].start
                 yield start + (local.constant - index.constant)
 
 
-def _operator(what: Applied, run: LocalOperator, emission: Emission) -> Iterator[Stated]:
-    held = {k: what.operands[k] for k in run.rule.operands}
-    yield from reads(run, held)
-    yield from padding(run, held)
-    yield "combine", pending(run, held)[1]
-    yield from passed(run, held, finite=what.finite)
-    yield from selected(run, emission)
-    yield from _zeros(run, held)
-    for k, contents in held.items():
-        wanted = tuple(_expected(run, emission, k))
-        words = f"the numbers of operand {k} are changed as the row asks: {wanted or 'not at all'}"
-        yield "emitted", Decided(words, tuple(map(_comparable, contents.changes)) == wanted)
+def _row_claims(
+    op: CheckedOperator, run: LocalOperator, emission: Emission
+) -> Iterator[PendingClaim]:
+    """Yield the claims that reads, padding, partial sums, selections and changes are the row's."""
+    operands = {k: op.operands[k] for k in run.rule.operands}
+    yield from read_claims(run, operands)
+    yield from padding_claims(run, operands)
+    yield "combine", pending_digits(run, operands)[1]
+    yield from finite_claims(run, operands, finite=op.finite)
+    yield from selection_claims(run, emission)
+    yield from _margin_claims(run, operands)
+    for k, contents in operands.items():
+        wanted = tuple(_required_changes(run, emission, k))
+        # The order of a first member's digits does not matter, so both sides use one order.
+        changes = tuple(
+            replace(change, digits=unordered_digits(change.digits))
+            if isinstance(change, p.FirstMember)
+            else change
+            for change in contents.changes
+        )
+        words = f"operand {k} has the changes that its row requires: {wanted or 'none'}"
+        yield "emitted", Decided(words, changes == wanted)
 
 
-def _zeros(run: LocalOperator, held: Mapping[int, Contents]) -> Iterator[Stated]:
-    """What is read beside the block, and summed with what others have there, is 0."""
+def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[PendingClaim]:
+    """Yield the claims that elements outside the block are 0 if several devices sum them."""
     for name, _ in run.wider:
         places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
                   if name in run.rule.reduced and index.loop == name]  # fmt: skip
         for operand, dim in places:
-            found = held[operand].dims[dim]
-            words = f"operand {operand} is 0 beside the block of {name}"
+            found = contents[operand].dims[dim]
+            words = f"operand {operand} is 0 outside the block of {name}"
             element = found.start + run.places[name]
             goal = implies(found.exists(element), within(element, *run.kept(name)))
             zero = found.fill == SUM and found.base == 1
             yield "reads", run.claim(words, goal, (name,)) if zero else Decided(words, holds=False)
 
 
-def _comparable(attributes: Attributes | PendingSelection) -> Attributes | PendingSelection:
-    """Digits whose order does not matter, in one order."""
-    if isinstance(attributes, p.FirstMember):
-        return replace(attributes, digits=as_set(attributes.digits))
-    return attributes
+def _reduced_digits(run: LocalOperator) -> Digits:
+    """Return the digits of the loops whose iterations are combined."""
+    return unordered_digits(tuple(d for name in run.rule.reduced for d in run.digits[name]))
 
 
-def _own_digits(run: LocalOperator) -> Digits:
-    """Digits of the loops whose iterations are combined."""
-    return as_set(tuple(d for name in run.rule.reduced for d in run.digits[name]))
+def _required_changes(
+    run: LocalOperator, emission: Emission, operand: int | None
+) -> Iterator[Attributes]:
+    """Yield the changes of an operand's numbers that the row requires.
 
-
-def _expected(run: LocalOperator, emission: Emission, operand: int | None) -> Iterator[Attributes]:
-    """Changes of an operand's numbers, or (None) of the result's, that the row asks for."""
+    For operand None, yield the changes of the result's numbers.
+    """
     for shift in emission.shifts:
         if shift.operand == operand and run.digits[shift.loop]:
             where = (run.digits[shift.loop], shift.sign * run.blocks[shift.loop])
@@ -312,17 +342,18 @@ def _expected(run: LocalOperator, emission: Emission, operand: int | None) -> It
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
         yield p.ExclusiveScan(dim, run.digits[loop], run.rule.combine, reverse)
-    if operand is None and _own_digits(run):
-        yield from _joined(run)
+    if operand is None and _reduced_digits(run):
+        yield from _combining_steps(run)
     init = run.rule.init
-    # what a function of the user starts from changes nothing
+    # A start value counts once, so one member alone may have it. Idempotent combinations may count
+    # it often, and the start of a user's function is its neutral element.
     counts = run.rule.combine not in (*IDEMPOTENT, USER)
-    if counts and isinstance(init, Access) and init.operand == operand and _own_digits(run):
-        yield p.FirstMember(_own_digits(run), run.rule.combine)
+    if counts and isinstance(init, Access) and init.operand == operand and _reduced_digits(run):
+        yield p.FirstMember(_reduced_digits(run), run.rule.combine)
 
 
-def _joined(run: LocalOperator) -> Iterator[Attributes]:
-    """What makes partial results one, where no all-reduce does."""
+def _combining_steps(run: LocalOperator) -> Iterator[Attributes]:
+    """Yield the instructions that combine partial results where no all-reduce can."""
     combine = run.rule.combine
     if combine == USER:
         yield p.Fold(tuple(d for name in run.rule.reduced for d in run.digits[name]))
@@ -334,40 +365,41 @@ def _joined(run: LocalOperator) -> Iterator[Attributes]:
 
 
 def _result(
-    what: Applied, run: LocalOperator, emission: Emission, nth: int, made: DeclaredLocal
+    op: CheckedOperator, run: LocalOperator, emission: Emission, nth: int, result: DeclaredLocal
 ) -> Result:
-    digits, _ = pending(run, {k: what.operands[k] for k in run.rule.operands})
-    said = _more(run, nth, laid_out(made.sharding, made.shape, None))
+    """Return a result's contents, and the claims that they rest on."""
+    digits, _ = pending_digits(run, {k: op.operands[k] for k in run.rule.operands})
+    declared = _with_margins(run, nth, layout_contents(result.sharding, result.shape, None))
     awaits: tuple[Attributes | PendingSelection, ...]
-    awaits = (*_masked(run, emission), *_expected(run, emission, None))
-    words = "just the digits of the combined loops are pending"
-    stated: list[Stated] = [
-        *writes(run, nth, said),
-        ("combine", Decided(words, said.unreduced == digits)),
+    awaits = (*_pending_masks(run, emission), *_required_changes(run, emission, None))
+    words = "exactly the digits of the combined loops are pending"
+    claims: list[PendingClaim] = [
+        *write_claims(run, nth, declared),
+        ("combine", Decided(words, declared.unreduced == digits)),
     ]
-    if made.named:
-        words = "nothing is left to be done to a result that is named for its value"
-        stated.append(("emitted", Decided(words, not awaits)))
-    combine = PICK if is_alone(what, run.rule) else run.rule.combine
-    filling = Filling(run, what.signature, {k: what.operands[k] for k in run.rule.operands})
-    return replace(filling.made(nth, said), combine=combine, awaits=awaits), stated
+    if result.named:
+        words = "no change is pending on a result that is the graph value"
+        claims.append(("emitted", Decided(words, not awaits)))
+    combine = PICK if has_one_contribution(op, run.rule) else run.rule.combine
+    filling = Filling(run, op.signature, {k: op.operands[k] for k in run.rule.operands})
+    return replace(filling.with_fills(nth, declared), combine=combine, awaits=awaits), claims
 
 
-def _more(run: LocalOperator, nth: int, said: Contents) -> Contents:
-    """With all iterations that are run, of which those of the block are right."""
+def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
+    """Return the result with all iterations that are run, of which the block's own are wanted."""
     first = dict(run.wider)
-    pairs = zip(run.rule.results[nth], said.dims, strict=True)
+    pairs = zip(run.rule.results[nth], declared.dims, strict=True)
     dims = tuple(
         replace(held, start=first[i.loop], wanted=((run.kept(i.loop)[0], run.blocks[i.loop]),))
         if i.loop in first
         else held
         for i, held in pairs
     )
-    return replace(said, dims=dims)
+    return replace(declared, dims=dims)
 
 
-def _masked(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
-    """What has to be left out of a gathered value: what other partitions hold."""
+def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
+    """Yield the mask that a gathered value needs because of elements on other partitions."""
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
               if v in highs}  # fmt: skip
@@ -380,4 +412,4 @@ def _masked(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection
         )
         margins = tuple(widths.get(loop, 0) for _, loop, _ in owned) if widths else ()
         mask = p.MaskIndexed(components, emission.batch_dims, emission.fill, margins)
-        yield PendingSelection(mask, tuple(_expected(run, emission, 1)))
+        yield PendingSelection(mask, tuple(_required_changes(run, emission, 1)))

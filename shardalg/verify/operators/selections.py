@@ -1,4 +1,4 @@
-"""What run-time starts select: which places of a block, and on which partitions."""
+"""Claims about run-time starts: the places of a block that they select, and the partitions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shardalg.graph.ops.local_parameters import Emission, IndexShift
 from shardalg.graph.ops.rule import CLIP, DROP, Guard
 from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.verify.contents import partition_number
-from shardalg.verify.operators.local_rows import LocalOperator, Stated
+from shardalg.verify.operators.local_rows import LocalOperator, PendingClaim
 from shardalg.verify.report import Decided
 
 
-def selected(run: LocalOperator, emission: Emission) -> Iterator[Stated]:
-    """The places that a run-time start names are on the partitions that have them, and no other."""
+def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[PendingClaim]:
+    """Yield the claims that a run-time start selects places on the right partitions only."""
     starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:
         name = guard.loop.loop
@@ -22,19 +22,21 @@ def selected(run: LocalOperator, emission: Emission) -> Iterator[Stated]:
             continue
         windows = [v for v in guard.index.variables if v in run.rule.extents]
         if windows and name in starts:
-            yield "selected", _overlap(run, guard, starts[name])
+            yield "selected", _window_claim(run, guard, starts[name])
         else:
-            yield "selected", _place(run, name)
+            yield "selected", _point_claim(run, name)
         (symbol,) = (s for s in run.rule.symbols if s.name in guard.index.variables)
         width = max((run.rule.extents[v] for v in windows), default=1)
         inside = symbol.mode != CLIP or symbol.high + width <= run.rule.extents[name]
         yield "selected", Decided(f"a clipped index stays below {run.rule.extents[name]}", inside)
     drops = [symbol.mode for symbol in run.rule.symbols].count(DROP)
     if drops and dict(emission.params).get("mode") == "CLIP":
-        yield "selected", Decided("each start that drops is seen", drops == len(emission.owned))
+        words = "every start that drops updates is masked"
+        yield "selected", Decided(words, drops == len(emission.owned))
 
 
-def _place(run: LocalOperator, name: str) -> IntegerClaim:
+def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
+    """Return the claim that index t is a place of exactly one partition's block."""
     block, extent = run.blocks[name], run.rule.extents[name]
     t, own = Number.of("t"), partition_number(run.digits[name])
     here, there = within(t - own * block, 0, block), equal(t // block, own)
@@ -45,11 +47,12 @@ def _place(run: LocalOperator, name: str) -> IntegerClaim:
     return IntegerClaim(words, run.mesh, goal, (("t", extent),))
 
 
-def _overlap(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClaim:
-    """Place `x` of a block, `width` places behind the margin's first, is in a window where it is.
+def _window_claim(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClaim:
+    """Return the claim that a local window has place `x` of a block where the global one has it.
 
-    A start that misses the block and its margins is clamped to a window of the margin alone, or
-    drops its update: the window then has no place of the block.
+    Place `x` is `width` places behind the margin's first. A start that misses the block and its
+    margins is clamped to a window of the margin alone, or drops its update: that window has no
+    place of the block.
     """
     name = guard.loop.loop
     assert name is not None, "a guard is on a loop"
@@ -64,6 +67,6 @@ def _overlap(run: LocalOperator, guard: Guard, shift: IndexShift) -> IntegerClai
     reached = within(local, 0, runs - width + 1)
     goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
                 implies(Not(reached), Not(here))))  # fmt: skip
-    words = f"a window of {width} at start t of {name} has place x of the block where it is"
+    words = f"a window of {width} at start t of {name} has the same place x of the block"
     unknowns = (("t", extent - width + 1), ("w", width), ("x", block))
     return IntegerClaim(words, run.mesh, goal, unknowns)
