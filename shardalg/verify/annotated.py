@@ -41,7 +41,7 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
                 there = layout.mesh == order or layout.is_replicated
                 yield (
                     values[value].name,
-                    Decided(words, there and satisfies_annotation(layout, annotation)),
+                    Decided(words, there and satisfies(layout, annotation)),
                 )
             annotated = () if annotation is None else annotation.priorities
             if any(layout.priorities) and layout.priorities != annotated:
@@ -52,13 +52,14 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
                 yield values[value].name, Decided(words, holds=False)
 
 
-def satisfies_annotation(layout: Sharding, annotation: Sharding) -> bool:
-    """Return whether a sharding is the annotated one, except for more splits of open dimensions.
+def satisfies(layout: Sharding, annotation: Sharding) -> bool:
+    """Return whether a sharding is the annotated one, with more splits of open dimensions only.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
     >>> layout = Sharding.from_axes([("x", "y"), None], mesh, (8, 8))
-    >>> [follows(layout, Sharding.from_axes(e, mesh, (8, 8))) for e in (["x"], ["?"], [None, "x"])]
+    >>> entries = ["x"], ["?"], [None, "x"]
+    >>> [satisfies(layout, Sharding.from_axes(entry, mesh, (8, 8))) for entry in entries]
     [False, True, False]
     """
     if layout.shape != annotation.shape or unordered_digits(layout.unreduced) != unordered_digits(
@@ -150,8 +151,7 @@ class SiteLayouts:
         for name, values, layout, order in self.sites:
             found = [s for value in values for s in self.layouts[value]]
             right = any(
-                satisfies_annotation(s, layout) and (s.mesh == order or s.is_replicated)
-                for s in found
+                satisfies(s, layout) and (s.mesh == order or s.is_replicated) for s in found
             )
             words = f"the program has it in the annotated sharding: {layout.text()}"
             if not right:

@@ -214,7 +214,7 @@ def _replace_names(contents: Contents, value: int | None, names: Mapping[Fill, F
 def unordered_digits(digits: Digits) -> Digits:
     """Return the canonical form of digits whose order does not matter.
 
-    >>> as_set((Digit(1, 4), Digit(4, 2)))
+    >>> unordered_digits((Digit(1, 4), Digit(4, 2)))
     (Digit(stride=1, size=8),)
     """
     return canonical(tuple(sorted(digits, reverse=True)))
@@ -223,9 +223,9 @@ def unordered_digits(digits: Digits) -> Digits:
 def remove_digits(contents: Digits, gone: Digits) -> Digits | None:
     """Return the set of digits without the digits `gone`, or None if `gone` is not a subset.
 
-    >>> without((Digit(1, 8),), (Digit(2, 2),))
+    >>> remove_digits((Digit(1, 8),), (Digit(2, 2),))
     (Digit(stride=4, size=2), Digit(stride=1, size=2))
-    >>> without((Digit(1, 4),), (Digit(1, 8),)) is None
+    >>> remove_digits((Digit(1, 4),), (Digit(1, 8),)) is None
     True
     """
     rest = list(contents)

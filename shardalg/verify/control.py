@@ -36,14 +36,14 @@ from shardalg.spmd.manual import manual_layouts
 from shardalg.verify import contents
 from shardalg.verify.contents import Contents, border_contents, layout_contents, partition_number
 from shardalg.verify.report import MANUAL, TRUSTED, Claim, Decided, Statement
-from shardalg.verify.verifier import LocalContents, Verifier, claims
+from shardalg.verify.verifier import Locals, Verifier, claims
 
 T, U = Number.of("t"), Number.of("u")
 
 
 @claims(CollectiveMatmul)
 def _collective_matmul(
-    verifier: Verifier, instruction: Instruction[CollectiveMatmul], known: LocalContents
+    verifier: Verifier, instruction: Instruction[CollectiveMatmul], known: Locals
 ) -> Iterator[Claim]:
     ring, name = instruction.attributes, verifier.value_name(instruction)
     # First the body, as if it were not a ring.
@@ -167,9 +167,7 @@ LOOP_PARAMS = ("num_consts", "num_carry", "length", "reverse")
 
 
 @claims(Loop)
-def _loop(
-    verifier: Verifier, instruction: Instruction[Loop], known: LocalContents
-) -> Iterator[Claim]:
+def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> Iterator[Claim]:
     """Yield the claims of a scan: each value has one sharding before, inside and after the loop."""
     loop, graph = instruction.attributes, verifier.graph
     node = node_of(graph, instruction)
@@ -209,9 +207,7 @@ def _loop(
 
 
 @claims(While)
-def _while(
-    verifier: Verifier, instruction: Instruction[While], known: LocalContents
-) -> Iterator[Claim]:
+def _while(verifier: Verifier, instruction: Instruction[While], known: Locals) -> Iterator[Claim]:
     """Yield the claims of a while loop: its condition and its body read the same carry."""
     loop, name = instruction.attributes, verifier.value_name(instruction)
     node = node_of(verifier.graph, instruction)
@@ -236,7 +232,7 @@ def _while(
 
 @claims(Branches)
 def _branches(
-    verifier: Verifier, instruction: Instruction[Branches], known: LocalContents
+    verifier: Verifier, instruction: Instruction[Branches], known: Locals
 ) -> Iterator[Claim]:
     """Yield the claims of a conditional: branches share their operands and result shardings."""
     blocks, name = instruction.attributes.blocks, verifier.value_name(instruction)
@@ -256,9 +252,7 @@ def _branches(
 
 
 @claims(Manual)
-def _manual(
-    verifier: Verifier, instruction: Instruction[Manual], known: LocalContents
-) -> Iterator[Claim]:
+def _manual(verifier: Verifier, instruction: Instruction[Manual], known: Locals) -> Iterator[Claim]:
     """Yield the claims of a manual region: its specs give the blocks that enter and leave it."""
     name, body = verifier.value_name(instruction), instruction.attributes.body
     node = node_of(verifier.graph, instruction)
@@ -298,7 +292,7 @@ def _body_claims(
     verifier: Verifier,
     instruction: Instruction,
     body: _Body,
-    known: LocalContents,
+    known: Locals,
     layouts: list[Sharding],
 ) -> Iterator[Claim]:
     """Yield the claims that a body reads the outside values and returns the given layouts."""
@@ -315,7 +309,7 @@ def _body_claims(
 
 
 def _result_claims(
-    verifier: Verifier, instruction: Instruction, known: LocalContents, layouts: list[Sharding]
+    verifier: Verifier, instruction: Instruction, known: Locals, layouts: list[Sharding]
 ) -> Iterator[Claim]:
     """Yield the claims that the results are the node's own, in the bodies' layouts."""
     node, name = node_of(verifier.graph, instruction), verifier.value_name(instruction)

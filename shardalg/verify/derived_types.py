@@ -41,8 +41,8 @@ def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Itera
 
     >>> x = ValueType((4,), "float32")
     >>> node = Signature("reshape", (("new_sizes", (2, 2)), ("dimensions", None)), (x,), (x,))
-    >>> said = (1, 4), (1, 4.0), (True, 4)
-    >>> [[*unlike(node, Apply("reshape", (("new_sizes", sizes),)))] == [] for sizes in said]
+    >>> own = [Apply("reshape", (("new_sizes", n),)) for n in ((1, 4), (1, 4.0), (True, 4))]
+    >>> [[*literal_type_claims(node, apply)] == [] for apply in own]
     [True, False, False]
     """
     own = dict(signature.params)
@@ -54,7 +54,7 @@ def literal_type_claims(signature: Signature, attributes: Apply | Fold) -> Itera
 def fill_type_claims(dtype: str, fill: complex | None) -> Iterator[Decided]:
     """Yield a failing claim if a fill cannot be represented in the item type.
 
-    >>> [[*unfit("float32", fill)] == [] for fill in (1, 1.0, 1 + 0j)]
+    >>> [[*fill_type_claims("float32", fill)] == [] for fill in (1, 1.0, 1 + 0j)]
     [True, True, False]
     """
     if isinstance(fill, complex) and not dtype.startswith("complex"):

@@ -68,7 +68,7 @@ def int32_claims(attributes: Attributes) -> Iterator[Decided]:
     >>> from shardalg.spmd.instructions import SliceAt
     >>> row = Index.of("o") * 2**30
     >>> start = Start(row // 2**29, (("o", (Digit(1, 4),)),))
-    >>> [claim.holds for claim in counted(SliceAt(0, start, 2))]
+    >>> [claim.holds for claim in int32_claims(SliceAt(0, start, 2))]
     [False]
     """
     for one in fields(attributes):  # type: ignore[arg-type]  # every kind is a dataclass
@@ -100,7 +100,7 @@ def start_bounds(start: Start) -> tuple[int, ...]:
 
 MEMBER = "m"
 X = Number.of("x")
-PendingClaim = tuple[str, Statement]
+Goal = tuple[str, Statement]
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class CheckedInstruction(Generic[A_co]):
         return IntegerClaim(words, self.mesh, goal, **more)
 
 
-Result = tuple[Contents, list[PendingClaim]]
+Result = tuple[Contents, list[Goal]]
 """Contents of a result, and the claims that it rests on."""
-Results = tuple[list[Result], list[PendingClaim]]
+Results = tuple[list[Result], list[Goal]]
 """Contents and claims of every result, and claims about all of them."""
 MOVES: dict[type[Attributes], Callable[[Any], Results]] = {}
 """Function that gives the results, per kind that is no operator and has no body."""
@@ -201,7 +201,7 @@ def keep_equal_fills(step: CheckedInstruction, fill: Fill) -> Contents:
 
 def members_agree(
     step: CheckedInstruction, digits: Digits, dims: tuple[int, ...]
-) -> Iterator[PendingClaim]:
+) -> Iterator[Goal]:
     """Yield claims that untouched dimensions are the same on all members of the collective's group.
 
     For the dimensions `dims` that the collective moves, all elements that exist must be held.
@@ -246,7 +246,7 @@ def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
     return found.T if found.size else np.zeros((2, 0), int)
 
 
-def movement_keeps_meaning(step: CheckedInstruction) -> PendingClaim:
+def movement_keeps_meaning(step: CheckedInstruction) -> Goal:
     """Return the claim that nothing moves along digits on which its meaning depends.
 
     Partial sums, numbers shifted by the partition id, and pending masks are a device's own along
@@ -263,7 +263,7 @@ def movement_keeps_meaning(step: CheckedInstruction) -> PendingClaim:
     return "combine", Decided(words, not moving)
 
 
-def no_pending_changes(contents: Contents) -> PendingClaim:
+def no_pending_changes(contents: Contents) -> Goal:
     """Return the claim that combined numbers are final: no change is pending on them."""
     gaps = any(span.base > 1 for span in contents.dims)
     words = "combined numbers have no pending change, no shift and no base dilation"
@@ -275,9 +275,7 @@ def is_finished(contents: Contents) -> bool:
     return not (contents.tasks or contents.unreduced or contents.viewed)
 
 
-def all_existing_wanted(
-    step: CheckedInstruction, span: DimensionContents
-) -> Iterator[PendingClaim]:
+def all_existing_wanted(step: CheckedInstruction, span: DimensionContents) -> Iterator[Goal]:
     """Yield the claim that a part that was cut to a wanted range has no other existing element."""
     if span.wanted:
         goal = implies(within(span.start + X, 0, span.size), span.exists(span.start + X))

@@ -118,7 +118,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every claim is proved or trusted."""
+        """True if every claim is proved or trusted."""
         return all(claim.status in ("proved", TRUSTED) for claim in self.claims)
 
     @property

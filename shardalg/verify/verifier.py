@@ -38,7 +38,7 @@ from shardalg.verify.moves.moved import check_move
 from shardalg.verify.operators.apply import CheckedOperator, check_operator
 from shardalg.verify.report import Claim, Decided, Statement
 
-LocalContents = dict[int, Contents]
+Locals = dict[int, Contents]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -147,7 +147,7 @@ class Verifier:
         made = self.program.locals[local]
         return layout_contents(made.sharding, made.shape, made.origin)
 
-    def constant_contents(self) -> LocalContents:
+    def constant_contents(self) -> Locals:
         """Return the contents with which the program starts; literals have known numbers."""
         numbers = self.graph.numbers
         return {
@@ -164,7 +164,7 @@ class Verifier:
         return self.decide(self.graph.values[value].name, kind, Decided(words, right))
 
     def open_arguments(
-        self, known: LocalContents, arguments: dict[int, int], layouts: tuple[Sharding, ...]
+        self, known: Locals, arguments: dict[int, int], layouts: tuple[Sharding, ...]
     ) -> Iterator[Claim]:
         """Yield the claims that the arguments hold their values in the border's shardings.
 
@@ -186,7 +186,7 @@ class Verifier:
         right = border_contents(contents) == said
         yield self.decide(self.graph.values[value].name, kind, Decided(words, right))
 
-    def block(self, block: Block, known: LocalContents) -> Iterator[Claim]:
+    def block(self, block: Block, known: Locals) -> Iterator[Claim]:
         """Yield the claims of all instructions, loop bodies included.
 
         The contents of their results are added to `known`.
@@ -199,7 +199,7 @@ class Verifier:
             yield from claim(self, instruction, known)
         self.sites.add(known.items())
 
-    def instruction(self, instruction: Instruction, known: LocalContents) -> Iterator[Claim]:
+    def instruction(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
         """Yield the claims of one instruction; those independent of its values are decided once."""
         key, values = self.without_values(instruction, known)
         if key not in self.outcomes:
@@ -228,7 +228,7 @@ class Verifier:
             yield self.decide("", "manual", Decided(words, stays))
 
     def ownership_claim(
-        self, instruction: Instruction, known: LocalContents, values: tuple[int | None, ...]
+        self, instruction: Instruction, known: Locals, values: tuple[int | None, ...]
     ) -> Claim:
         """Return the claim that operands and results belong to the node."""
         given = tuple(known[operand].value for operand in instruction.operands)
@@ -276,7 +276,7 @@ class Verifier:
         return () if instruction.node is None else self.graph.nodes[instruction.node].operands
 
     def without_values(
-        self, instruction: Instruction, known: LocalContents
+        self, instruction: Instruction, known: Locals
     ) -> tuple[CheckedOperator | CheckedInstruction, tuple[int | None, ...]]:
         """Return the instruction without its values, as a key, and its results' graph values."""
         reads = self.node_operands(instruction)
@@ -305,7 +305,7 @@ class Verifier:
             return step, node_of(self.graph, instruction).results[:1]
         return step, given[:1] * len(made)
 
-    def user_collective(self, instruction: Instruction, known: LocalContents) -> Iterator[Claim]:
+    def user_collective(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
         """Yield the claims that a user's collective does as the function says, on its operands."""
         node = node_of(self.graph, instruction)
         (operand,), (result,) = instruction.operands, instruction.results
@@ -360,10 +360,10 @@ def _place(instruction: Instruction) -> str:
     return f"{type(instruction.attributes).__name__} ({results})"
 
 
-CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, LocalContents], Iterator[Claim]]] = {}
+CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, Locals], Iterator[Claim]]] = {}
 """Function that gives the claims, per kind of instruction with a body."""
 A = TypeVar("A", bound=Attributes)
-Claims = Callable[[Verifier, Instruction[A], LocalContents], Iterator[Claim]]
+Claims = Callable[[Verifier, Instruction[A], Locals], Iterator[Claim]]
 
 
 def claims(kind: type[A]) -> Callable[[Claims[A]], Claims[A]]:

@@ -41,7 +41,7 @@ from shardalg.verify.contents import (
 from shardalg.verify.move import (
     MEMBER,
     CheckedInstruction,
-    PendingClaim,
+    Goal,
     Result,
     Results,
     X,
@@ -67,7 +67,7 @@ def _arrives(
     declared: DimensionContents,
     length: int,
     place: Number,
-) -> PendingClaim:
+) -> Goal:
     """Return the claim that a member's place `x` becomes the element at `place` of the result."""
     digits = step.attributes.digits
     here = within(declared.start + place, 0, declared.size)
@@ -143,6 +143,7 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
     """Sum as an all-reduce does, then keep each member's own block."""
     a = step.attributes
     whole, claims = _summed(step)
+    # The sum is the same on all members, so the own block is a slice of it.
     size = whole.dims[a.dim].length // parts(a.digits)
     summed = replace(step, operands=(whole,))
     result, more = cut(summed, partition_number(a.digits) * size, size)
@@ -151,14 +152,12 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
 
 @moves(AllToAll)
 def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
-    return _exchanged(step)
-
-
-def _exchanged(step: CheckedInstruction[AllToAll]) -> Result:
     """Send a piece of one dimension to each member, and receive pieces along another dimension."""
     a = step.attributes
     declared = {dim: declared_dim(step, dim) for dim in (a.split_dim, a.concat_dim)}
     split, joined = step.operand.dims[a.split_dim], step.operand.dims[a.concat_dim]
+    # The member sends piece number p, where p is the receiver's partition id, and the receiver puts
+    # the pieces next to each other in the order of the members.
     piece = split.length // parts(a.digits)
     piece_number = partition_number(a.arriving or a.digits)
     sent = on_member(split.start, a.digits, MEMBER) + piece_number * piece
@@ -170,6 +169,8 @@ def _exchanged(step: CheckedInstruction[AllToAll]) -> Result:
         *members_agree(step, a.digits, (a.split_dim, a.concat_dim)),
         movement_keeps_meaning(step),
     ]
+    # The fill of the split dimension stays known only if every member holds the same whole
+    # dimension.
     fill = split.fill if split.start == Number() and declared[a.split_dim].start == sent else None
     result = with_dim(step.operand, a.split_dim, replace(declared[a.split_dim], fill=fill))
     return with_dim(result, a.concat_dim, declared[a.concat_dim]), claims
@@ -183,11 +184,11 @@ def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
     pairs = combinations([one.digits for one in a.exchanges], 2)
     shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
     words = "the exchanges have dimensions and digits of their own"
-    found: list[PendingClaim] = [("delivers", Decided(words, distinct and not shared))]
+    found: list[Goal] = [("delivers", Decided(words, distinct and not shared))]
     operand = step.operand
     for one in a.exchanges:
         alone = CheckedInstruction(step.mesh, one, (operand,), step.declared)
-        operand, more = _exchanged(alone)
+        operand, more = _all_to_all(alone)
         found += more
     return operand, found
 
@@ -219,6 +220,7 @@ def _permute(step: CheckedInstruction[CollectivePermute]) -> Result:
         movement_keeps_meaning(step),
         *whole,
     ]
+    # From here on the contents are stated for the receivers, in the declared device order.
     dims = tuple(declared_dim(step, dim) for dim in range(len(declared.dims)))
     return replace(step.operand, dims=dims, order=declared.order), claims
 
@@ -239,10 +241,12 @@ def _read(step: CheckedInstruction[HaloExchange], reading: Reading) -> Result:
     kept = numbers_at(source, here) == partition_ids(a.digits, here)
     served, edges = np.where(kept, here, -1), [positions(pairs) for pairs in reading.permutes]
     inside = all(bool(((0 <= side) & (side < len(here))).all()) for side in edges)
+    # A later permute of one reading overwrites the sender, as it overwrites the buffer.
     for sources, targets in edges if inside else ():
         served[targets] = sources
     same_blocks = inside and _senders_match(step, (served, here), reading, (arriving, wanted))
     there = served >= 0
+    # Along all other dimensions the sender must hold the same elements as the receiver.
     others = all(
         np.array_equal(numbers_at(begin, served[there]), numbers_at(begin, here[there]))
         for dim, other in enumerate(step.operand.dims)
@@ -278,6 +282,7 @@ def _senders_match(
     # A sender matters only if its places, the wanted range and the elements that exist intersect.
     low = np.maximum(np.maximum(start + lower, wanted), 0)
     high = np.minimum(np.minimum(start + upper, wanted + reading.length), span.size)
+    # A device without a sender has no elements, which is right where it wants none.
     right = (sources >= 0) & (numbers_at(span.start, sources) == start)
     return bool(((low >= high) | right).all())
 
@@ -297,6 +302,7 @@ def _is_permutation(
         # One integer per edge makes equal edges of two readings equal numbers.
         codes.append((operand * devices + sources) * devices + targets)
     found = np.sort(np.concatenate(codes))
+    # Sorted, equal edges are neighbours: keep the first of each.
     found = found[np.append(True, found[1:] != found[:-1])[: len(found)]]
     sides = found // devices % devices, found % devices
     return all(np.bincount(side, minlength=1).max() <= 1 for side in sides)

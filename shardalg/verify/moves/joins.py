@@ -10,7 +10,7 @@ from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top
 from shardalg.verify.contents import fill_number, partition_number, remove_digits
 from shardalg.verify.move import (
     CheckedInstruction,
-    PendingClaim,
+    Goal,
     Result,
     Results,
     is_finished,
@@ -32,8 +32,9 @@ def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
     alone = Decided(
         words, operand.awaits == (a,) and is_finished(replace(operand, awaits=(), unreduced=()))
     )
+    # The scan itself may move these values, so it is not counted as a pending change.
     ends = replace(step, operands=(replace(operand, awaits=()),))
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         ("combine", alone),
         movement_keeps_meaning(ends),
         *members_agree(step, a.digits, (a.dim,)),
@@ -53,11 +54,12 @@ def _join(step: CheckedInstruction[Join]) -> Result:
     # The carry of a block is made of the last place of each block before it: check that it is.
     end = span.start + (0 if carry.reverse else span.length - 1)
     last = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
+    # The second operand must be this last place, and the scan of it the only change.
     same = carried == replace(last, changes=(carry,)) and operand.awaits == (carry,)
     block = -(-span.size // parts(carry.digits))
     same = same and (span.start, span.length) == (partition_number(carry.digits) * block, block)
     words = f"the carry is made of the last places of the earlier blocks: {wanted}"
-    claims: list[PendingClaim] = [("combine", Decided(words, carry == wanted and same))]
+    claims: list[Goal] = [("combine", Decided(words, carry == wanted and same))]
     return replace(keep_equal_fills(step, None), awaits=()), claims
 
 
@@ -66,6 +68,7 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
     """Read the values at the best places, from the blocks in which the places were found."""
     a, (place, block) = step.attributes, step.operands
     best = next(iter(place.awaits), None)
+    # Except along the searched dimension, values and places must have the same layout.
     own = [replace(d, fill=None) for d in block.dims]
     found = own.pop(a.dim)
     same_dims = own == [replace(d, fill=None) for d in place.dims]
@@ -82,9 +85,7 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
         wanted = masked and (found.start, found.length) == (start, best.block)
     complete = is_finished(block) and not place.changes
     words = f"the values are of the masked blocks from which {best} chooses"
-    claims: list[PendingClaim] = [
-        ("combine", Decided(words, bool(same_dims and wanted and complete)))
-    ]
+    claims: list[Goal] = [("combine", Decided(words, bool(same_dims and wanted and complete)))]
     return replace(place, changes=(*place.changes, a)), claims
 
 
@@ -92,11 +93,12 @@ def _value_at(step: CheckedInstruction[ValueAt]) -> Result:
 def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
     """Choose the best of the blocks' best places, by the values there."""
     a, (value, place) = step.attributes, step.operands
+    # Places alone do not say which block is best: the values at them must come along.
     rest = remove_digits(place.unreduced, a.digits)
     right = rest is not None and place.awaits == (a,) and not place.changes
     right = right and value == replace(place, changes=(ValueAt(a.dim),))
     words = f"{a.combine} chooses by the values at the blocks' best places"
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         ("combine", Decided(words, right)),
         *members_agree(step, a.digits, ()),
     ]
@@ -116,7 +118,7 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
     same_dims = {(span.dims, span.unreduced, span.awaits) for span in partial}
     right = rest is not None and all(waiting) and len(same_dims) == 1
     words = "all partial results of the operator are combined, as its row requires"
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         ("combine", Decided(words, right)),
         *members_agree(step, a.digits, ()),
     ]

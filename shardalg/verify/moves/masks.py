@@ -29,7 +29,7 @@ from shardalg.verify.contents import (
 )
 from shardalg.verify.move import (
     CheckedInstruction,
-    PendingClaim,
+    Goal,
     Result,
     X,
     all_existing_wanted,
@@ -76,7 +76,7 @@ def _changed(
     step: CheckedInstruction,
     task: Attributes | PendingSelection,
     result: Contents,
-    claims: Iterable[PendingClaim] = (),
+    claims: Iterable[Goal] = (),
 ) -> Result:
     """Apply a change: either the first one that is pending, or a new one that the reader undoes."""
     operand = step.operand
@@ -88,7 +88,7 @@ def _changed(
     return replace(result, changes=(*operand.changes, task)), []
 
 
-def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[PendingClaim]:
+def _by_same_indices(step: CheckedInstruction[MaskIndexed]) -> Iterator[Goal]:
     """Yield the claim that the mask's indices are the gather's, with the value's layout."""
     for indices in step.operands[1:]:
         *spanned, components = indices.dims
@@ -121,7 +121,7 @@ def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str)
     return with_dim(operand, a.dim, replace(span, fill=fill)), [*claims, ("mask", claim)]
 
 
-def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[PendingClaim]:
+def fillers(step: CheckedInstruction[Mask | MaskAt | Dilate]) -> Iterator[Goal]:
     """Yield the claim that a fill is an identity, or a scalar without pending changes."""
     named = step.attributes.fill != USER
     complete = all(is_finished(fill) and not fill.dims for fill in step.operands[1:])
@@ -160,6 +160,7 @@ def chosen_part(step: CheckedInstruction[Choose], number: int) -> Result:
     """Return the part of an operand's piece that a `Choose` takes, and its claims."""
     a = step.attributes
     end = a.ends[number]
+    # The pieces are concatenated in the order of the operands; `ends` are their ends.
     inside = within(start_number(a.start) + X, end - a.sizes[number], end)
     span, place, result = (
         step.operand.dims[a.dim],

@@ -9,7 +9,7 @@ from functools import lru_cache
 from shardalg.merge.proofs.integers import All, equal, implies, less, within
 from shardalg.spmd.instructions import DynamicSlice, OwnerSelect, Regroup, Slice, SliceAt
 from shardalg.verify.contents import Contents, DimensionContents
-from shardalg.verify.move import MOVES, CheckedInstruction, PendingClaim, Result, X
+from shardalg.verify.move import MOVES, CheckedInstruction, Goal, Result, X
 from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
 
@@ -21,7 +21,7 @@ REGISTERED = (collectives, joins, masks, pads, slices)
 
 # Pure, and many programs contain the same instruction.
 @lru_cache(maxsize=1 << 12)
-def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[PendingClaim]]:
+def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Goal]]:
     """Return the contents of an instruction's results, and the claims that they rest on.
 
     A local with a graph value's name gets its declared contents, and the claims show that they are
@@ -40,7 +40,7 @@ def check_move(step: CheckedInstruction) -> tuple[tuple[Contents, ...], list[Pen
     return tuple(result for result, _ in found), [*claims, *(s for _, more in found for s in more)]
 
 
-def _as_declared(step: CheckedInstruction, result: Contents, claims: list[PendingClaim]) -> Result:
+def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Goal]) -> Result:
     """Return the declared contents of a result, and the claims that the result equals them.
 
     The dimensions must agree, the same sums must be pending, and no change may be pending.
@@ -74,7 +74,7 @@ def _as_declared(step: CheckedInstruction, result: Contents, claims: list[Pendin
 
 def agreement(
     step: CheckedInstruction, span: DimensionContents, declared: DimensionContents, words: str
-) -> Iterator[PendingClaim]:
+) -> Iterator[Goal]:
     """Yield the claim that `span` holds each element that `declared` has, at the same place.
 
     Equal spans need no claim.

@@ -17,7 +17,7 @@ from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize, lea
 from shardalg.verify.contents import DimensionContents, fill_number
 from shardalg.verify.move import (
     CheckedInstruction,
-    PendingClaim,
+    Goal,
     Result,
     X,
     all_existing_wanted,
@@ -41,6 +41,7 @@ def _resize(step: CheckedInstruction[Resize]) -> Result:
     zeros = SUM if whole or fill_number(span.fill, step.declared.dtype) == 0 else None
     result = with_dim(keep_equal_fills(step, SUM), a.dim, replace(span, length=a.size, fill=zeros))
     beyond = span.start + span.length + X
+    # A statement that is never true: no element may exist at these places.
     goal = implies(span.exists(beyond), Compare(Number.of(-1), ">="))
     words = f"padding from {span.length} to {a.size} places overwrites no element"
     return result, [("delivers", step.claim(words, goal, unknowns=(("x", a.size - span.length),)))]
@@ -54,7 +55,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
     length = first.length
     requested = {found.dims[dim].wanted for found in step.operands} - {()}
     words = "all pieces have the same wanted range"
-    claims: list[PendingClaim] = [("delivers", Decided(words, len(requested) <= 1))]
+    claims: list[Goal] = [("delivers", Decided(words, len(requested) <= 1))]
     for other in step.operands[1:]:
         span = other.dims[dim]
         at = first.start + length
@@ -71,6 +72,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         words = "the pieces agree except along the concatenated dimension"
         claims.append(("delivers", Decided(words, same and alike)))
         length += span.length
+    # A fill stays known where all pieces have the same one.
     fills = zip(*([span.fill for span in found.dims] for found in step.operands), strict=True)
     dims = tuple(
         replace(span, fill=span.fill if len(set(each)) == 1 else None)
@@ -115,6 +117,7 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
     """Return whether the added places overwrite no element that exists and is wanted."""
     positions = np.arange(mesh.size)
     start = numbers_at(span.start, positions)
+    # Per device, the range of elements that exist and are in all wanted ranges.
     low, high = np.zeros_like(start), np.zeros_like(start) + span.size
     for first, length in span.wanted:
         begin = numbers_at(first, positions)
@@ -136,7 +139,7 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
     """Flatten each group of dimensions in row-major order, and split it into the new ones."""
     dims: list[DimensionContents] = []
     words = "no change is pending on the regrouped dimensions"
-    claims: list[PendingClaim] = [("delivers", Decided(words, not step.operand.tasks))]
+    claims: list[Goal] = [("delivers", Decided(words, not step.operand.tasks))]
     rest = list(step.operand.dims)
     groups = zip(step.attributes.groups, step.attributes.held_dims, strict=True)
     for (count, sizes), first in groups:
@@ -155,13 +158,14 @@ def _regroup(step: CheckedInstruction[Regroup]) -> Result:
 
 def _flat(
     step: CheckedInstruction, group: list[DimensionContents]
-) -> tuple[DimensionContents, list[PendingClaim]]:
+) -> tuple[DimensionContents, list[Goal]]:
     """Return a group of dimensions flattened into one, and its claims.
 
     Only the first dimension that is larger than 1 may be sharded, or the flat elements have gaps.
     """
     first = leading(tuple(span.size for span in group))
     inner, led = prod(span.size for span in group[first + 1 :]), group[first]
+    # Every other dimension must be whole, so that flat elements have no gaps.
     others = all(
         (span.start, span.length, span.base, span.wanted) == (Number(), span.size, 1, ())
         for span in (*group[:first], *group[first + 1 :])
@@ -176,22 +180,25 @@ def _flat(
 
 def _rows(
     step: CheckedInstruction, flat: DimensionContents, sizes: tuple[int, ...], first: int
-) -> tuple[list[DimensionContents], list[PendingClaim]]:
+) -> tuple[list[DimensionContents], list[Goal]]:
     """Return the dimensions of a run of flat elements, with `first` held in part.
 
     A device holds one element of each dimension before `first`. A run that ends after its row has
     elements of the next row there, which do not count as elements of the dimension.
     """
+    # The new dimensions behind `first` are whole rows of `inner` elements.
     inner = prod(sizes[first + 1 :])
     fits = flat.size == prod(sizes) and flat.length % inner == 0
     words = f"{flat.size} elements in {prod(sizes[: first + 1])} rows of {inner}"
-    claims: list[PendingClaim] = [("delivers", Decided(words, fits))]
+    claims: list[Goal] = [("delivers", Decided(words, fits))]
     if inner > 1:
         words = f"{flat.start} is the start of a row"
         claims.append(("delivers", step.claim(words, equal(flat.start % inner, 0))))
     dims = [DimensionContents(Number(), size, size) for size in sizes]
     row = flat.start // inner
     if first > leading(sizes):
+        # Before `first`, the block is one row of each dimension, whose index is a digit of the row
+        # number.
         for d in range(leading(sizes), first):
             own = row // prod(sizes[d + 1 : first + 1])
             dims[d] = DimensionContents(own if d == leading(sizes) else own % sizes[d], 1, sizes[d])

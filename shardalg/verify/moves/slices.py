@@ -18,7 +18,7 @@ from shardalg.verify.contents import (
 )
 from shardalg.verify.move import (
     CheckedInstruction,
-    PendingClaim,
+    Goal,
     Result,
     keep_equal_fills,
     members_agree,
@@ -85,7 +85,7 @@ def _owner_select(step: CheckedInstruction[OwnerSelect]) -> Result:
     alone = operand.combine == PICK or not operand.unreduced
     added = operand.combine == SUM or alone
     sums = added and not operand.changes and not operand.awaits
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         ("delivers", step.claim(words, goal)),
         ("delivers", Decided("exactly one partition has the place", inside)),
         ("combine", Decided("the results are partial sums of the value", fresh and sums)),

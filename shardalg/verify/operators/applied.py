@@ -29,7 +29,7 @@ from shardalg.verify.contents import (
     fill_number,
     layout_contents,
 )
-from shardalg.verify.move import PendingClaim, is_finished
+from shardalg.verify.move import Goal, is_finished
 from shardalg.verify.operators.local_rows import LocalOperator, local_signature
 from shardalg.verify.report import Decided
 
@@ -69,7 +69,7 @@ class CheckedOperator(Generic[O_co]):
     firsts: tuple[int, ...] = ()
 
 
-Outcome = tuple[tuple[Contents, ...], list[PendingClaim]]
+Outcome = tuple[tuple[Contents, ...], list[Goal]]
 """Contents of the results, and the claims that they rest on."""
 APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
 """Function that gives contents and claims, per kind of operator."""
@@ -99,7 +99,7 @@ def local_operator_signature(op: CheckedOperator[Apply]) -> Signature:
     return local_signature(op.signature, dict(op.apply.params), shapes)
 
 
-def operands_ready(op: CheckedOperator[Apply]) -> Iterator[PendingClaim]:
+def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
     """Yield the claim that the primitive is the node's own and its operands are complete.
 
     Operands without an index map, for example further start values of a user's function, must be
@@ -129,7 +129,7 @@ def is_replicated(contents: Contents) -> bool:
     )
 
 
-def replicated_operator(op: CheckedOperator[Apply], claims: list[PendingClaim]) -> Outcome:
+def replicated_operator(op: CheckedOperator[Apply], claims: list[Goal]) -> Outcome:
     """Return the results of a primitive without a row, which every device computes whole.
 
     Without a row the meaning of a parameter is unknown, so each must be the node's.
@@ -155,7 +155,7 @@ def _same_structure(declared: object, own: object) -> bool:
     return len(declared) == len(own) and all(map(_same_structure, declared, own))
 
 
-def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> PendingClaim:
+def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
     """Return the claim that parameters without an effect on shapes are as the emission says.
 
     A promise may be dropped. A box at a run-time start is an instruction of its own, because the
@@ -190,7 +190,7 @@ def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int
     return [size for dim, size in enumerate(sizes) if dim not in shown]
 
 
-def is_refuted(claims: list[PendingClaim]) -> bool:
+def is_refuted(claims: list[Goal]) -> bool:
     """Return whether a claim fails that needs no solver."""
     return any(isinstance(s, Decided) and not s.holds for _, s in claims)
 

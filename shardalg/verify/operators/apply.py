@@ -46,7 +46,7 @@ from shardalg.verify.contents import (
     layout_contents,
     unordered_digits,
 )
-from shardalg.verify.move import CheckedInstruction, PendingClaim, Result
+from shardalg.verify.move import CheckedInstruction, Goal, Result
 from shardalg.verify.moves.masks import chosen_part
 from shardalg.verify.operators.applied import (
     APPLIED,
@@ -132,7 +132,7 @@ def _choose(op: CheckedOperator[Choose]) -> Outcome:
     run = replace(run, local=replace(rule_of_blocks(rule, run.blocks), terms=pieces))
     complete = not any(contents.tasks or contents.viewed for contents in op.operands)
     words = "no change is pending on any piece"
-    claims: list[PendingClaim] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
+    claims: list[Goal] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
     kept = []
     for number, contents in enumerate(op.operands):
         step = CheckedInstruction(op.mesh, op.apply, (contents,), op.declared[0])
@@ -173,7 +173,7 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
     complete = not any(held.awaits or held.viewed for held in op.operands)
     uncut = not cut & unsupported_loops(rule)
     words = f"the box is in the blocks {places}, and is whole itself"
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         *_iteration_claims(op),
         ("emitted", Decided(words, right and blocks and complete and uncut)),
         *_row_claims(op, run, Emission()),
@@ -188,7 +188,7 @@ def _row(op: CheckedOperator) -> Rule:
     return rule
 
 
-def _iteration_claims(op: CheckedOperator) -> Iterator[PendingClaim]:
+def _iteration_claims(op: CheckedOperator) -> Iterator[Goal]:
     """Yield the claims that every iteration runs exactly once.
 
     Loops that are split together are split independently. A loop that must be whole may not be
@@ -235,7 +235,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
 
 def _local_operator(
     op: CheckedOperator[Apply], rule: Rule, number: int
-) -> tuple[LocalOperator, list[PendingClaim]]:
+) -> tuple[LocalOperator, list[Goal]]:
     """Return the operator that a device runs, with the claims that it is one."""
     loops = _split_loops(op, rule)
     # A reshape's loops have other extents on local shapes, so its local row is made of blocks and
@@ -284,9 +284,7 @@ def _first_iterations(op: CheckedOperator, run: LocalOperator, name: str) -> Ite
                 yield start + (local.constant - index.constant)
 
 
-def _row_claims(
-    op: CheckedOperator, run: LocalOperator, emission: Emission
-) -> Iterator[PendingClaim]:
+def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> Iterator[Goal]:
     """Yield the claims that reads, padding, partial sums, selections and changes are the row's."""
     operands = {k: op.operands[k] for k in run.rule.operands}
     yield from read_claims(run, operands)
@@ -308,7 +306,7 @@ def _row_claims(
         yield "emitted", Decided(words, changes == wanted)
 
 
-def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[PendingClaim]:
+def _margin_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
     """Yield the claims that elements outside the block are 0 if several devices sum them."""
     for name, _ in run.wider:
         places = [(k, d) for k, dims in run.rule.operands.items() for d, index in enumerate(dims)
@@ -373,7 +371,7 @@ def _result(
     awaits: tuple[Attributes | PendingSelection, ...]
     awaits = (*_pending_masks(run, emission), *_required_changes(run, emission, None))
     words = "exactly the digits of the combined loops are pending"
-    claims: list[PendingClaim] = [
+    claims: list[Goal] = [
         *write_claims(run, nth, declared),
         ("combine", Decided(words, declared.unreduced == digits)),
     ]

@@ -42,7 +42,7 @@ from shardalg.verify.contents import (
 from shardalg.verify.report import Decided
 
 TRUE = All(())
-PendingClaim = tuple[str, Decided | IntegerClaim]
+Goal = tuple[str, Decided | IntegerClaim]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def local_signature(
     return Signature(signature.primitive, merged, local[:count], local[count:])
 
 
-def extent_claims(run: LocalOperator) -> Iterator[PendingClaim]:
+def extent_claims(run: LocalOperator) -> Iterator[Goal]:
     """Yield the claim that the local operator runs over exactly the blocks of the loops."""
     extents = run.local.extents
     # A loop of one iteration may be missing in either row, for example a group of size one.
@@ -144,7 +144,7 @@ def extent_claims(run: LocalOperator) -> Iterator[PendingClaim]:
     yield "emitted", Decided(f"the local operator runs over {words}", right)
 
 
-def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[PendingClaim]:
+def read_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
     """Yield the claims that every local read finds the same element as the global read.
 
     Where the global read is outside, the local one must find nothing.
@@ -244,7 +244,7 @@ def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
     return number is not None and number == fill_number(nothing, dtype)
 
 
-def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[PendingClaim]:
+def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iterator[Goal]:
     """Yield the claims that iterations beyond an uneven combined loop contribute nothing.
 
     They read only elements and fills, and at least one factor is a neutral fill.
@@ -300,7 +300,7 @@ def _padding_claim(
     return run.claim(words, goal, tuple(names))
 
 
-def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[PendingClaim]:
+def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goal]:
     """Yield the claims that each iteration writes its element, and each element is written."""
     pairs = zip(run.rule.results[nth], run.local.results[nth], result.dims, strict=True)
     for dim, (index, local, span) in enumerate(pairs):
@@ -358,7 +358,7 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
 
 def finite_claims(
     run: LocalOperator, contents: Mapping[int, Contents], *, finite: bool
-) -> Iterator[PendingClaim]:
+) -> Iterator[Goal]:
     """Yield the assumption under which partial sums pass a scaling (`Rule.passes`).
 
     An infinity or an overflow would show the difference.
@@ -370,7 +370,7 @@ def finite_claims(
         yield "finite", Decided(words, holds=finite, trusted=finite)
 
 
-def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) -> PendingClaim:
+def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) -> Goal:
     """Return the claim that both sides of a local reshape have the same row-major order."""
     order = signature.param("dimensions") or range(len(signature.operands[0].shape))
     read = [run.local.indices(0)[d] for d in order]

@@ -9,11 +9,11 @@ from shardalg.graph.ops.local_parameters import Emission, IndexShift
 from shardalg.graph.ops.rule import CLIP, DROP, Guard
 from shardalg.merge.proofs.integers import All, IntegerClaim, Not, Number, equal, implies, within
 from shardalg.verify.contents import partition_number
-from shardalg.verify.operators.local_rows import LocalOperator, PendingClaim
+from shardalg.verify.operators.local_rows import Goal, LocalOperator
 from shardalg.verify.report import Decided
 
 
-def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[PendingClaim]:
+def selection_claims(run: LocalOperator, emission: Emission) -> Iterator[Goal]:
     """Yield the claims that a run-time start selects places on the right partitions only."""
     starts = {shift.loop: shift for shift in emission.shifts if shift.sign}
     for guard in run.rule.guards:
