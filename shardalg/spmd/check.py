@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardalg.errors import MeshError, ProgramError
-from shardalg.spmd.instruction import Block, Instruction, Type, derived
+from shardalg.spmd.instruction import Block, Instruction, Type, infer_types
 from shardalg.spmd.instructions import (
     Apply,
     Branches,
@@ -29,13 +29,13 @@ def check(program: SpmdProgram) -> SpmdProgram:
     """
     known = {local for local, _ in program.constants}
     mesh = program.mesh
-    turned = {
+    other_order = {
         local.index
         for local in program.locals
         if local.sharding.mesh is not mesh and local.sharding.mesh != mesh
     }
-    if turned:
-        _check_orders(program, program.block, turned)
+    if other_order:
+        _check_orders(program, program.block, other_order)
     _check_block(program, program.block, known)
     for side, shardings, locals_ in (
         ("argument", program.argument_shardings, program.block.arguments),
@@ -50,15 +50,15 @@ def check(program: SpmdProgram) -> SpmdProgram:
     return program
 
 
-def _check_orders(program: SpmdProgram, block: Block, turned: set[int]) -> None:
+def _check_orders(program: SpmdProgram, block: Block, other_order: set[int]) -> None:
     """Nothing but a permute reads or makes a local in another order of the devices."""
     for instruction in block.instructions:
-        apart = turned.intersection((*instruction.operands, *instruction.results))
+        apart = other_order.intersection((*instruction.operands, *instruction.results))
         if apart and type(instruction.attributes) is not CollectivePermute:
             what = f" has to do with %{min(apart)}, which lies in another order of the devices."
             raise _fault(program, instruction, what)
         for body in instruction.attributes.bodies:
-            _check_orders(program, body, turned)
+            _check_orders(program, body, other_order)
 
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
@@ -75,10 +75,10 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
             # equal instructions are checked once
             values = (*instruction.operands, *instruction.results)
             types = tuple([_type(program, local) for local in values])
-            alike = instruction.attributes, types, len(instruction.operands)
-            if alike not in sound:
+            common_shape = instruction.attributes, types, len(instruction.operands)
+            if common_shape not in sound:
                 _check_types(program, instruction)
-                sound.add(alike)
+                sound.add(common_shape)
         if kind is not Apply:
             for body in instruction.attributes.bodies:
                 _check_block(program, body, known)
@@ -103,7 +103,7 @@ def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
     try:
         for digit in getattr(attributes, "digits", ()):
             program.mesh.axis_ref(digit)
-        made = derived(attributes, [_type(program, local) for local in instruction.operands])
+        made = infer_types(attributes, [_type(program, local) for local in instruction.operands])
     except (MeshError, ProgramError) as error:
         raise _fault(program, instruction, f": {error}") from None
     found = [_type(program, local) for local in instruction.results]
@@ -111,7 +111,7 @@ def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
         instruction.results, zip(made, found, strict=False), strict=False
     ):
         if expected != declared:
-            first, second = _shown(expected, declared)
+            first, second = _type_texts(expected, declared)
             raise _fault(program, instruction, f" gives {first}, but %{local} is {second}.")
     if len(made) != len(found):
         raise _fault(program, instruction, f" gives {len(made)} results, not {len(found)}.")
@@ -122,7 +122,7 @@ def _type(program: SpmdProgram, local: int) -> Type:
     return found.shape, found.dtype
 
 
-def _shown(first: Type, second: Type) -> tuple[str, str]:
+def _type_texts(first: Type, second: Type) -> tuple[str, str]:
     """Two types in words: shapes alone where these differ."""
     if first[0] != second[0]:
         return str(first[0]), str(second[0])
@@ -133,10 +133,10 @@ def _check_loop(program: SpmdProgram, instruction: Instruction[Loop]) -> None:
     loop = instruction.attributes
     body = loop.body
     fixed = loop.num_consts + loop.num_carry
-    _check_passed(program, instruction, (instruction.operands, body.arguments, fixed))
-    _check_returned(program, instruction, (instruction.results, body.results, loop.num_carry))
+    _check_arguments(program, instruction, (instruction.operands, body.arguments, fixed))
+    _check_results(program, instruction, (instruction.results, body.results, loop.num_carry))
     carries = zip(body.arguments[loop.num_consts :], body.results[: loop.num_carry], strict=False)
-    _check_carried(program, instruction, carries)
+    _check_carries(program, instruction, carries)
 
 
 def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
@@ -144,15 +144,15 @@ def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
     first, both = loop.num_consts[0], sum(loop.num_consts)
     operands, count = instruction.operands, len(instruction.operands)
     given = ((*operands[:first], *operands[both:]), loop.condition.arguments, count)
-    _check_passed(program, instruction, given)
-    _check_passed(program, instruction, (operands[first:], loop.body.arguments, count))
-    _check_returned(
+    _check_arguments(program, instruction, given)
+    _check_arguments(program, instruction, (operands[first:], loop.body.arguments, count))
+    _check_results(
         program, instruction, (instruction.results, loop.body.results, len(instruction.results))
     )
     carries = zip(loop.body.arguments[loop.num_consts[1] :], loop.body.results, strict=True)
-    _check_carried(program, instruction, carries)
+    _check_carries(program, instruction, carries)
     carries = zip(loop.condition.arguments[first:], loop.body.results, strict=True)
-    _check_carried(program, instruction, carries)
+    _check_carries(program, instruction, carries)
 
 
 def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
@@ -165,8 +165,8 @@ def _check_blocks(
     """Every block takes these operands, and gives the instruction's results."""
     count = len(operands)
     for block in instruction.attributes.bodies:
-        _check_passed(program, instruction, (operands, block.arguments, count))
-        _check_returned(
+        _check_arguments(program, instruction, (operands, block.arguments, count))
+        _check_results(
             program, instruction, (instruction.results, block.results, len(instruction.results))
         )
 
@@ -182,17 +182,17 @@ _BORDERS: dict[type, Callable[[SpmdProgram, Any], None]] = {
 _Pairs = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def _check_passed(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
-    for outer, inner in _unlike(program, instruction.attributes.executions, pairs):
+def _check_arguments(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
+    for outer, inner in _type_mismatches(program, instruction.attributes.executions, pairs):
         raise _fault(program, instruction, f" passes {outer[1]} for %{inner[0]} of {inner[1]}.")
 
 
-def _check_returned(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
-    for outer, inner in _unlike(program, instruction.attributes.executions, pairs):
+def _check_results(program: SpmdProgram, instruction: Instruction, pairs: _Pairs) -> None:
+    for outer, inner in _type_mismatches(program, instruction.attributes.executions, pairs):
         raise _fault(program, instruction, f" returns {inner[1]} as %{outer[0]} of {outer[1]}.")
 
 
-def _check_carried(
+def _check_carries(
     program: SpmdProgram, instruction: Instruction, carries: Iterable[tuple[int, int]]
 ) -> None:
     for argument, result in carries:
@@ -202,7 +202,7 @@ def _check_carried(
             raise _fault(program, instruction, f"{what}{after.text()} and {before.text()}.")
 
 
-def _unlike(
+def _type_mismatches(
     program: SpmdProgram, length: int, pairs: _Pairs
 ) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
     """(local, type) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
@@ -210,7 +210,7 @@ def _unlike(
         here, (shape, dtype) = _type(program, outer), _type(program, inner)
         there = shape if number < pairs[2] else (length, *shape), dtype
         if here != there:
-            shown = _shown(here, there)
+            shown = _type_texts(here, there)
             yield (outer, shown[0]), (inner, str(shape) if here[0] != there[0] else shown[1])
 
 

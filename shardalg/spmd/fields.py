@@ -27,11 +27,11 @@ _PLAIN = (int, float, bool, str, NoneType)
 
 
 @cache
-def declared(cls: type) -> tuple[tuple[str, Any], ...]:
+def declared_fields(cls: type) -> tuple[tuple[str, Any], ...]:
     """The fields of a class that are given to it, with their types.
 
     >>> from shardalg.spmd.instructions import Slice
-    >>> declared(Slice)
+    >>> declared_fields(Slice)
     (('dim', <class 'int'>), ('start', <class 'int'>), ('size', <class 'int'>))
     """
     # plain data is made of plain data: a test of its own, no type to resolve
@@ -41,13 +41,13 @@ def declared(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
 
 
-class Fitting:
+class FieldTests:
     """Tests of values against declared types, on one mesh: digits are of its positions.
 
     A tensor may lie on another mesh over the same devices, so they need not be its axes; no place
     of a position is used twice.
 
-    >>> fitting = Fitting(Mesh({"X": 2, "Y": 4}))
+    >>> fitting = FieldTests(Mesh({"X": 2, "Y": 4}))
     >>> [fitting.fits(value, int | None) for value in (3, None, 3.0, True)]
     [True, True, False, False]
     >>> fitting.fits((Digit(4, 2), Digit(1, 4)), Digits), fitting.fits((Digit(3, 2),), Digits)
@@ -73,13 +73,13 @@ class Fitting:
     def fits(self, value: object, hint: Any) -> bool:
         """Whether a value is of a declared type, all that is inside it included."""
         if hint not in self._tests:
-            self._tests[hint] = self._made(hint)
+            self._tests[hint] = self._make_test(hint)
         return self._tests[hint](value)
 
-    def _made(self, hint: Any) -> Test:
+    def _make_test(self, hint: Any) -> Test:
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
-            return self._is_one(args)
+            return self._union_test(args)
         if origin is tuple and args[-1:] == (Ellipsis,):
             return lambda value: type(value) is tuple and all(self.fits(v, args[0]) for v in value)
         if origin is tuple:
@@ -91,7 +91,7 @@ class Fitting:
         assert isinstance(hint, type) and is_dataclass(hint), (
             f"no test for fields of the type {hint}"
         )
-        made = self._is_made_of(hint)
+        made = self._fields_test(hint)
         further: dict[type, Test] = {Start: _is_whole, Runs: self._is_short}
         more = further.get(hint)
         return made if more is None else lambda value: made(value) and more(value)
@@ -102,7 +102,7 @@ class Fitting:
         short = all(run.last - run.first < devices for run in value.runs)
         return value.classes.devices == devices and short
 
-    def _is_one(self, args: tuple[Any, ...]) -> Test:
+    def _union_test(self, args: tuple[Any, ...]) -> Test:
         """One of several types; classes are told apart by a look at the value's own."""
         classes: dict[Any, Any] = {arg: arg for arg in args if is_dataclass(arg)}
         others = [arg for arg in args if not is_dataclass(arg)]
@@ -115,8 +115,8 @@ class Fitting:
 
         return test
 
-    def _is_made_of(self, cls: type) -> Test:
-        rows = declared(cls)
+    def _fields_test(self, cls: type) -> Test:
+        rows = declared_fields(cls)
 
         # Layouts and attributes are shared by many locals and instructions. The program keeps them
         # alive while it is tested, so that an identity names one object.
@@ -154,7 +154,7 @@ class Fitting:
         """The innermost place at which a value does not fit, in words; "" if it fits.
 
         >>> from shardalg.spmd.instructions import Slice
-        >>> Fitting(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
+        >>> FieldTests(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
         "[1].start is '1', which is no int"
         """
         kind: type = type(value)
@@ -167,25 +167,25 @@ class Fitting:
             inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
             return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
-            rows = declared(kind)
+            rows = declared_fields(kind)
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
-            what = f"no {_named(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
+            what = f"no {_type_name(hint)}" if type(value) is not Mesh else f"not {self.mesh!r}"
             return next(filter(None, inner), f"{where} is {value!r:.200}, which is {what}")
-        return f"{where} is {value!r:.200}, which is no {_named(hint)}"
+        return f"{where} is {value!r:.200}, which is no {_type_name(hint)}"
 
 
-def misfit(program: SpmdProgram, mesh: Mesh) -> str:
+def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
     """What keeps a program from being one on `mesh`, in words; "" where nothing does.
 
     Its fields are of their types, locals are numbered, and what is named is there.
     """
-    fault = Fitting(mesh).fault(program, SpmdProgram, "program")
+    fault = FieldTests(mesh).fault(program, SpmdProgram, "program")
     if not fault and program.mesh != mesh:
         fault = f"program.mesh is {program.mesh!r}, not {mesh!r}"
-    return fault or next(_misnumbered(program), "")
+    return fault or next(_number_faults(program), "")
 
 
-def _misnumbered(program: SpmdProgram) -> Iterator[str]:
+def _number_faults(program: SpmdProgram) -> Iterator[str]:
     for number, local in enumerate(program.locals):
         if local.index != number:
             yield f"program.locals[{number}] says that it is %{local.index}"
@@ -209,7 +209,7 @@ def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ..
             yield from _named_locals(body, f"{where}.instructions[{number}]")
 
 
-def _named(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 

@@ -263,11 +263,11 @@ class Block:
         return frozenset(found.union(*(body.kinds for body in bodies)))
 
 
-def derived(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
+def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
     """The type of every result.
 
     >>> from shardalg.spmd.instructions import Slice
-    >>> derived(Slice(0, 1, 4), [((8, 3), "int8")])
+    >>> infer_types(Slice(0, 1, 4), [((8, 3), "int8")])
     [((4, 3), 'int8')]
 
     Raises:

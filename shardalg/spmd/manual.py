@@ -15,7 +15,7 @@ from shardalg.spmd.instruction import Attributes
 Layouts = tuple[Sharding, ...]
 
 
-def written(signature: Signature, mesh: Mesh) -> Attributes | None:
+def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
     """The instruction that a collective of the user's is; None of any other operator.
 
     A device's place in a group is its partition id along the collective's axes, in the order in
@@ -23,10 +23,10 @@ def written(signature: Signature, mesh: Mesh) -> Attributes | None:
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, params = ValueType((4, 8), "float32"), (("axes", ("Y",)), ("axis_index_groups", None))
-    >>> written(Signature("psum", params, (x,), (x,)), Mesh({"X": 2, "Y": 4}))
+    >>> user_collective(Signature("psum", params, (x,), (x,)), Mesh({"X": 2, "Y": 4}))
     AllReduce(digits=(Digit(stride=1, size=4),), combine='sum')
     """
-    made = _WRITTEN.get(signature.primitive)
+    made = _USER_COLLECTIVES.get(signature.primitive)
     if made is None:
         return None
     axes = signature.param("axes", signature.param("axis_name"))
@@ -44,7 +44,7 @@ def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.Collectiv
     return spmd.CollectivePermute(digits, tuple(sorted(pairs)))
 
 
-_WRITTEN: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = {
+_USER_COLLECTIVES: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = {
     "all_gather": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
     "all_gather_invariant": lambda s, d, mesh: spmd.AllGather(s.param("all_gather_dimension"), d),
     "all_to_all": lambda s, d, mesh: spmd.AllToAll(
@@ -58,7 +58,7 @@ _WRITTEN: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = {
     "psum_invariant": lambda s, d, mesh: spmd.AllReduce(d),
     "reduce_scatter": lambda s, d, mesh: spmd.ReduceScatter(s.param("scatter_dimension"), d),
 }
-WRITTEN = frozenset(_WRITTEN)
+USER_COLLECTIVES = frozenset(_USER_COLLECTIVES)
 """Primitives that are collectives of the user's."""
 
 

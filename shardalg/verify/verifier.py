@@ -16,11 +16,11 @@ from shardalg.merge.proofs.prove import MergeClaim, Proof, prove
 from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.spmd.bound import node_of
 from shardalg.spmd.check import check
-from shardalg.spmd.fields import misfit
+from shardalg.spmd.fields import field_fault
 from shardalg.spmd.instruction import Attributes, Block, Instruction, Operator, is_a
 from shardalg.spmd.instructions import Apply, Fold, HaloExchange, MaskIndexed, Regroup, Top
 from shardalg.spmd.local import Local
-from shardalg.spmd.manual import WRITTEN, written
+from shardalg.spmd.manual import USER_COLLECTIVES, user_collective
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify import derived_types as types
 from shardalg.verify.annotated import SiteLayouts, border_claims
@@ -94,7 +94,7 @@ class Verifier:
         """
         self.sites = SiteLayouts(self.program, sharded)
         try:
-            fault = misfit(self.program, mesh)
+            fault = field_fault(self.program, mesh)
             if not fault:
                 check(self.program)
                 for name, statement in border_claims(sharded, self.program) if sharded else ():
@@ -309,7 +309,7 @@ class Verifier:
         """Yield the claims that a user's collective does as the function says, on its operands."""
         node = node_of(self.graph, instruction)
         (operand,), (result,) = instruction.operands, instruction.results
-        asked = written(node.signature, self.program.mesh)
+        asked = user_collective(node.signature, self.program.mesh)
         words = f"{node.primitive} is {asked}"
         as_asked = Decided(words, instruction.attributes == asked)
         yield self.decide(self.value_name(instruction), "manual", as_asked)
@@ -327,11 +327,11 @@ class Verifier:
         if instruction.node is None:
             return False
         node = self.graph.nodes[instruction.node]
-        if node.primitive in WRITTEN and isinstance(instruction.attributes, Operator):
+        if node.primitive in USER_COLLECTIVES and isinstance(instruction.attributes, Operator):
             return True
         made = [self.program.locals[result].origin for result in instruction.results]
         read = [self.program.locals[operand].origin for operand in instruction.operands]
-        return node.primitive in WRITTEN and made == list(node.results) and made != read
+        return node.primitive in USER_COLLECTIVES and made == list(node.results) and made != read
 
     def sharding(self, local: int) -> Sharding:
         """Return the sharding that the program declares for a local."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shardalg.algebra.affine import Index
-from shardalg.spmd.instruction import Instruction, derived
+from shardalg.spmd.instruction import Instruction, infer_types
 from shardalg.spmd.instructions import (
     CollectivePermute,
     Dilate,
@@ -30,7 +30,7 @@ def put_in(rng, subject):
         moves = [*moves, *rng.choice([_exchanged, _permuted])(rng, program.mesh, dim, shape[dim])]
     held, added = step.operands[number], []
     for move in moves:
-        ((made, _),) = derived(move, [(program.locals[held].shape, program.locals[held].dtype)])
+        ((made, _),) = infer_types(move, [(program.locals[held].shape, program.locals[held].dtype)])
         program, result = with_local(program, held)
         program = with_fields(program, ("locals", result), shape=made)
         added.append(Instruction(move, (held,), (result,), step.node))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shardalg.spmd.instruction import Instruction, derived
+from shardalg.spmd.instruction import Instruction, infer_types
 from shardalg.spmd.instructions import AllReduce
 from shardalg.spmd.local import Local
 
@@ -76,7 +76,7 @@ def before(plan, number, operand, moves):
     held = step.operands[operand]
     added = []
     for move in moves:
-        ((shape, dtype),) = derived(move, [(locals_[held].shape, locals_[held].dtype)])
+        ((shape, dtype),) = infer_types(move, [(locals_[held].shape, locals_[held].dtype)])
         layout = locals_[held].sharding
         locals_.append(Local(len(locals_), shape, dtype, layout, None))
         added.append(Instruction(move, (held,), (len(locals_) - 1,), step.node))

@@ -16,7 +16,7 @@ import shardalg as sa
 from shardalg.errors import StrategyError
 from shardalg.spmd.check import check
 from shardalg.spmd.host.simulate import simulate
-from shardalg.spmd.instruction import Instruction, derived
+from shardalg.spmd.instruction import Instruction, infer_types
 from shardalg.spmd.instructions import (
     AllReduce,
     Apply,
@@ -323,7 +323,7 @@ def test_zeros_are_padded_over_what_another_dimension_is_filled_with():
             DynamicSlice(1, BOTH.digits(("Y",)), 4),
         ]
         for move in moves:
-            ((shape, _),) = derived(move, [(shape, "float32")])
+            ((shape, _),) = infer_types(move, [(shape, "float32")])
             made = edited.like(held, shape=shape)
             steps.append(Instruction(move, (held,), (made,), None))
             held = made

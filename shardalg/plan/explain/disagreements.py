@@ -25,7 +25,7 @@ from shardalg.show.html import Listing
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.local import Local
-from shardalg.spmd.manual import WRITTEN
+from shardalg.spmd.manual import USER_COLLECTIVES
 from shardalg.spmd.program import SpmdProgram
 
 _PARTS = {"sum": "a sum", "max": "a maximum", "min": "a minimum", "prod": "a product"}
@@ -134,7 +134,7 @@ class _Reading:
     def _kept(self, node: Node) -> str:
         """What an operator does with a value that moves before or behind it."""
         first, last = (end.sharding for end in self.ends)
-        if node.primitive in WRITTEN:
+        if node.primitive in USER_COLLECTIVES:
             return "stands in the function's own shard_map"
         if first.unreduced:
             return "is where its parts are combined"

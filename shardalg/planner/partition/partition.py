@@ -39,7 +39,7 @@ from shardalg.planner.propagate.sharded import ShardedGraph
 from shardalg.planner.reshard.links import links_on
 from shardalg.planner.reshard.paths import reshard_price
 from shardalg.spmd.instruction import Block, Purpose, Why
-from shardalg.spmd.manual import written
+from shardalg.spmd.manual import user_collective
 from shardalg.spmd.program import SpmdProgram
 
 # What an argument's role makes of it where it moves.
@@ -259,7 +259,7 @@ class Partitioner(BodyPartitioner):
         given = context.required(value, whole(self.value_shardings[value]), cause)
         layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
-        asked = written(node.signature, self.sharded.mesh)
+        asked = user_collective(node.signature, self.sharded.mesh)
         assert asked is not None, f"{node.primitive} is no collective of the user's"
         context.emit(asked, (given,), (made,), cause)
         place_result(context, node, result, made, self.value_shardings[result])

@@ -29,21 +29,23 @@ def garbage(dtype: str) -> int | float | bool:
     return float("nan") if is_float(dtype) else extreme(dtype, highest=True)
 
 
-def ids(sharding: Sharding, position: int) -> tuple[int, ...]:
+def block_ids(sharding: Sharding, position: int) -> tuple[int, ...]:
     """Partition id of the device at `position` along every dimension."""
     return tuple(partition_id(digits, position) for digits in sharding.dims)
 
 
-def valid(sharding: Sharding, position: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+def valid_slices(sharding: Sharding, position: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """The part of a local block of `shape` that is not padding.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 4})
     >>> uneven = Sharding(mesh, (5,), (mesh.digits("x"),))
-    >>> [valid(uneven, position, (2,))[0].stop for position in range(4)]
+    >>> [valid_slices(uneven, position, (2,))[0].stop for position in range(4)]
     [2, 2, 1, 0]
     """
-    own = zip(sharding.shape, sharding.shard_shape, ids(sharding, position), shape, strict=True)
+    own = zip(
+        sharding.shape, sharding.shard_shape, block_ids(sharding, position), shape, strict=True
+    )
     return tuple(slice(0, min(max(size - p * n, 0), n, local)) for size, n, p, local in own)
 
 
@@ -51,7 +53,7 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
     """The block of every position, padding filled with `fill`."""
     blocks: dict[tuple[int, ...], np.ndarray] = {}
     for position in range(sharding.mesh.size):
-        key = ids(sharding, position)
+        key = block_ids(sharding, position)
         if key not in blocks:
             starts = [p * n for p, n in zip(key, sharding.shard_shape, strict=True)]
             extents = zip(starts, sharding.shard_shape, strict=True)
@@ -59,7 +61,7 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
             block = np.full(sharding.shard_shape, fill, array.dtype)
             block[tuple(slice(0, n) for n in part.shape)] = part
             blocks[key] = block
-    return [blocks[ids(sharding, position)] for position in range(sharding.mesh.size)]
+    return [blocks[block_ids(sharding, position)] for position in range(sharding.mesh.size)]
 
 
 def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
@@ -78,8 +80,10 @@ def join(stack: Stack, sharding: Sharding) -> np.ndarray:
     """The global array, padding stripped; of replicas the last position's copy."""
     array = np.zeros(sharding.shape, stack[0].dtype)
     for position, block in enumerate(stack):
-        inside = valid(sharding, position, block.shape)
-        starts = [p * n for p, n in zip(ids(sharding, position), sharding.shard_shape, strict=True)]
+        inside = valid_slices(sharding, position, block.shape)
+        starts = [
+            p * n for p, n in zip(block_ids(sharding, position), sharding.shard_shape, strict=True)
+        ]
         place = tuple(slice(s, s + part.stop) for s, part in zip(starts, inside, strict=True))
         array[place] = block[inside]
     return array

@@ -8,8 +8,8 @@ import numpy as np
 
 from shardalg.algebra.digits import partition_id
 from shardalg.spmd.host.blocks import Stack
-from shardalg.spmd.host.collectives import combined
-from shardalg.spmd.host.run import SIMULATE, HostRun, everywhere, exchange, simulates
+from shardalg.spmd.host.collectives import combine_blocks
+from shardalg.spmd.host.run import SIMULATE, HostRun, exchange, map_blocks, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import CollectiveMatmul, Direction
 
@@ -21,7 +21,7 @@ def _collective_matmul(
     a = instruction.attributes
     env = dict(zip(a.body.arguments, stacks, strict=True))
     ring = _SimulatedRing(run, a, env)
-    return [ring.gathered() if a.gathers else ring.scattered()]
+    return [ring.gather() if a.gathers else ring.scatter()]
 
 
 class _SimulatedRing:
@@ -32,27 +32,27 @@ class _SimulatedRing:
         self.product, self.collective = a.product, a.collective
         self.ids = [partition_id(a.ring, position) for position in run.positions]
 
-    def gathered(self) -> Stack:
+    def gather(self) -> Stack:
         """Blocks of the operand go round: their products are placed, or added up."""
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]
         made, block = self.a.along[-1], own[0].shape[dim]
         whole: Stack | None = None
         for direction in self.a.directions:
-            piece = everywhere(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), own)
+            piece = map_blocks(lambda _, x, d=direction: _cut(x, dim, d.first, d.size), own)
             for t in range(direction.products):
-                piece = self.permuted(piece, direction.hop) if t else piece
+                piece = self.permute(piece, direction.hop) if t else piece
                 starts = self.starts(direction, t, block)
-                product = self.multiplied(direction, starts, {travels: piece})
+                product = self.multiply(direction, starts, {travels: piece})
                 if made is None:
-                    whole = product if whole is None else self.sums(whole, product)
+                    whole = product if whole is None else self.add(whole, product)
                 else:
-                    whole = whole or self.empty(product)
+                    whole = whole or self.zeros(product)
                     self.place(whole, product, made, starts)
         assert whole is not None, "a ring has a direction"
         return whole
 
-    def scattered(self) -> Stack:
+    def scatter(self) -> Stack:
         """Sums of the result's blocks go round, to which each member adds its own product."""
         dim = self.collective.attributes.dim
         (made,) = self.collective.results
@@ -60,12 +60,12 @@ class _SimulatedRing:
         parts: dict[int, Stack] = {}
         for direction in self.a.directions:
             for t in range(direction.products):
-                piece = self.multiplied(direction, self.starts(direction, t, block), {})
+                piece = self.multiply(direction, self.starts(direction, t, block), {})
                 if t:
-                    arrived = self.permuted(parts[direction.first], direction.hop)
-                    piece = self.sums(arrived, piece)
+                    arrived = self.permute(parts[direction.first], direction.hop)
+                    piece = self.add(arrived, piece)
                 parts[direction.first] = piece
-        return everywhere(
+        return map_blocks(
             lambda _, *x: np.concatenate(x, dim), *(parts[first] for first in sorted(parts))
         )
 
@@ -74,7 +74,7 @@ class _SimulatedRing:
         n = self.a.members
         return [direction.block(p, t, n) * block + direction.first for p in self.ids]
 
-    def multiplied(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
+    def multiply(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
         """The product of one piece of each operand; those that are given are pieces already."""
         operands = [
             given[local] if local in given else self.cut(self.env[local], dim, direction, starts)
@@ -87,9 +87,9 @@ class _SimulatedRing:
         """Of an operand the part at each position's start."""
         if dim is None:
             return stack
-        return everywhere(lambda p, x: _cut(x, dim, starts[p], direction.size), stack)
+        return map_blocks(lambda p, x: _cut(x, dim, starts[p], direction.size), stack)
 
-    def permuted(self, stack: Stack, hop: int) -> Stack:
+    def permute(self, stack: Stack, hop: int) -> Stack:
         """What each member gets of the one that is so many places on."""
 
         def sent(blocks: Stack) -> Stack:
@@ -97,14 +97,14 @@ class _SimulatedRing:
 
         return exchange(self.a.ring, stack, sent)
 
-    def sums(self, first: Stack, second: Stack) -> Stack:
+    def add(self, first: Stack, second: Stack) -> Stack:
         """Both added up, in their own type."""
-        return everywhere(lambda _, x, y: combined([x, y], "sum"), first, second)
+        return map_blocks(lambda _, x, y: combine_blocks([x, y], "sum"), first, second)
 
-    def empty(self, like: Stack) -> Stack:
+    def zeros(self, like: Stack) -> Stack:
         """Arrays for the whole result."""
         shape = self.run.program.locals[self.product.results[0]].shape
-        return everywhere(lambda _, x: np.zeros(shape, x.dtype), like)
+        return map_blocks(lambda _, x: np.zeros(shape, x.dtype), like)
 
     def place(self, whole: Stack, product: Stack, dim: int, starts: list[int]) -> None:
         """Write each position's product to its place."""

@@ -45,7 +45,7 @@ _PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
 """Integers of which numpy has no extrema."""
 
 
-def combined(blocks: Stack, combine: str) -> np.ndarray:
+def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
     """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
     if combine == "pick":
         return _as_bits(np.stack(blocks))
@@ -53,10 +53,10 @@ def combined(blocks: Stack, combine: str) -> np.ndarray:
         known = sorted([*_UFUNCS, "pick"])
         raise ProgramError(f"no collective joins by {combine!r}; known: {known}.")
     with np.errstate(invalid="ignore", over="ignore"):  # of garbage
-        return _combined(np.stack(blocks), combine)
+        return _reduce(np.stack(blocks), combine)
 
 
-def _combined(array: np.ndarray, combine: str) -> np.ndarray:
+def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
     if array.dtype == np.bool_ and combine == "sum":
         combine = "or"
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
@@ -84,13 +84,13 @@ def _complex_logsumexp(array: np.ndarray) -> np.ndarray:
 
 @on_blocks(AllReduce)
 def _all_reduce(a: AllReduce, x: Stack) -> Stack:
-    return exchange(a.digits, x, lambda blocks: [combined(blocks, a.combine)] * len(blocks))
+    return exchange(a.digits, x, lambda blocks: [combine_blocks(blocks, a.combine)] * len(blocks))
 
 
 @on_blocks(ReduceScatter)
 def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
     def scattered(blocks: Stack) -> Stack:
-        return _pieces(combined(blocks, a.combine), a.dim, len(blocks))
+        return _pieces(combine_blocks(blocks, a.combine), a.dim, len(blocks))
 
     return exchange(a.digits, x, scattered)
 

@@ -57,7 +57,7 @@ def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[
         slices = [[block[step] for block in stack] for stack in xs]
         results = run_block(run, a.body, (*consts, *carry, *slices))
         carry, outputs[step] = results[: a.num_carry], results[a.num_carry :]
-    return [*carry, *_stacked(run, instruction, outputs)]
+    return [*carry, *_stack_outputs(run, instruction, outputs)]
 
 
 @simulates(While)
@@ -67,11 +67,11 @@ def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> lis
     carry = list(stacks[both:])
     while True:
         (says,) = run_block(run, a.condition, (*stacks[:first], *carry))
-        ways = _ways(run, instruction, says)
+        ways = _branch_numbers(run, instruction, says)
         if not any(ways):
             return carry
         after = run_block(run, a.body, (*stacks[first:both], *carry))
-        carry = [_taken(ways, (old, new)) for old, new in zip(carry, after, strict=True)]
+        carry = [_select_blocks(ways, (old, new)) for old, new in zip(carry, after, strict=True)]
 
 
 @simulates(Branches)
@@ -79,13 +79,13 @@ def _branches(
     run: HostRun, instruction: Instruction[Branches], which: Stack, *stacks: Stack
 ) -> list[Stack]:
     blocks = instruction.attributes.blocks
-    ways = [min(max(way, 0), len(blocks) - 1) for way in _ways(run, instruction, which)]
+    ways = [min(max(way, 0), len(blocks) - 1) for way in _branch_numbers(run, instruction, which)]
     made = {way: run_block(run, blocks[way], stacks) for way in set(ways)}
     count = len(instruction.results)
-    return [_taken(ways, {way: made[way][k] for way in made}) for k in range(count)]
+    return [_select_blocks(ways, {way: made[way][k] for way in made}) for k in range(count)]
 
 
-def _ways(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
+def _branch_numbers(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
     """The number that each device holds: outside of manual regions all must go one way."""
     ways = [int(block) for block in stack]
     if len(set(ways)) > 1 and not run.manual:
@@ -95,7 +95,7 @@ def _ways(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
     return ways
 
 
-def _taken(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
+def _select_blocks(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
     """Per position the block of the stack that its way leads to."""
     return [stacks[way][position] for position, way in enumerate(ways)]
 
@@ -105,7 +105,7 @@ def _manual(run: HostRun, instruction: Instruction[Manual], *stacks: Stack) -> l
     return run_block(replace(run, manual=True), instruction.attributes.body, stacks)
 
 
-def _stacked(
+def _stack_outputs(
     run: HostRun, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
 ) -> list[Stack]:
     """What a loop hands out per iteration, on a new leading dimension."""

@@ -9,9 +9,9 @@ import numpy as np
 from shardalg.graph.evaluate import apply
 from shardalg.spmd.bound import bound, node_of
 from shardalg.spmd.host.blocks import Stack, groups
-from shardalg.spmd.host.collectives import combined
+from shardalg.spmd.host.collectives import combine_blocks
 from shardalg.spmd.host.control import on_host
-from shardalg.spmd.host.run import HostRun, everywhere, on_blocks, simulates
+from shardalg.spmd.host.run import HostRun, map_blocks, on_blocks, simulates
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
@@ -25,7 +25,7 @@ def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
     for group in groups(a.digits, len(x)):
         order = group[::-1] if a.reverse else group
         for before, position in pairwise(order):
-            result[position] = combined([result[before], x[before]], a.combine)
+            result[position] = combine_blocks([result[before], x[before]], a.combine)
     return result
 
 
@@ -74,15 +74,15 @@ def _value_at(a: ValueAt, places: Stack, x: Stack) -> Stack:
         index = np.expand_dims(place.astype(np.int64), a.dim)
         return np.take_along_axis(block, index, a.dim).squeeze(a.dim)
 
-    return everywhere(at, places, x)
+    return map_blocks(at, places, x)
 
 
 @on_blocks(Join)
 def _join(a: Join, x: Stack, one: Stack) -> Stack:
     def joined(_: int, block: np.ndarray, single: np.ndarray) -> np.ndarray:
-        return combined([block, np.broadcast_to(single, block.shape)], a.combine)
+        return combine_blocks([block, np.broadcast_to(single, block.shape)], a.combine)
 
-    return everywhere(joined, x, one)
+    return map_blocks(joined, x, one)
 
 
 @simulates(Fold)

@@ -9,14 +9,14 @@ import numpy as np
 
 from shardalg.algebra.digits import partition_id
 from shardalg.spmd.host.blocks import Stack
-from shardalg.spmd.host.run import everywhere, on_blocks
+from shardalg.spmd.host.run import map_blocks, on_blocks
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIndexed, Offset
 
 
 @on_blocks(Offset)
 def _offset(a: Offset, x: Stack) -> Stack:
-    def shifted(position: int, block: np.ndarray) -> np.ndarray:
+    def shift(position: int, block: np.ndarray) -> np.ndarray:
         result = np.array(block)
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
         if a.clamp is not None:
@@ -30,12 +30,12 @@ def _offset(a: Offset, x: Stack) -> Stack:
         result[..., a.component] = part
         return result
 
-    return everywhere(shifted, x)
+    return map_blocks(shift, x)
 
 
 @on_blocks(MaskIndexed)
 def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
-    def masked(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def mask_block(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)
         member = 0
@@ -50,7 +50,7 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
         result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
         return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
 
-    return everywhere(masked, value, indices)
+    return map_blocks(mask_block, value, indices)
 
 
 def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.ndarray:
@@ -65,29 +65,29 @@ def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.nd
 def _mask(a: Mask, x: Stack) -> Stack:
     fill = identity(a.fill, x[0].dtype.name)
 
-    def masked(position: int, block: np.ndarray) -> np.ndarray:
+    def mask_block(position: int, block: np.ndarray) -> np.ndarray:
         place = partition_id(a.digits, position) * a.block + np.arange(block.shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
         return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))
 
-    return everywhere(masked, x)
+    return map_blocks(mask_block, x)
 
 
 @on_blocks(MaskAt)
 def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
-    def masked(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
+    def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         place = a.start.at(position) + np.arange(block.shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
         inside = ((place >= 0) & (place < a.size)).reshape(shape)
         return np.where(inside, block, np.asarray(value, block.dtype))
 
-    return everywhere(masked, x, *fill)
+    return map_blocks(mask_block, x, *fill)
 
 
 @on_blocks(Choose)
 def _choose(a: Choose, *stacks: Stack) -> Stack:
-    def chosen(position: int, *blocks: np.ndarray) -> np.ndarray:
+    def choose(position: int, *blocks: np.ndarray) -> np.ndarray:
         place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
         result = blocks[-1]
@@ -95,14 +95,14 @@ def _choose(a: Choose, *stacks: Stack) -> Stack:
             result = np.where((place < end).reshape(shape), block, result)
         return result
 
-    return everywhere(chosen, *stacks)
+    return map_blocks(choose, *stacks)
 
 
 @on_blocks(FirstMember)
 def _first_member(a: FirstMember, x: Stack) -> Stack:
     fill = identity(a.combine, x[0].dtype.name)
 
-    def only(position: int, block: np.ndarray) -> np.ndarray:
+    def keep_first(position: int, block: np.ndarray) -> np.ndarray:
         return np.full_like(block, fill) if partition_id(a.digits, position) else block
 
-    return everywhere(only, x)
+    return map_blocks(keep_first, x)

@@ -8,25 +8,25 @@ import numpy as np
 
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack
-from shardalg.spmd.host.run import everywhere, on_blocks
+from shardalg.spmd.host.run import map_blocks, on_blocks
 from shardalg.spmd.identity import identity
 from shardalg.spmd.instructions import Concatenate, Dilate, Regroup, Resize
 
 
 @on_blocks(Regroup)
 def _regroup(a: Regroup, x: Stack) -> Stack:
-    def regrouped(_: int, block: np.ndarray) -> np.ndarray:
+    def reshape(_: int, block: np.ndarray) -> np.ndarray:
         shape = a.shape(block.shape)
         if prod(shape) != block.size or sum(n for n, _ in a.groups) != block.ndim:
             raise ProgramError(f"blocks of {block.shape} are no {shape}. Name every dimension.")
         return block.reshape(shape)
 
-    return everywhere(regrouped, x)
+    return map_blocks(reshape, x)
 
 
 @on_blocks(Concatenate)
 def _concatenate(a: Concatenate, *stacks: Stack) -> Stack:
-    return everywhere(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
+    return map_blocks(lambda _, *blocks: np.concatenate(blocks, a.dim), *stacks)
 
 
 @on_blocks(Resize)
@@ -35,7 +35,7 @@ def _resize(a: Resize, x: Stack) -> Stack:
         grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
         return np.pad(block, grow).take(range(a.size), a.dim)
 
-    return everywhere(fit, x)
+    return map_blocks(fit, x)
 
 
 @on_blocks(Dilate)
@@ -45,13 +45,13 @@ def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
         result = np.full(shape, value, block.dtype)
-        held = tuple(
+        elements = tuple(
             slice(a.low, a.low + (before - 1) * a.factor + 1, a.factor)
             if i == a.dim
             else slice(None)
             for i in range(block.ndim)
         )
-        result[held] = block
+        result[elements] = block
         return result
 
-    return everywhere(spread, x, *fill)
+    return map_blocks(spread, x, *fill)

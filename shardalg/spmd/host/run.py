@@ -17,7 +17,7 @@ from shardalg.algebra.digits import Digits, partition_id
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
-from shardalg.spmd.host.blocks import Stack, by_word, groups, ids, in_order, valid
+from shardalg.spmd.host.blocks import Stack, block_ids, by_word, groups, in_order, valid_slices
 from shardalg.spmd.instruction import Attributes, Block, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
@@ -95,7 +95,7 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
     return register
 
 
-def everywhere(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
+def map_blocks(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
     """`function(position, *blocks)` at every position."""
     return [
         function(position, *blocks) for position, blocks in enumerate(zip(*stacks, strict=True))
@@ -146,9 +146,9 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
     stack = in_order(stack, run.program.mesh, sharding.mesh)
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:
-        key = (*ids(sharding, position), partition_id(sharding.unreduced, position))
+        key = (*block_ids(sharding, position), partition_id(sharding.unreduced, position))
         other = first.setdefault(key, position)
-        inside = valid(sharding, position, stack[position].shape)
+        inside = valid_slices(sharding, position, stack[position].shape)
         if not _agree(stack[other], stack[position], inside):
             raise ProgramError(
                 f"{what} different copies of a value, laid out as {sharding.text()}: positions "

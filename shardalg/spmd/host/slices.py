@@ -12,7 +12,7 @@ import numpy as np
 from shardalg.algebra.digits import partition_id
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack
-from shardalg.spmd.host.run import everywhere, on_blocks
+from shardalg.spmd.host.run import map_blocks, on_blocks
 from shardalg.spmd.instructions import (
     DynamicSlice,
     Extract,
@@ -28,18 +28,18 @@ Shape = tuple[int, ...]
 
 @on_blocks(Extract)
 def _extract(a: Extract, x: Stack, *starts: Stack) -> Stack:
-    return everywhere(partial(_extracted, a), x, *starts)
+    return map_blocks(partial(_extract_box, a), x, *starts)
 
 
 @on_blocks(Insert)
 def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
-    return everywhere(partial(_inserted, a), x, new, *starts)
+    return map_blocks(partial(_insert_box, a), x, new, *starts)
 
 
-def _extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     """What the block has of the box, 0 elsewhere."""
     result = block
-    for dim, first in enumerate(_firsts(a.places, starts, block.shape, a.sizes, position)):
+    for dim, first in enumerate(_box_starts(a.places, starts, block.shape, a.sizes, position)):
         place = first + np.arange(a.sizes[dim])
         inside = (place >= 0) & (place < block.shape[dim])
         result = result.take(np.where(inside, place, 0), dim, mode="clip")
@@ -47,12 +47,12 @@ def _extracted(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray
     return result
 
 
-def _inserted(
+def _insert_box(
     a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
     """The block with what it has of the box written over."""
     result, here = update, np.ones((), bool)
-    for dim, first in enumerate(_firsts(a.places, starts, block.shape, update.shape, position)):
+    for dim, first in enumerate(_box_starts(a.places, starts, block.shape, update.shape, position)):
         place = np.arange(block.shape[dim]) - first
         inside = (place >= 0) & (place < update.shape[dim])
         if not inside.any():
@@ -62,7 +62,7 @@ def _inserted(
     return np.where(here, result, block)
 
 
-def _firsts(
+def _box_starts(
     places: Places, starts: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
 ) -> list[int]:
     """The first element of a box per dimension, counted in places of the own block."""
@@ -82,7 +82,7 @@ def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
 
 @on_blocks(DynamicSlice)
 def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
-    def own(position: int, block: np.ndarray) -> np.ndarray:
+    def own_part(position: int, block: np.ndarray) -> np.ndarray:
         start = partition_id(a.digits, position) * a.block
         if start + a.block > block.shape[a.dim]:
             raise ProgramError(
@@ -91,17 +91,17 @@ def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
             )
         return block.take(range(start, start + a.block), a.dim)
 
-    return everywhere(own, x)
+    return map_blocks(own_part, x)
 
 
 @on_blocks(Slice)
 def _slice(a: Slice, x: Stack) -> Stack:
-    return everywhere(lambda _, block: _cut(block, a.dim, a.start, a.size), x)
+    return map_blocks(lambda _, block: _cut(block, a.dim, a.start, a.size), x)
 
 
 @on_blocks(SliceAt)
 def _slice_at(a: SliceAt, x: Stack) -> Stack:
-    def own(position: int, block: np.ndarray) -> np.ndarray:
+    def own_part(position: int, block: np.ndarray) -> np.ndarray:
         start = a.start.at(position)
         if start < 0 or start + a.size > block.shape[a.dim]:
             raise ProgramError(
@@ -110,7 +110,7 @@ def _slice_at(a: SliceAt, x: Stack) -> Stack:
             )
         return _cut(block, a.dim, start, a.size)
 
-    return everywhere(own, x)
+    return map_blocks(own_part, x)
 
 
 def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
@@ -119,8 +119,8 @@ def _cut(block: np.ndarray, dim: int, start: int, size: int) -> np.ndarray:
 
 @on_blocks(OwnerSelect)
 def _owner_select(a: OwnerSelect, x: Stack) -> Stack:
-    def own(position: int, block: np.ndarray) -> np.ndarray:
+    def own_part(position: int, block: np.ndarray) -> np.ndarray:
         found = _cut(block, a.dim, a.place, 1)
         return found if partition_id(a.digits, position) == a.owner else np.zeros_like(found)
 
-    return everywhere(own, x)
+    return map_blocks(own_part, x)

@@ -17,7 +17,7 @@ from shardalg.algebra.halos.classes import Runs
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ProgramError
 from shardalg.spmd.instruction import Along, Collective, Shape
-from shardalg.spmd.local import Start, alike, axes_text, scaled
+from shardalg.spmd.local import Start, axes_text, common_shape, scale_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AllGather(Along, Collective):
         return f"all_gather dim={self.dim} axes={axes_text(mesh, self.digits)}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
-        return scaled(first, self.dim, times=parts(self.digits))
+        return scale_dim(first, self.dim, times=parts(self.digits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ReduceScatter(Along, Collective):
         return self.dim, self.digits
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
-        return scaled(first, self.dim, over=parts(self.digits))
+        return scale_dim(first, self.dim, over=parts(self.digits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class AllToAll(Collective):
         # the order of digits says in which order pieces stand; they are the same ones
         if sorted(self.digits) != sorted(arriving):
             raise ProgramError(f" sends along {self.digits} what arrives along {arriving}.")
-        return scaled(scaled(first, self.split_dim, over=n), self.concat_dim, times=n)
+        return scale_dim(scale_dim(first, self.split_dim, over=n), self.concat_dim, times=n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,4 +230,4 @@ class HaloExchange(Along, Collective):
         return [reading.operand for reading in self.readings]
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return alike((first, *more))
+        return common_shape((first, *more))

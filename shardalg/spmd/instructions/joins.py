@@ -9,7 +9,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ir import Params
 from shardalg.spmd.instruction import Along, Collective, Shape
-from shardalg.spmd.local import alike, axes_text, sized
+from shardalg.spmd.local import axes_text, common_shape, resize_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Join(Along):
         return 2
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return first if (sized(first, self.dim, 1),) == more else None
+        return first if (resize_dim(first, self.dim, 1),) == more else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ArgReduce(Along, Collective):
         return (1,)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return alike((first, *more))
+        return common_shape((first, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ValueAt(Along):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
         with_dim = (*first[: self.dim], 1, *first[self.dim :])
-        return first if sized(more[0], self.dim, 1) == with_dim else None
+        return first if resize_dim(more[0], self.dim, 1) == with_dim else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Top(Along, Collective):
         return (0, 1)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return alike((first, *more))
+        return common_shape((first, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +163,4 @@ class Fold(Collective):
         return results
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return alike((first, *more)[: (1 + len(more)) // 2])
+        return common_shape((first, *more)[: (1 + len(more)) // 2])

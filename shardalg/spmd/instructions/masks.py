@@ -11,7 +11,7 @@ from itertools import accumulate
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.spmd.instruction import Along, Attributes, Operator, Shape
-from shardalg.spmd.local import Start, alike, axes_text
+from shardalg.spmd.local import Start, axes_text, common_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Choose(Along, Operator):
         return len(self.sizes)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return alike((first, *more))
+        return common_shape((first, *more))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.spmd.instruction import Along, Attributes, Shape
-from shardalg.spmd.local import alike, sized
+from shardalg.spmd.local import common_shape, resize_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Resize(Along):
         return f"resize dim={self.dim} to {self.size}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
-        return sized(first, self.dim, self.size)
+        return resize_dim(first, self.dim, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Dilate(Along):
         return 1 + (self.fill is None)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return None if any(more) else sized(first, self.dim, self.length(first[self.dim]))
+        return None if any(more) else resize_dim(first, self.dim, self.length(first[self.dim]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Concatenate(Along):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
         shapes = (first, *more)
-        if alike([sized(shape, self.dim, 1) for shape in shapes]) is None:
+        if common_shape([resize_dim(shape, self.dim, 1) for shape in shapes]) is None:
             return None
-        return sized(first, self.dim, sum(shape[self.dim] for shape in shapes))
+        return resize_dim(first, self.dim, sum(shape[self.dim] for shape in shapes))
 
 
 @dataclass(frozen=True, slots=True)

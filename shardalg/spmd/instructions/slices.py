@@ -11,7 +11,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import ProgramError
 from shardalg.spmd.instruction import Along, Operator, Shape
-from shardalg.spmd.local import Start, axes_text, sized
+from shardalg.spmd.local import Start, axes_text, resize_dim
 
 Places = tuple[tuple[int, Digits, int], ...]
 """(dimension, digits that cut it, largest start) of the dimensions in which a device has a block.
@@ -102,7 +102,7 @@ class DynamicSlice(Along):
         return self.dim, self.digits
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
-        return sized(first, self.dim, self.block)
+        return resize_dim(first, self.dim, self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Slice(Along):
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         if self.stop > first[self.dim]:
             raise ProgramError(f" reads {self} of {first[self.dim]} elements.")
-        return sized(first, self.dim, self.size)
+        return resize_dim(first, self.dim, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class SliceAt(Along):
         return f"slice dim={self.dim} at {self.start.text(mesh)} size {self.size}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
-        return sized(first, self.dim, self.size)
+        return resize_dim(first, self.dim, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +177,4 @@ class OwnerSelect(Along):
         return f"owner_select dim={self.dim} element {self.index} of axes={axes}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        return sized(first, self.dim, 1) if first[self.dim] == self.block else None
+        return resize_dim(first, self.dim, 1) if first[self.dim] == self.block else None

@@ -178,8 +178,8 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
         ("emitted", Decided(words, right and blocks and complete and uncut)),
         *_row_claims(op, run, Emission()),
     ]
-    contents, claims = _result(op, run, Emission(), 0, op.declared[0])
-    return (contents,), [*claims, *claims]
+    contents, more = _result(op, run, Emission(), 0, op.declared[0])
+    return (contents,), [*claims, *more]
 
 
 def _row(op: CheckedOperator) -> Rule:

@@ -14,7 +14,7 @@ from shardalg.graph.ops.rule import Rule
 from shardalg.planner.trips import while_loops
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instructions import AllGather
-from shardalg.spmd.manual import WRITTEN
+from shardalg.spmd.manual import USER_COLLECTIVES
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table, bytes_text
 
@@ -136,7 +136,7 @@ def _warning(
     rows = None if node.bodies else rules(node.signature)
     if (
         node.bodies
-        or node.primitive in WRITTEN
+        or node.primitive in USER_COLLECTIVES
         or (rows is not None and not any(map(_split_later, rows)))
     ):
         return None

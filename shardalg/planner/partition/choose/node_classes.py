@@ -20,7 +20,7 @@ from shardalg.graph.ops.families.pointwise import pointwise
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.planner.reshard.paths import reshard_price
-from shardalg.spmd.manual import WRITTEN
+from shardalg.spmd.manual import USER_COLLECTIVES
 
 Copy = tuple[int, Sharding]
 """A value in a layout that is not its home."""
@@ -137,7 +137,7 @@ def kinds(graph: Graph) -> Kinds:
     again, later = remade_values(graph), _read_later(graph)
     numbers: list[int | None] = []
     for node in graph.nodes:
-        if node.bodies or node.signature.primitive in WRITTEN:
+        if node.bodies or node.signature.primitive in USER_COLLECTIVES:
             numbers.append(None)
         else:
             also = later.get(node.index, ())
