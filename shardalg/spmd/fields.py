@@ -154,7 +154,8 @@ class FieldTests:
         """The innermost place at which a value does not fit, in words; "" if it fits.
 
         >>> from shardalg.spmd.instructions import Slice
-        >>> FieldTests(Mesh({"X": 2})).fault((Slice(0, 1, 4), Slice(0, "1", 4)), tuple[Slice, ...], "")
+        >>> slices = Slice(0, 1, 4), Slice(0, "1", 4)
+        >>> FieldTests(Mesh({"X": 2})).fault(slices, tuple[Slice, ...], "")
         "[1].start is '1', which is no int"
         """
         kind: type = type(value)
