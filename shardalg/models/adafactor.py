@@ -22,7 +22,7 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class Factoring:
-    """Which dimensions of a parameter are rows.
+    """The dimensions of a parameter that are rows of its factored moments.
 
     Attributes:
       rows: dimensions that are rows; those after them are columns.
@@ -38,12 +38,12 @@ class Factoring:
     stacked: int = 0
 
     def split(self, dims: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What a tuple with one entry per dimension leaves to the row and to the column moment."""
+        """Split a tuple with one entry per dimension into those of the row and column moments."""
         border = self.stacked + self.rows
         return dims[:border], dims[: self.stacked] + dims[border:]
 
     def axes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The row dimensions and the column dimensions of a parameter of that rank."""
+        """Return the row dimensions and the column dimensions of a parameter of this rank."""
         border = self.stacked + self.rows
         return tuple(range(self.stacked, border)), tuple(range(border, rank))
 
@@ -59,7 +59,10 @@ def init_moments(params: Any, factoring: Any) -> Any:
 
 
 def init_state(params: Any, factoring: Any) -> dict[str, Any]:
-    """The state before the first step: {"step": 0, "moments": {"row", "column"} per parameter}."""
+    """Return the state before the first step.
+
+    It is {"step": 0, "moments": {"row", "column"} per parameter}.
+    """
     return {"step": jnp.zeros((), jnp.int32), "moments": init_moments(params, factoring)}
 
 

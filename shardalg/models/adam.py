@@ -15,7 +15,7 @@ FIRST, SECOND = 0.9, 0.999
 
 
 def init_state(params: Any) -> dict[str, Any]:
-    """The state before the first step: {"step": 0, "first", "second"}, moments like `params`.
+    """Return the state before the first step: {"step": 0, "first", "second"}, like `params`.
 
     Every moment has a buffer of its own, so that the state can be donated.
     """

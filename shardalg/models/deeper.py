@@ -42,7 +42,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Instant:
-    """What is alive while an instruction runs; `key` is that of all instructions like it."""
+    """The bytes alive while an instruction runs; equal instructions have equal keys."""
 
     key: Key
     place: ProgramPoint
@@ -51,7 +51,7 @@ class Instant:
 
 @dataclass
 class _Every(AliveBytes):
-    """A timeline that keeps every instant, those of bodies among them."""
+    """A timeline that keeps every instant, also of loop bodies."""
 
     instants: list[tuple[ProgramPoint, Any]] = field(default_factory=list)
 
@@ -73,12 +73,12 @@ class _Instants(Scan):
     """Goes through a program and keeps every instant."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """A timeline that keeps every instant."""
+        """Start a timeline that keeps every instant."""
         line = super().begin(start)
         return _Every(line.alive, line.total, totals=line.totals, instants=[((), line.total)])
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """The first body, with the instants of all of them."""
+        """Return the largest body's timeline, with the instants of all bodies."""
         both = lines[most]
         assert isinstance(both, _Every), "begun by this scan"
         both.instants = [at for line in lines if isinstance(line, _Every) for at in line.instants]
@@ -106,7 +106,7 @@ class Shallow:
         return [Instant(keys.of(block, place), place, held) for place, held in line.instants]
 
     def at(self, place: ProgramPoint) -> Liveness:
-        """What is alive at a place."""
+        """Return the live values at a place of the program."""
         scan = Scan(self.program, self.graph, tuple(self.roles or ()), self.rebuild)
         return scan.liveness(scan.lives(self.donated), place)
 
@@ -118,7 +118,7 @@ class Shallow:
 
 @dataclass(frozen=True)
 class _Keys:
-    """What instructions are told apart by."""
+    """The key of an instruction, equal for equal instructions of two programs."""
 
     program: SpmdProgram
 
@@ -151,7 +151,7 @@ def deeper(low: Shallow, high: Shallow, share: int) -> Liveness:
 
 
 def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness:
-    """On the line through what is alive in two models, by class."""
+    """Return memory by class, interpolated linearly between the live values of two models."""
 
     def line(one: float, other: float) -> int:
         return round(one + (other - one) * share)
@@ -170,7 +170,7 @@ def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness
 
 
 def held_bytes(low: Shallow, high: Shallow, share: int) -> tuple[list[Any], list[tuple[int, int]]]:
-    """What is alive at each instant of the model, the most of it at the peak, and its instants.
+    """Return the bytes alive at each instant of the deeper model, and both programs' instants.
 
     Where the larger program is not the smaller one with some runs more, there is one instant, on
     the line through the peaks of both.
@@ -211,7 +211,7 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
 
 
 def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
-    """How much is left out at `j` of the longer one, so that both agree for longest from there."""
+    """Return how many keys to skip at `j` of the longer program for the longest agreement."""
     best, longest = None, 0
     for run in range(1, len(high) - j):
         agrees, most = 0, min(len(low) - i, len(high) - j - run)
@@ -271,14 +271,14 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
 
 
 def chip_of(on: Topology | Hardware) -> Hardware:
-    """The chip of a machine."""
+    """Return the chip of a machine."""
     return on.hardware if isinstance(on, Topology) else on
 
 
 def priced(
     depth: int, plans: Mapping[int, Plan], on: Topology | Hardware
 ) -> tuple[ProgramAmounts, Totals]:
-    """What a model of so many layers does, and its totals without seconds.
+    """Return the amounts of work of a model with so many layers, and its totals without seconds.
 
     Args:
       plans: by layers: of `depth`, or of two numbers of layers.
@@ -296,12 +296,12 @@ def priced(
 
 
 def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:
-    """On the line through two programs; what neither has is not there."""
+    """Interpolate linearly between two programs; keys of neither program are absent."""
     return low * (1 - share) + high * share
 
 
 def _memory(low: Plan, high: Plan, share: int, on: Topology | Hardware) -> Liveness:
-    """What a device holds at the peak of the deeper model."""
+    """Return the live values of a device at the peak of the deeper model."""
     chip = chip_of(on)
     traced = [(plan.program, plan.graph, plan._traced) for plan in (low, high)]
     one, other = (Shallow(p, g, t.roles, t.donated, chip.rebuilds) for p, g, t in traced)
@@ -324,7 +324,7 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
 def calibrated(
     done: ProgramAmounts, totals: Totals, calibration: Calibration, overlap: str
 ) -> Totals:
-    """The totals with seconds by cause, calibrated.
+    """Return the totals with calibrated seconds by cause.
 
     Raises:
       StrategyError: an unknown overlap.
@@ -347,7 +347,7 @@ def calibrated(
 def cost_on(
     depth: int, plans: Mapping[int, Plan], on: Topology | Hardware, overlap: str = "measured"
 ) -> Cost:
-    """The calibrated cost of a model of so many layers; see `priced`."""
+    """Return the calibrated cost of a model with so many layers; see `priced`."""
     done, totals = priced(depth, plans, on)
     chip = chip_of(on.shared(totals.devices))
     found = calibrated(done, totals, calibration_of(chip.name), overlap)

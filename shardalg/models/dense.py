@@ -1,4 +1,4 @@
-"""A dense Transformer of any published size: its training step, its strategies, and what it costs.
+"""A dense Transformer of any published size: its training step, its strategies and its costs.
 
 The step is plain JAX on `models.transformer`: loss and gradients of `microbatches` parts of the
 batch, one after the other, summed, then one update. Strategies lay it out on a mesh:
@@ -135,12 +135,12 @@ class DenseTransformer:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(self.config.parameter_counts().values())
 
     @property
     def counted_flops(self) -> int:
-        """Of a step, as published utilisations count them, what is rematerialised left out.
+        """Flops of a step as published utilisations count them, without rematerialisation.
 
         6 per parameter and token, and 12 L S N D per token for attention, its mask not heeded.
         """
@@ -191,7 +191,7 @@ class DenseTransformer:
         )
 
     def plan(self, mesh: Mesh | Mapping[str, int], strategy: str = "finalized") -> Plan:
-        """The plan of `train_step`; parameters and state are donated.
+        """Plan `train_step`; parameters and state are donated.
 
         >>> small = DenseTransformer(
         ...     layers=1, model_dim=16, hidden_dim=32, heads=2, head_dim=8, vocab=32,

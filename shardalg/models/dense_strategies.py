@@ -1,4 +1,4 @@
-"""How `models.dense.DenseTransformer` is laid out: which axes cut what, by the strategy's name."""
+"""Strategies of `models.dense.DenseTransformer`: the dimensions that each axis splits, by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Dims = tuple[Axes, ...]
 
 @dataclass(frozen=True)
 class StrategyAxes:
-    """What the axes of a strategy cut.
+    """The dimensions that the axes of a strategy split.
 
     Attributes:
       batch: sequences, in this order; weights: of each weight, the dimension of the model.
@@ -40,7 +40,7 @@ class StrategyAxes:
         return (*self.batch, *self.tensor)
 
     def on(self, mesh: Mesh) -> StrategyAxes:
-        """The same with the axes along which a mesh has more than one device."""
+        """Return the same strategy without the axes of size 1 of a mesh."""
         names = {axis for axis, size in mesh.axes if size > 1}
         batch, weights, tensor = (
             tuple(axis for axis in axes if axis in names)
@@ -65,7 +65,7 @@ _WEIGHTS = {
 
 
 def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
-    """A mesh, or one made of axis sizes.
+    """Return the mesh, or make one from axis sizes.
 
     >>> mesh_of({"fsdp": 8})
     Mesh(fsdp=8)
@@ -81,7 +81,7 @@ def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
 
 
 def layout_on(name: str, mesh: Mesh) -> StrategyAxes:
-    """The strategy of that name with the axes of a mesh that divide anything.
+    """Return the strategy with this name, on the axes of a mesh that divide a dimension.
 
     >>> layout_on("fsdp", Mesh({"slice": 2, "data": 1, "fsdp": 8})).weights
     ('fsdp',)
@@ -146,7 +146,7 @@ def _sites(layout: StrategyAxes) -> dict[str, PartitionSpec]:
 
 
 def _is_dims(tree: Any) -> bool:
-    """Whether a tuple has the axes of a dimension in each place, rather than layers."""
+    """Return True for a tuple of axes per dimension, False for a tuple of layers."""
     return isinstance(tree, tuple) and not any(isinstance(entry, dict) for entry in tree)
 
 

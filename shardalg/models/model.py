@@ -57,7 +57,7 @@ class Data:
 
 @dataclass(frozen=True)
 class DimensionAxes:
-    """Which axes partition which dimension; an axis that a mesh lacks is left out.
+    """The mesh axes that partition each dimension; axes that a mesh lacks are ignored.
 
     Attributes:
       weights, activations: letter to axis, or axes, major first. Of a tensor two of whose letters
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trained parameters."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.types()))
 
     def types(self) -> Any:
@@ -98,7 +98,7 @@ class Model:
         return self._each(lambda weight: jax.ShapeDtypeStruct(self._shape(weight), jnp.float32))
 
     def init(self, seed: int = 0) -> Any:
-        """Random parameters; the deviation of each is `1 / sqrt(size of what it contracts)`."""
+        """Return random parameters with deviation `1 / sqrt(size of the contracted dimensions)`."""
         rng = np.random.default_rng(seed)
 
         def draw(weight: Parameter) -> Array:
@@ -147,7 +147,7 @@ class Model:
         return Strategy(mesh, (*given, *data), (*given, PartitionSpec()), sites)
 
     def plan(self, mesh: Mesh, layout: DimensionAxes, options: Options | None = None) -> Plan:
-        """The plan of `train_step`; parameters and state are donated."""
+        """Plan `train_step`; parameters and state are donated."""
         return plan(
             self.train_step,
             *self.arguments(),
@@ -186,7 +186,7 @@ def _moments(
 
 
 def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionSpec:
-    """The axes of each letter that the mesh has and no letter before it took.
+    """Return the axes of each letter: axes of the mesh that no earlier letter uses.
 
     >>> tuple(letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH"))
     ('X', None, 'Y')

@@ -111,7 +111,7 @@ class Pipeline:
         return jax.tree.map(stacked, layers)
 
     def unstack(self, weights: Tree) -> Tree:
-        """The inverse of `stack`: weights of all layers in their order, (layers, ...).
+        """Return the weights of all layers in their order, (layers, ...): the inverse of `stack`.
 
         >>> pipe = pipeline(lambda w, x: x * w, stages=2, microbatches=2, rounds=2)
         >>> pipe.unstack(pipe.stack(jnp.arange(8))).tolist()
@@ -131,7 +131,7 @@ class Pipeline:
         return jax.tree.map(unstacked, weights)
 
     def __call__(self, weights: Tree, x: Tree) -> Tree:
-        """The layers, applied to a batch; the same as one after the other on the whole batch.
+        """Apply the layers to a batch; the result equals applying one layer after the other.
 
         Args:
           weights: as `stack` gives them, (stages, layers per stage, ...) per leaf.
@@ -168,7 +168,7 @@ class Pipeline:
 
     @property
     def _stores(self) -> bool:
-        """Whether what the stages made is stored: to wait for its next round, or to leave."""
+        """True if results of the stages are stored, for the next round or until they leave."""
         return self.schedule.rounds > 1 or not self.stream_io
 
     def _iteration(
@@ -189,20 +189,20 @@ class Pipeline:
         return self._slots(lax.dynamic_update_index_in_dim(to, made, slot, 1))
 
     def _fresh(self, t: Array, feed: Array) -> Array:
-        """The column of slots whose first stage has the microbatch that enters at `t`."""
+        """Return the column of slots whose first stage has the microbatch that enters at `t`."""
         count = feed.shape[1]
         slot = t % count if self.stream_io else jnp.minimum(t, count - 1)
         return lax.dynamic_index_in_dim(feed, slot, 1, keepdims=False)
 
     def _moved_up(self, t: Array, io: Array, state: Array) -> Array:
-        """The column of time `t`, one stage nearer to the first; last of it, what has left."""
+        """Return the column of time `t` shifted by one stage, the finished one last."""
         stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
         column = jnp.pad(self._fresh(t, io), [(0, 1), *[(0, 0)] * (state.ndim - 1)])[1:]
         column = self._by_stage(jnp.where(stage == self.schedule.stages - 1, state, column))
         return self._put(t % io.shape[1], io, column)
 
     def _shifted(self, t: Array, feed: Array, state: Array, done: Array) -> Array:
-        """What each stage takes: of the first stage its microbatch, else what the last one made."""
+        """Return each stage's input: a new microbatch, or the previous stage's result."""
         stages, batches = self.schedule.stages, self.schedule.microbatches
         stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
         fresh = self._fresh(t, feed)
@@ -214,7 +214,7 @@ class Pipeline:
         return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)
 
     def _stage(self, weights: Tree, x: Tree, turn: Array) -> Tree:
-        """The layers of one stage in one round."""
+        """Run the layers of one stage in one round."""
         rounds = self.schedule.rounds
 
         def run(weights: Tree, x: Tree, turn: Array) -> Tree:
@@ -250,7 +250,10 @@ class Pipeline:
         return self._slots(strided.reshape(shape))
 
     def _left(self, io: Array) -> Array:
-        """What has left, in the order of the samples: the column of time t has microbatch t."""
+        """Return the finished microbatches in the order of the samples.
+
+        The column of time t has microbatch t.
+        """
         made = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
         return _in_order(made.reshape(self.schedule.microbatches, *made.shape[2:]))
 
@@ -331,7 +334,7 @@ def _check_layers(weights: Tree, *, dims: int) -> None:
 
 
 def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
-    """A batch with random keys, which go between stages as their words: these can be padded."""
+    """Replace random keys of a batch by their words, which can be padded between stages."""
     leaves: list[Any] = jax.tree.leaves(x)
     tree: Any = jax.tree.structure(x)
     kinds = [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
@@ -355,7 +358,7 @@ def _on_words(pipe: Pipeline, weights: Tree, x: Tree) -> Tree:
 
 
 def samples(leaf: Any) -> int:
-    """How many a leaf of a batch has.
+    """Return the number of samples of a batch's leaf.
 
     Raises:
       PipelineError: it is no array, or a number.
@@ -369,7 +372,7 @@ def samples(leaf: Any) -> int:
 
 
 def whole(number: Any) -> Any:
-    """An integer of numpy as one of Python; anything else as it is, to be refused by name."""
+    """Convert an integer of numpy to one of Python; other values are returned unchanged."""
     try:
         return number if isinstance(number, bool) else operator.index(number)
     except TypeError:
@@ -386,7 +389,7 @@ def _types(tree: Tree) -> str:
 
 
 def _leaving(leaf: Array) -> Array:
-    """What the last stage made, in the order of the samples."""
+    """Return the results of the last stage, in the order of the samples."""
     return _in_order(leaf[-1])
 
 
@@ -406,7 +409,7 @@ def pipeline(
     remat: str = "none",
     stream_io: bool = False,
 ) -> Pipeline:
-    """A stack of equal layers as a pipeline: plain JAX, to be planned as any other function.
+    """Run a stack of equal layers as a pipeline, in plain JAX that is planned like any function.
 
     What comes before and after it (embedding, subsampling, softmax) is ordinary code around the
     call, and may use the axis of the stages for something else, for example data parallelism.

@@ -25,7 +25,7 @@ ROWS = {"w_o": 2}
 
 
 def factoring(config: Config) -> dict[str, Any]:
-    """How Adafactor splits each parameter, in the tree of the parameters.
+    """Return each parameter's factoring in Adafactor, in the tree of the parameters.
 
     >>> factoring(Config(scan=True))["layers"]["w_o"]
     Factoring(rows=2, stacked=1)
@@ -74,7 +74,7 @@ class Part:
     gradient: bool = False
 
     def function(self, config: Config) -> Callable[..., Any]:
-        """The JAX function of the part's arguments."""
+        """Return the JAX function of the part's arguments."""
         if self.forward is None:
             return partial(train_step, config)
         forward = partial(self.forward, config)
@@ -113,13 +113,13 @@ class Part:
         return jax.tree.map(name, self.arguments(apart))
 
     def roles(self) -> tuple[str, ...]:
-        """The role of each argument."""
+        """Return the role of each argument."""
         if self.forward is None:
             return ("parameters", "optimizer_state", "data", "data")
         return ("parameters", "data", "data") if self.gradient else ("parameters", "data")
 
     def donate_argnums(self) -> tuple[int, ...]:
-        """The arguments that the function's results replace."""
+        """Return the arguments that the function's results replace."""
         return (0, 1) if self.forward is None else ()
 
     def random_arguments(self, config: Config, seed: int = 0) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ class Part:
 def value_and_pullback(
     forward: Callable[..., Array], weights: Mapping[str, Array], x: Array, dy: Array
 ) -> tuple[Array, Mapping[str, Array], Array]:
-    """The value of `forward`, and the gradients of `sum(value * dy)` by weights and by `x`."""
+    """Return the value of `forward`, and gradients of `sum(value * dy)` by weights and by `x`."""
     y, pull = jax.vjp(forward, weights, x)
     return (y, *pull(dy))
 
@@ -159,7 +159,7 @@ PARTS = {
 
 
 def part(name: str) -> Part:
-    """The part of that name: "ffn", "attention", "layer", any + "_gradient", or "train_step".
+    """Return a part: "ffn", "attention", "layer", any of them + "_gradient", or "train_step".
 
     >>> part("ffn").arguments(Config(B=2, S=3, M=4, H=5, dtype="float32"))[1]
     ShapeDtypeStruct(shape=(2, 3, 4), dtype=float32)
@@ -178,7 +178,7 @@ RATE = 1e-3
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How weights are updated.
+    """An optimizer: its initial state and its update.
 
     Attributes:
       init: `(config, params) -> state`; apply: `(config, params, grads, state) -> (params, state)`.
@@ -197,7 +197,7 @@ def _descend(config: Config, params: Any, grads: Any, state: Any) -> tuple[Any, 
 
 
 def _moments(config: Config, dims: Any) -> dict[str, Any]:
-    """Of Adafactor: on the dimensions that each moment keeps of its weight."""
+    """Return Adafactor's moments on the dimensions that each keeps of its weight."""
 
     def moments(factors: adafactor.Factoring, axes: Any) -> dict[str, Any]:
         row, column = factors.split(axes)

@@ -208,7 +208,7 @@ def attention(config: Config, weights: Weights, x: Array) -> Array:
 
 
 def _attended(config: Config, q: Array, k: Array, v: Array) -> Array:
-    """The heads' weighted means of `v`, (B, S, N, D); a head of keys serves N / K of queries."""
+    """Return the heads' weighted means of `v`, (B, S, N, D); each key head serves N / K queries."""
     if config.K not in (None, config.N):
         k, v = (jnp.repeat(heads, config.N // config.K, axis=2) for heads in (k, v))
     inside = partial(annotate, name=ON_CHIP) if config.attention == "fused" else lambda x: x
@@ -254,7 +254,7 @@ def forward(config: Config, params: Mapping[str, Any], tokens: Array) -> Array:
 
 
 def logits(config: Config, embedding: Array, x: Array) -> Array:
-    """Logits (B, S, V) in float32 of what the last layer made: a norm, then the embedding."""
+    """Return logits (B, S, V) in float32: a norm of the last layer's result, then the embedding."""
     made = jnp.einsum("bsm,vm->bsv", norm(config, x), embedding)
     return annotate(made, "logits").astype(jnp.float32)
 

@@ -96,13 +96,13 @@ class StagePlan:
 
     @cached_property
     def taken_bytes(self) -> int:
-        """Of one microbatch that arrives, on a device."""
+        """The bytes on a device of one microbatch that arrives."""
         program = self.forward.program
         return int(local_bytes(program, program.block.arguments[self.weights :]))
 
     @cached_property
     def made_bytes(self) -> int:
-        """Of one microbatch that leaves, on a device."""
+        """The bytes on a device of one microbatch that leaves."""
         program = self.forward.program
         return int(local_bytes(program, program.block.results))
 
@@ -149,7 +149,7 @@ class UnequalPipeline:
     schedule: str
 
     def timeline(self, hardware: str | Hardware | Topology) -> Timeline:
-        """What the devices of each stage do when, on a chip: a table, a figure, a Chrome trace."""
+        """Return the events of each stage on a chip: a table, a figure, a Chrome trace."""
         chip = machine(hardware)
         times = [
             StageTimes(*stage.times(chip, self.microbatches), *self._sent_s(number, chip))
@@ -160,7 +160,7 @@ class UnequalPipeline:
         return Timeline(joined(times, self._orders), meshes, f"predicted on {on}")
 
     def table(self, hardware: str | Hardware | Topology) -> Table:
-        """A row per stage: its mesh, the seconds it works and waits, microbatches kept, memory.
+        """Return a row per stage: mesh, seconds of work and of waiting, kept microbatches, memory.
 
         `lowered` says that the whole is not: each stage's plans are.
         """
@@ -179,11 +179,11 @@ class UnequalPipeline:
         return self.timeline(hardware).step_s
 
     def verify(self) -> tuple[Report, ...]:
-        """The proofs of every stage, forward and backward."""
+        """Return the proofs of every stage, forward and backward."""
         return tuple(p.verify() for stage in self.stages for p in (stage.forward, stage.backward))
 
     def lower(self) -> NoReturn:
-        """The whole is not lowered; the plans of the stages are.
+        """Raise: the whole is not lowered; the plans of the stages are.
 
         Raises:
           LoweringError: always.
@@ -308,7 +308,7 @@ def _own_devices(stages: Sequence[Stage]) -> None:
 
 
 def _made(number: int, stage: Stage, taken: Tree) -> Tree:
-    """The types of what a stage makes of a microbatch."""
+    """Return the types of a stage's result for one microbatch."""
     try:
         return jax.eval_shape(stage.fn, stage.weights, taken)
     except (TypeError, ValueError) as error:
@@ -362,12 +362,12 @@ def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) ->
 
 
 def _added(gradient: Any, more: Any) -> Any:
-    """A gradient and that of another microbatch; by integers there is none."""
+    """Add the gradient of another microbatch; there is none by integers."""
     return gradient if more.dtype == jax.dtypes.float0 else gradient + more
 
 
 def _under_loop(specs: Any) -> Any:
-    """The layouts of microbatches one after the other: the new dimension is whole."""
+    """Add a leading, replicated dimension of microbatches to the shardings."""
     return jax.tree.map(
         lambda spec: None if spec is None else PartitionSpec(None, *spec),
         specs,

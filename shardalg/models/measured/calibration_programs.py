@@ -47,7 +47,7 @@ class CalibrationProgram:
         return tuple(jnp.asarray(x, self.dtype) for x in drawn)
 
     def plan(self, devices: int) -> Plan:
-        """On a mesh of one axis."""
+        """Return the program's plan on a mesh of one axis."""
         structs = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
         mesh = Mesh({AXIS: devices})
         return plan(
@@ -122,7 +122,7 @@ def _moves(n: int) -> tuple[CalibrationProgram, ...]:
 
 
 def _gradient(function: Callable[..., Array]) -> Callable[..., Any]:
-    """The gradients of the sum of squares by all arguments."""
+    """Return a function with the gradients of the sum of squares by all arguments."""
 
     def gradient(*args: Array) -> Any:
         every = tuple(range(len(args)))

@@ -1,4 +1,4 @@
-"""Measured steps of dense Transformers, from tables of rows: what ran where, and how long it took.
+"""Measured steps of dense Transformers, read from tables: model, machine, strategy and seconds.
 
 A row is a mapping (of a list, a CSV or JSON file, a pandas table). It has the sizes of
 `DenseTransformer` by their names, or by those of the published tables that come with the package
@@ -64,7 +64,7 @@ class MeasuredStep:
 
 
 def from_row(row: Row, dims: Mapping[str, Row] | None = None) -> MeasuredStep:
-    """What a row says.
+    """Read a measured step from a row of a table.
 
     Args:
       dims: sizes by the name that a row has under "model".
@@ -150,7 +150,7 @@ def _dims_of(row: Row, dims: Any) -> Row:
 
 
 def _model(given: Row, devices: int) -> DenseTransformer:
-    """The model that ran."""
+    """Return the model that ran."""
     sizes: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     sizes.setdefault("head_dim", sizes.get("model_dim", 0) // max(1, sizes.get("heads", 1)))
     if "expansion_ratio" in given:
@@ -186,7 +186,7 @@ def _seconds(given: Row, model: DenseTransformer, devices: int) -> float:
 
 
 def read(table: Any) -> tuple[MeasuredStep, ...]:
-    """The measurements of a table: rows, a pandas table, or the path of a CSV or JSON file.
+    """Read measurements from rows, a pandas table, or the path of a CSV or JSON file.
 
     A JSON file is a list of rows, or {"rows": [...], "dims": {name: sizes}}.
 
@@ -215,7 +215,7 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
 
 
 def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
-    """The same, where each has a name of its own: those of one name say in what they differ.
+    """Give each measurement a unique name; equal names are extended by the fields that differ.
 
     >>> one = published("tpu")[0]
     >>> other = replace(one, model=replace(one.model, optimizer="sgd"))
@@ -241,18 +241,18 @@ def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
 
 
 def _differing(rows: Sequence[MeasuredStep]) -> list[str]:
-    """What is not the same in all of some rows."""
+    """Return the fields that are not equal in all of the given rows."""
     every = [_sizes(row) for row in rows]
     return [field for field, value in every[0].items() if any(s[field] != value for s in every)]
 
 
 def _sizes(row: MeasuredStep) -> dict[str, Any]:
-    """What a row says beside its chip, its mesh and its seconds."""
+    """Return the fields of a row except its chip, mesh and seconds."""
     return {**{name: getattr(row.model, name) for name in _FIELDS}, "strategy": row.strategy}
 
 
 def _told(row: Row) -> dict[str, Any]:
-    """A row without the cells that a table leaves empty; a mesh in text is read, 8.0 is 8."""
+    """Return a row without empty cells; a mesh in text is parsed, and 8.0 becomes 8."""
     plain = {name: _plain(value) for name, value in row.items()}
     kept = {name: value for name, value in plain.items() if value is not None}
     mesh = kept.get("mesh")
@@ -265,7 +265,7 @@ def _told(row: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell: None where it is empty, whole numbers as ints.
+    """Return a cell's value: None if it is empty, whole numbers as ints.
 
     >>> [_plain(cell) for cell in (8.0, 0.5, float("nan"), "", "full", False)]
     [8, 0.5, None, None, 'full', False]
@@ -291,7 +291,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _value(cell: Any) -> Any:
-    """A cell of a CSV file: a number or a truth value where it is one, else text."""
+    """Parse a cell of a CSV file as a number or a truth value, or else as text."""
     try:
         return json.loads(str(cell).lower())
     except ValueError:
@@ -300,7 +300,7 @@ def _value(cell: Any) -> Any:
 
 @cache
 def published(kind: str) -> tuple[MeasuredStep, ...]:
-    """The measurements that come with the package, with their sources: "tpu" or "gpu".
+    """Return the package's own measurements, with their sources: "tpu" or "gpu".
 
     >>> len(published("tpu")), len(published("gpu"))
     (7, 12)
@@ -315,7 +315,7 @@ def calibrate(
     name: str = "calibrated",
     given: Mapping[str, float] | None = None,
 ) -> Fit:
-    """The constants that foretell measured steps best, and how well.
+    """Fit the constants to measured steps; return them with their errors.
 
     Args:
       table: as `measurements.read` reads it: rows with the sizes of a `DenseTransformer`, a chip, a
@@ -342,7 +342,7 @@ def _is_read(table: Any) -> bool:
 
 
 def _measured(number: int, row: MeasuredStep) -> Measured:
-    """The same as `measured`, with the number of the row in what it raises."""
+    """Return `measured` of a row; errors name the number of the row."""
     try:
         return measured(row)
     except ShardalgError as error:
@@ -350,7 +350,7 @@ def _measured(number: int, row: MeasuredStep) -> Measured:
 
 
 def measured(row: MeasuredStep) -> Measured:
-    """A measured step beside what its plan does."""
+    """Return a measured step with the work of its plan."""
     mesh = mesh_of(row.mesh)
     on = machine_for(mesh, row.chip)
     plans = row.model.shallow_plans(mesh, row.strategy)

@@ -40,7 +40,7 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What came of saved measurements.
+    """The figures and errors from saved measurements.
 
     Attributes:
       rows: name to seconds that all devices were kept busy.
@@ -53,7 +53,7 @@ class Calibrated:
     untold: tuple[str, ...]
 
     def table(self) -> Table:
-        """A row per step and per operator alone; errors are predicted over measured - 1."""
+        """Return a row per step and per operator alone; errors are predicted / measured - 1."""
         fit = self.fit
         rows = ((n, s, fit.errors[n], fit.left_out[n]) for n, s in self.rows.items())
         return Table(("measured", "busy_s", "error", "left_out_error"), tuple(rows))
@@ -68,7 +68,7 @@ class Calibrated:
 
 
 def from_saved(paths: Sequence[str | Path]) -> Calibrated:
-    """A device's figures from files of `measurement.save`, all of one kind of device.
+    """Fit a device's figures from files of `measurement.save`, all of one kind of device.
 
     Raises:
       TableError: a file that is none, is cut, or lacks a field; a number that is none; devices of
@@ -101,7 +101,7 @@ def _kind(file: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def _machine(file: Mapping[str, Any]) -> Hardware:
-    """What is known without a fit."""
+    """Return the figures that are known without a fit."""
     name, cores = _kind(file)
     memory, how = file["device_bytes"], f"measured on {file['devices']} x {name}, {file['date']}"
     sources = [Source("hbm_bytes", memory, how)]
@@ -151,7 +151,7 @@ def _is_amount(value: Any) -> bool:
 
 
 def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
-    """The step and each operator alone; not what takes no longer than a program that does nothing.
+    """Yield the times of the step and of each operator alone; programs without time are skipped.
 
     Amounts are of all devices, as are seconds: of CPU devices processor seconds, else the clock's.
     """
@@ -169,7 +169,7 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
 
 
 def _names(rows: Sequence[CoreTime]) -> list[str]:
-    """Figures, those first that nothing stands in for: times per execution after rates."""
+    """Return the figures in the order of fitting: times per execution after rates."""
     found = {name for row in rows for name, amount in row.amounts.items() if amount}
     return sorted(found, key=lambda name: (ALL_UNITS[name.partition(".")[0]] == "s", name))
 

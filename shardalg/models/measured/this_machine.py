@@ -1,4 +1,4 @@
-"""This machine's own figures, for estimates of runs on its devices: measured, never shipped."""
+"""Figures of this machine, to estimate runs on its devices; they are measured, not shipped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure_hardware(
     quick: bool = False,
     say: Say = lambda text: None,
 ) -> Hardware:
-    """What this machine's devices do, from small programs that are planned and run on them.
+    """Measure this machine's devices with small planned programs.
 
     Rates per class of operators and item type, a time per contraction, time per execution and
     bytes per second of each kind of collective, and of memory: those that foretell the programs
@@ -62,13 +62,13 @@ def measure_hardware(
 
 
 def known_or_probed(devices: Sequence[jax.Device]) -> Hardware:
-    """What `shardalg calibrate` found of this machine, else quick probes."""
+    """Return the figures of `shardalg calibrate` for this machine, or of quick probes."""
     known = THIS_MACHINE in own_names() and devices[0].platform == "cpu"
     return load(THIS_MACHINE) if known else measure_hardware(devices, quick=True)
 
 
 def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
-    """A program of the calibration, timed."""
+    """Time a program of the calibration."""
     planned = program.plan(len(devices))
     timing = runs(planned.lower(devices), program.arguments(), REPEATS)
     shared = len(timing.busy_s) > 0
@@ -78,7 +78,7 @@ def run(program: CalibrationProgram, devices: Sequence[jax.Device]) -> CoreTime:
 
 
 def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
-    """A plan run on arguments, after one run that warms up."""
+    """Run a plan on arguments after one warm-up run."""
     placed = lowered.entering(*arguments)
     warm = once(lowered, placed)[0].seconds
     made = [once(lowered, placed)[0] for _ in range(repeats)]
@@ -87,12 +87,12 @@ def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
 
 
 def amounts(planned: Plan) -> dict[str, float]:
-    """What a device does in a step, per figure: flops, bytes, executions."""
+    """Return a device's work in a step, per figure: flops, bytes, executions."""
     return whole_step(rate_amounts(planned.program, planned.graph, finely=False))
 
 
 def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
-    """The probes' figures, and in their place those of a fit."""
+    """Return the probes' figures; figures of a fit replace them."""
     errors = sorted(abs(error) for error in fit.left_out.values())
     how = (
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "
@@ -123,7 +123,7 @@ _NO_TIME = 1e-30
 
 
 def _peaks(figures: Mapping[str, float]) -> dict[str, float]:
-    """Of every item type the rate of products, of their fastest size class."""
+    """Return the rate of matrix products per item type, from their fastest size class."""
     found: dict[str, float] = {}
     for name, rate in figures.items():
         figure, _, detail = name.partition(".")

@@ -70,7 +70,7 @@ class EncoderDecoder:
         self.schedule.microbatch_size(self.encoder.B)
 
     def pipelined(self, layer: Any) -> Any:
-        """A layer of either side as a pipeline."""
+        """Return a layer of either side as a pipeline."""
         schedule = self.schedule
         return pipeline(
             layer,

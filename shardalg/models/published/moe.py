@@ -117,7 +117,7 @@ class MoEConfig:
 
 
 def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
-    """Where every token goes: weights (B, S, E, C) of its two experts; balance losses (B,).
+    """Return each token's weights (B, S, E, C) for its two experts, and balance losses (B,).
 
     A token that comes after C others of its sequence at an expert is not sent there.
     """
@@ -137,18 +137,18 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
 
 
 def _at(place: Array, chosen: Array) -> Array:
-    """The place at the chosen expert; -1, of which `one_hot` makes zeros, elsewhere."""
+    """Return the place at the chosen expert, else -1, for which `one_hot` gives zeros."""
     return jnp.where(chosen > 0, place, -1).astype(jnp.int32)
 
 
 def moe(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
-    """The feed-forward layer of E experts, (B, S, M) to (B, S, M), and its balance losses."""
+    """Apply the feed-forward layer of E experts to (B, S, M); return it with its balance losses."""
     shares, balance = gating(config, weights["w_gate"], x)
     return experts(config, weights, shares, x), balance
 
 
 def experts(config: MoEConfig, weights: Any, shares: Array, x: Array) -> Array:
-    """Tokens to their experts and back, weighed by `shares`: what the paper's figure 8 draws."""
+    """Dispatch tokens to their experts and combine the results, weighted by `shares` (figure 8)."""
     w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
     sent = jnp.einsum("bsm,bsec->ebcm", x, (shares > 0).astype(config.dtype))
     sent = annotate(annotate(sent, "dispatched"), "expert_input")
@@ -167,7 +167,7 @@ def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
 
 
 def pair(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
-    """A dense layer, then one of experts."""
+    """Apply a dense layer, then one of experts."""
     return moe_layer(config, weights["moe"], transformer.layer(config.dense, weights["dense"], x))
 
 

@@ -93,12 +93,12 @@ class UNet3D:
 
 
 def _channel(level: int) -> str:
-    """The letter of a level's channels."""
+    """Return the letter of a level's channels."""
     return "JKLMNOPQ"[level]
 
 
 def _joined(level: int) -> str:
-    """The letter of twice as many: a level's own, and those from below."""
+    """Return the letter of twice as many channels: the level's own and those from below."""
     return "jklmnpq"[level]
 
 

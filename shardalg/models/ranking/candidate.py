@@ -93,7 +93,7 @@ class Candidate:
 
     @property
     def step(self) -> tuple[DenseTransformer, int, int]:
-        """What the traced train step depends on: the model, and its stages and rounds."""
+        """The values that the traced train step depends on: the model, its stages and rounds."""
         stages = self.mesh.shape["L"] if self.strategy == PIPELINED else 1
         return self.model, stages, self.rounds
 
@@ -109,7 +109,7 @@ class Candidate:
         return self.pipelined.strategy(self.mesh, TABLE_4)
 
     def plan(self) -> Plan:
-        """The plan of the train step, all layers."""
+        """Return the plan of the train step with all layers."""
         if self.strategy != PIPELINED:
             return self.model.plan(self.mesh, self.strategy)
         return self.pipelined.plan(self.mesh, TABLE_4, ONCE_A_STEP)
@@ -126,7 +126,7 @@ class Candidate:
         return cost_on(self.model.layers, {self.model.layers: self.plan()}, on)
 
     def argument_bytes(self) -> int:
-        """Parameters, optimizer state and data of one device: what no plan can do without.
+        """Return the bytes of a device's parameters, optimizer state and data, which no plan avoids.
 
         Raises:
           StrategyError: a dimension, or a microbatch, that its axes do not divide, which no
@@ -193,7 +193,7 @@ def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=256)
 def _batch_axes(strategy: str, mesh: Mesh) -> tuple[tuple[tuple[str, ...], int], ...]:
-    """The axes that cut the batch and those that cut a microbatch, with the devices along them."""
+    """Return the axes that split the batch and a microbatch, with their numbers of devices."""
     piped = strategy == PIPELINED
     axes = ("X", "L") if piped else layout_on(strategy, mesh).batch
     both = axes, axes[:1] if piped else axes
@@ -238,7 +238,7 @@ SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq
 
 
 def model_of(name: str, sizes: Mapping[str, int]) -> DenseTransformer:
-    """The model of that name, with other sizes.
+    """Return the model with this name and other sizes.
 
     Raises:
       StrategyError: no model of that name, an unknown size, or what `DenseTransformer` raises.

@@ -52,7 +52,7 @@ OFFLOADED = "minimal_offloaded"
 
 @dataclass(frozen=True)
 class Price:
-    """What a candidate takes, as its `Candidate.cost` says.
+    """The price of a candidate, equal to its `Candidate.cost`.
 
     Attributes:
       limit: the cause of the most seconds.
@@ -79,7 +79,7 @@ class CandidatePricing:
     def prices(
         self, found: Sequence[Candidate], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """Of candidates on one mesh that are of one kind (`template.kind_of`)."""
+        """Yield the prices of candidates of one kind (`template.kind_of`) on one mesh."""
         for group, templates in self.together(found):
             if templates:
                 yield from self._parted(group, templates, on)
@@ -91,7 +91,7 @@ class CandidatePricing:
     def together(
         self, found: Sequence[Candidate], held: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Sequence[Candidate], Mapping[int, Template]]]:
-        """Those of one program, with its templates by layers; without any, they are on their own.
+        """Yield candidates of one program with its templates by layers; without templates, alone.
 
         Args:
           held: sizes that they have in common, as which their templates are traced.
@@ -129,7 +129,7 @@ class CandidatePricing:
     def _parted(
         self, found: Sequence[Candidate], templates: Mapping[int, Template], on: Hardware | Topology
     ) -> Iterator[tuple[Candidate, Price]]:
-        """The first candidate is planned, and priced with all for which its plan holds.
+        """Plan the first candidate, and price it with all for which its plan holds.
 
         Where planning computes what a record cannot follow, it is planned in numbers, by itself.
         """
@@ -155,7 +155,7 @@ class CandidatePricing:
 
 
 def _points(one: Candidate) -> dict[str, int]:
-    """The sizes of a candidate that others do not follow from."""
+    """Return the independent sizes of a candidate."""
     return {name: size for name, size in sizes_of(one).items() if name != "T"}
 
 
@@ -170,7 +170,7 @@ def _template(one: Candidate, held: Set[str]) -> Template | None:
 
 
 def price(cost: Cost) -> Price:
-    """The price that a cost says."""
+    """Return the price in a cost."""
     causes = cost.seconds_by_cause
     limit = max(causes, key=lambda cause: float(causes[cause]))
     return Price(float(cost.step_time_s), int(cost.peak_memory_bytes), limit)
@@ -221,7 +221,7 @@ def _planned(
     on: Hardware | Topology,
     names: Iterable[str],
 ) -> _StepPlan:
-    """Plan and price a candidate's step; sizes with names record what is asked of them."""
+    """Plan and price a candidate's step; named sizes record the questions about them."""
     point, chip = _points(one), chip_of(on)
     asked = recorder({name: point[name] for name in names})
     named = {name: asked.size(symbol(name)) for name in names}
@@ -253,7 +253,7 @@ def _stages(one: Candidate, traced: Traced) -> Stages:
 
 
 def by_step(found: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Candidates that are priced together: of one kind, on one mesh, those of a kind in a row."""
+    """Group candidates that are priced together: of one kind, on one mesh; kinds are adjacent."""
     kinds: dict[Any, dict[Any, list[Candidate]]] = {}
     for one in found:
         key = one.strategy, one.mesh, one.rounds

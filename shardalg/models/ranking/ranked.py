@@ -65,13 +65,13 @@ class Ranked:
 
     @property
     def limit(self) -> str:
-        """What takes the most of its seconds, by `Cost.seconds_by_cause`."""
+        """The cause of most of its seconds, by `Cost.seconds_by_cause`."""
         return self.price.limit
 
 
 @dataclass(frozen=True, repr=False)
 class Ranking:
-    """Candidates by predicted seconds per sample, the fastest first, and what was refused.
+    """Candidates by predicted seconds per sample, the fastest first, and the rejected ones.
 
     Attributes:
       refused: what does not fit or divide, with the reason.
@@ -86,7 +86,7 @@ class Ranking:
 
     @cached_property
     def pareto(self) -> tuple[Ranked, ...]:
-        """Those that no other beats in both time per sample and memory, the fastest first."""
+        """The Pareto front of time per sample and memory, the fastest first."""
         best: list[Ranked] = []
         for one in self.ranked:
             if not best or one.peak_memory_bytes < best[-1].peak_memory_bytes:
@@ -94,13 +94,13 @@ class Ranking:
         return tuple(best)
 
     def table(self, top: int | None = None) -> Table:
-        """A row per candidate; `pareto` marks those of the front of time against memory."""
+        """Return a row per candidate; `pareto` marks the front of time against memory."""
         front = set(map(id, self.pareto))
         rows = [tuple(_record(one, front).values()) for one in self.ranked[:top]]
         return Table(_COLUMNS, tuple(rows))
 
     def by_batch(self) -> Table:
-        """The fastest candidate of each batch: where another one is best, the order crosses over.
+        """Return the fastest candidate of each batch; a change of the best one is a crossover.
 
         Columns: those of `table`; `since`, the smallest batch from which on it is the same mesh,
         strategy, rounds and remat.
@@ -120,7 +120,7 @@ class Ranking:
         return Table((*_COLUMNS, "since"), tuple(rows))
 
     def page(self, top: int = 100) -> Page:
-        """What was found as a page: the best, the front, the best of each batch, what was refused.
+        """Return a page: the best, the front, the best of each batch, and the rejected candidates.
 
         Args:
           top: rows of the first table, and of what was refused.
@@ -148,12 +148,12 @@ class Ranking:
         return html_part(self.summary()) + html_part(self.table(MOST_ROWS))
 
     def summary(self) -> str:
-        """What was looked at, and what was not."""
+        """Return a sentence with the numbers of priced and remaining candidates."""
         text = f"{len(self.ranked)} fit, {len(self.refused)} do not fit or divide"
         return f"{text}; interrupted with {self.left} left" if self.left else text
 
     def verified(self, top: int = 10) -> Table:
-        """The best, each planned by itself and proved.
+        """Plan and prove each of the best candidates by itself.
 
         Columns: candidate, seconds_per_sample, verdict.
         """
@@ -178,7 +178,7 @@ _COLUMNS = (
 
 
 def _shown(found: Sequence[Any], top: int) -> tuple[str, ...]:
-    """A sentence above a table that has not all rows."""
+    """Return a sentence above a table that does not show all rows."""
     return (f"The first {top:,} of {len(found):,}.",) if len(found) > top else ()
 
 
@@ -260,7 +260,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | Topology:
-    """The machine of so many devices, a chip's in the vendor's shape."""
+    """Return the machine of so many devices, in the vendor's shape for the chip."""
     on = machine_for(Mesh({"X": devices}), hardware)
     if isinstance(on, Topology) and on.devices != devices:
         raise HardwareError(
@@ -271,7 +271,7 @@ def _machine(devices: int, hardware: str | Hardware | Topology) -> Hardware | To
 
 
 class _CandidateSearch:
-    """Prices candidates, those of one step on one mesh together."""
+    """A pricing of candidates; candidates of one step on one mesh share a plan."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class _CandidateSearch:
         self.peaks: list[tuple[int, str]] = []
 
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
-        """Those that fit, by seconds per sample; interrupted, what there is by then."""
+        """Return the fitting candidates by seconds per sample; if interrupted, those so far."""
         groups = by_step(self.dividing(found))
         first, left = len(found) - sum(map(len, groups)) + 1, 0
         numbers = list(accumulate(map(len, groups), initial=first))
@@ -315,7 +315,7 @@ class _CandidateSearch:
         self.refused.append((str(what), " ".join(str(why).split())))
 
     def dividing(self, found: Sequence[Candidate | Refused]) -> Iterator[Candidate]:
-        """Those whose batch and layers divide."""
+        """Yield the candidates whose batch and layers divide."""
         for one in found:
             if not isinstance(one, Candidate):
                 self.refused.append(one)
@@ -328,7 +328,7 @@ class _CandidateSearch:
                 yield one
 
     def task(self, group: Sequence[Candidate]) -> PricingTask:
-        """Those of one step on one mesh that may fit; the others are refused."""
+        """Yield candidates of one step on one mesh that may fit; the others are rejected."""
         try:
             state = group[0].state_bytes()
         except ShardalgError as error:
@@ -355,7 +355,7 @@ class _CandidateSearch:
             self.refuse(one, f"its peak is {bytes_text(peak)}, a device has {has}.")
 
     def holding(self, group: Sequence[Candidate], state: int) -> Iterator[Candidate]:
-        """Those whose arguments alone fit."""
+        """Yield the candidates whose arguments alone fit."""
         for one in group:
             needed = state + one.data_bytes()
             if needed <= self.memory:
@@ -369,7 +369,7 @@ class _CandidateSearch:
             )
 
     def least(self) -> tuple[int, str] | None:
-        """The smallest peak of all candidates that are too large; none is below its arguments."""
+        """Return the smallest peak of all candidates that are too large."""
         best = min(self.peaks, default=None)
         needed = {id(one): size for size, one in self.large}
         groups = by_step(one for _, one in self.large)
@@ -382,7 +382,7 @@ class _CandidateSearch:
         return best
 
     def nothing(self, devices: int, refused: Sequence[Refused]) -> StrategyError:
-        """Why no candidate is left, and what to write."""
+        """Return why no candidate is left, and the options to change."""
         if best := self.least():
             below = "" if self.peaks else " is below parameters and optimizer state, and"
             return StrategyError(

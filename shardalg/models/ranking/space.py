@@ -1,4 +1,4 @@
-"""Which ways to train a model there are on so many devices."""
+"""The candidates: meshes, strategies, batches and further choices for so many devices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def candidates(
 def _model(
     model: DenseTransformer, batch: int, microbatches: int, remat: Any, optimizer: str
 ) -> DenseTransformer | str:
-    """The model with these choices, one object for all meshes; why there is none."""
+    """Return the model with these choices, one object for all meshes, or why there is none."""
     changed = {"batch": batch, "microbatches": microbatches, "remat": remat}
     try:
         return replace(model, **changed, optimizer=optimizer)
@@ -104,7 +104,7 @@ def _model(
 
 
 def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, ...]:
-    """Those that train one step after one another, each program once, whatever its axes' names."""
+    """Yield candidates grouped by step, each program once, whatever the names of its axes."""
     steps: dict[object, dict[object, Candidate]] = {}
     numbers: dict[object, int] = {}  # of equal models, found by their hash once
     known: dict[int, tuple[DenseTransformer, int]] = {}  # the model is kept: its id stays its own
@@ -158,7 +158,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
 
 
 def ordered(laid: Iterable[Mesh]) -> Iterator[Mesh]:
-    """Each mesh with its axes in every order: which of them lie on neighbouring devices.
+    """Yield each mesh with its axes in every order; the order decides which axis has neighbours.
 
     Slices stay outermost: an axis within one does not reach across them.
 

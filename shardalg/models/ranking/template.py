@@ -56,13 +56,13 @@ class ProductTerm(NamedTuple):
     more: Fraction
 
     def at(self, sizes: Sizes) -> Any:
-        """The number there."""
+        """Return the number at these sizes."""
         made = math.prod([sizes[name] for name in self.names]) * self.factor + self.more
         return made.numerator if type(made) is Fraction and made.denominator == 1 else made
 
 
 def sizes_of(one: Candidate) -> dict[str, Any]:
-    """The sizes of a candidate's step.
+    """Return the sizes of a candidate's step.
 
     >>> from shardalg.models.dense import DenseTransformer
     >>> model = DenseTransformer(4, 16, 32, 2, 8, 32, 8, 8, microbatches=4)
@@ -78,14 +78,14 @@ def sizes_of(one: Candidate) -> dict[str, Any]:
 
 
 def with_iterations(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the iterations of the pipeline, if it is one."""
+    """Return the sizes with the number of iterations, if the candidate is a pipeline."""
     if "L" not in sizes:
         return dict(sizes)
     return {**sizes, "T": sizes["R"] * sizes["Q"] + sizes["L"] - 1}
 
 
 def kind_of(one: Candidate) -> tuple[Any, ...]:
-    """The same of two candidates whose steps are one program at other sizes."""
+    """Return a key that is equal for candidates whose steps are one program at other sizes."""
     sizes = sizes_of(one)
     small = tuple((name, size) for name, size in sizes.items() if size <= _SMALL)
     counts = [sizes.get(name) for name in _COUNTS]
@@ -95,7 +95,7 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
 
 
 def _sizeless(model: DenseTransformer, piped: bool) -> Any:
-    """All of a model but what `sizes_of` says."""
+    """Return the fields of a model that `sizes_of` does not contain."""
     kept = {k: v for k, v in vars(model).items() if k in _FIELDS}
     return tuple(v for k, v in kept.items() if not (piped and k == "layers"))
 
@@ -110,7 +110,7 @@ class Literal:
     known: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def at(self, sizes: Sizes) -> Any:
-        """The value at some sizes, worked out once."""
+        """Return the value at some sizes, computed once."""
         key = tuple([sizes[name] for name in self.names])
         if key not in self.known:
             self.known[key] = self.value(sizes)
@@ -119,7 +119,7 @@ class Literal:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A step whose numbers are read off three traces.
+    """A step whose numbers are interpolated from three traces.
 
     Attributes:
       traces: at `points`, all of one form.
@@ -129,7 +129,7 @@ class Template:
     points: tuple[Sizes, ...]
 
     def at(self, sizes: Sizes, signatures: dict[Signature, Signature] | None = None) -> Traced:
-        """The step at other sizes, numbers or recorded ones.
+        """Return the step at other sizes, numbers or recorded ones.
 
         Args:
           signatures: of which those of several steps are one object, which is found at once.
@@ -148,7 +148,7 @@ class Template:
 
     @cached_property
     def _graphs(self) -> tuple[Graph, ...]:
-        """Those of the traces.
+        """The graphs of the traces.
 
         Raises:
           NoTemplateError: they are not of one form.
@@ -162,7 +162,7 @@ class Template:
         return {}
 
     def read(self, values: tuple[int, ...]) -> ProductTerm:
-        """The formula that has these values at the points.
+        """Return the formula that has these values at the points.
 
         Raises:
           NoTemplateError: there is none.
@@ -217,7 +217,7 @@ class Template:
         return Literal(kind, below.names, lambda sizes: inverted(1 / below.at(sizes)).item())
 
     def together(self, sizes: Sizes) -> frozenset[str]:
-        """The sizes at which scalars that are two values of the program are one number there."""
+        """Return the sizes at which two different scalars of the program have the same value."""
         known: dict[Any, Literal] = {}
         found: set[str] = set()
         for one in self.varying:
@@ -234,7 +234,7 @@ class Template:
 
     @cached_property
     def fixed(self) -> frozenset[tuple[str, Any]]:
-        """Type and value of those that do not."""
+        """Type and value of the scalars that depend on no size."""
         return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
 
 
@@ -243,7 +243,7 @@ def _plainest(found: ProductTerm) -> tuple[Any, ...]:
 
 
 def template(one: Candidate, held: Set[str] = frozenset()) -> Template:
-    """The template of a candidate's step.
+    """Return the template of a candidate's step.
 
     Args:
       held: sizes that are as the candidate has them, at which two scalars are one (`together`).
@@ -283,7 +283,7 @@ def _traced(one: Candidate) -> Traced:
 
 
 class _Rebuilt:
-    """A graph with each number replaced by what its values in several traces stand for."""
+    """A graph in which the formula of its values in several traces replaces each number."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class _Rebuilt:
         self.graphs, self.number, self.same = graphs, number, same
 
     def graph(self) -> Graph:
-        """The graph.
+        """Return the graph.
 
         Raises:
           NoTemplateError: the traces differ in more than numbers.
@@ -324,7 +324,7 @@ class _Rebuilt:
         return replace(first, values=values, nodes=tuple(nodes), regions=regions, bindings=())
 
     def of(self, *found: Any) -> Any:
-        """A parameter."""
+        """Return a parameter of the traces: itself if all are equal, else with numbers replaced."""
         first = found[0]
         if all(one is first or one == first for one in found):
             return first

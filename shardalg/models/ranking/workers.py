@@ -32,7 +32,7 @@ _SERVE = f"from {__name__} import serve; serve()"
 
 @dataclass(frozen=True)
 class PricingTask:
-    """Candidates of one step on one mesh, and what they are priced for."""
+    """Candidates of one step on one mesh, and the machine that they are priced for."""
 
     group: Sequence[Candidate]
     on: Hardware | Topology
@@ -52,7 +52,7 @@ class Done:
 
 
 def done(task: PricingTask, pricing: CandidatePricing) -> Done:
-    """The task's prices, made in this process."""
+    """Return the task's prices, computed in this process."""
     before = pricing.planned
     if not task.group:
         return Done((), 0)
@@ -153,7 +153,7 @@ class Workers:
             thread.join()
 
     def _places(self) -> Iterator[int]:
-        """Of the tasks that nobody has taken, each to whoever asks first."""
+        """Yield the numbers of tasks; the next free process takes each."""
         while True:
             with self._lock:
                 place, self._taken = self._taken, self._taken + 1
