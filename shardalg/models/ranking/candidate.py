@@ -126,7 +126,7 @@ class Candidate:
         return cost_on(self.model.layers, {self.model.layers: self.plan()}, on)
 
     def argument_bytes(self) -> int:
-        """Return the bytes of a device's parameters, optimizer state and data, which no plan avoids.
+        """Return the bytes of a device's parameters, optimizer state and data, always held.
 
         Raises:
           StrategyError: a dimension, or a microbatch, that its axes do not divide, which no
