@@ -1,11 +1,11 @@
-"""What an instruction, or a whole SPMD program, costs on a `Hardware`.
+"""Cost model: seconds, bytes and flops of an instruction or of a whole SPMD program on a chip.
 
-Prices in symbols: A plan of named sizes is planned on its hints. `costs/symbolic.py` then walks
-the program once and gives every local value, loop and collective a formula: `ceil(D/n)`, D the
-lifted size of the graph value, n the product of its axes; `D/n`, with a recorded condition, where
-n divides D at the hints. Bytes, flops, times and memory are computed on that program by the code
-that computes them on numbers, once for all instructions that are alike; the longer of two times is
-a `max` of both. What is alive at the peak is decided at the hints.
+Prices in formulas: a plan with named sizes is made at its hints. Then `costs/symbolic.py` walks
+the program once and gives every local value, loop and collective a formula. A block has `ceil(D/n)`
+elements, where D is the size of the graph value and n the product of the axes that shard it. If n
+divides D at the hints, the block has `D/n` elements, under a recorded condition. The code that
+prices programs in numbers also prices these programs, once for all equal instructions. The longer
+of two times is a maximum. The hints decide which values are alive at the peak.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Cost", "estimate"]
 
 
 def __getattr__(name: str) -> object:
-    """Return a public name, imported at its first use: a plan without a price needs neither."""
+    """Return a public name, imported on first use, because a plan without a price needs neither."""
     if name == "Cost":
         from shardalg.costs.cost import Cost
 

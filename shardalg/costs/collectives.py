@@ -1,6 +1,6 @@
-"""Bytes that a collective sends; its seconds go by `costs/network/collective_seconds.py`.
+"""Bytes that collectives send, and the collectives of a program with their producers and readers.
 
-The collectives of a program, and who makes and reads what they move.
+The seconds of a collective are in `costs/network/collective_seconds.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from shardalg.spmd.instructions import Apply, DynamicSlice, Resize, Slice
 from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 
-# Numerator and denominator of the bytes that one device of a ring of n sends when it holds b bytes
-# before the collective; both may be symbols.
+# Numerator and denominator of the bytes that one device of a ring of n sends if it holds b bytes
+# before the collective. The fraction stays open because b and n may be formulas, and because an
+# integer quotient must not be rounded.
 RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "all_gather": lambda b, n: (b * (n - 1), 1),
     "all_reduce": lambda b, n: (2 * b * (n - 1), n),
@@ -42,12 +43,12 @@ RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 # Types tell numbers from formulas that are constant: both are one key otherwise.
 @lru_cache(maxsize=1 << 14, typed=True)
 def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
-    """Bytes that each device sends in one execution of a collective, on a ring.
+    """Return the bytes that each device sends in one execution of a collective, on a ring.
 
-    With `n = group_size` devices that each hold `b = local_bytes` before it:
+    `n = group_size` devices each hold `b = local_bytes` before the collective. The bytes are:
     all_gather `b*(n-1)`, reduce_scatter and all_to_all `b*(n-1)/n`, all_reduce `2*b*(n-1)/n`,
-    collective_permute `b`; a group of one sends nothing. Exact: an int, or a Fraction where a
-    block does not divide; sympy numbers give a sympy formula.
+    collective_permute `b`. A group of one sends nothing. The result is exact: an int, or
+    a Fraction if a block does not divide evenly, or a formula if an argument is a formula.
 
     Args:
       kind: a name of `RING_BYTES`.
@@ -70,17 +71,17 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
 
 
 def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
-    """Whether an instruction moves bytes between devices: no fetch from nobody, no group of one."""
+    """Return whether an instruction sends bytes. A group of one device sends none."""
     return isinstance(attributes, Collective) and attributes.sends > 0
 
 
 def moves(step: Execution) -> TypeGuard[Execution[Collective]]:
-    """Whether a step of a program moves bytes between devices."""
+    """Return whether a step of a program sends bytes between devices."""
     return is_collective(step.instruction.attributes)
 
 
 def group_size(attributes: Collective) -> Any:
-    """Devices that take part in one group of a collective.
+    """Return the number of devices in one group of a collective.
 
     >>> from shardalg.algebra.digits import Digit
     >>> from shardalg.spmd.instructions import AllReduce
@@ -91,10 +92,10 @@ def group_size(attributes: Collective) -> Any:
 
 
 def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
-    """Bytes that each device sends in one execution of a collective instruction, on a ring.
+    """Return the bytes that each device sends in one execution of an instruction, on a ring.
 
-    The same price as `step_wire_bytes`, so that the planner chooses by what the program costs.
-    0 for an instruction that is no collective, and for a permute that sends to nobody else.
+    The price is that of `step_wire_bytes`, so that the planner compares what the program costs.
+    It is 0 for a local instruction, and for a permute in which every device keeps its own block.
 
     >>> from shardalg.algebra.digits import Digit
     >>> from shardalg.spmd.instructions import ReduceScatter
@@ -105,6 +106,7 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
         return 0
     kind, size = attributes.sent_as, group_size(attributes)
     sent = step_wire_bytes(kind, group_size=size, local_bytes=local_in_bytes)
+    # The instruction has `choices` operands. Each of its `sends` permutes moves the block of one.
     if attributes.sends == attributes.choices:
         return sent
     return quotient(sent * attributes.sends, attributes.choices)
@@ -113,7 +115,7 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
 def seconds(
     attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware | Topology
 ) -> Any:
-    """Seconds of one execution: `seconds_by_cause` together.
+    """Return the seconds of one execution of an instruction: the sum of `seconds_by_cause`.
 
     >>> from shardalg.spmd.instructions import AllGather
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -130,12 +132,12 @@ def seconds(
 def seconds_by_cause(
     attributes: Attributes, local_in_bytes: Any, *, spans: Callable[[Digits], tuple[DigitSpan, ...]]
 ) -> Mapping[str, Any]:
-    """Seconds of one execution of an instruction by what they are spent on; none of a local one.
+    """Return the seconds of one execution of a collective by cause; {} for other instructions.
 
     Args:
-      spans: what lies under digits, as the `wiring` of a `Hardware` or a `Topology` says.
+      spans: returns the links under digits, as `wiring(mesh).spans` of a chip or a topology does.
 
-    See `costs.network.collective_seconds`: the cheapest of the ways to send so many bytes.
+    The cheapest algorithm is priced; see `costs.network.collective_seconds`.
     """
     if not is_collective(attributes) or attributes.stays:
         return {}
@@ -146,7 +148,7 @@ def seconds_by_cause(
 
 
 def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[DigitSpan, ...]) -> Any:
-    """Return the seconds of one execution of a collective of a kind over spans of links.
+    """Return the seconds of one execution of a collective of one kind over given links.
 
     Args:
       kind: a name of `RING_BYTES`.
@@ -161,7 +163,7 @@ def _seconds(kind: str, spans: tuple[DigitSpan, ...], held: Any) -> Mapping[str,
 
 
 def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
-    """The mesh axes that digits belong to, major first, each once.
+    """Return the mesh axes that digits belong to, major first, each once.
 
     >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
     ('Y', 'X')
@@ -171,16 +173,17 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
 
 
 MOVES = (Collective, DynamicSlice, Slice, Resize)
-"""What a chain from one layout to another is made of."""
+"""Kinds of instructions that a chain of moves from one sharding to another consists of."""
 
 
 @dataclass(frozen=True)
 class MovedValue:
-    """A collective of a program.
+    """A collective of a program, with the value that it moves.
 
     Attributes:
-      number: its row in the table of collectives.
-      value: the graph value that it moves; of an intermediate, the one that it was made from.
+      number: row in the table of collectives.
+      step: the instruction, and how often it runs.
+      value: the graph value that is moved. An intermediate counts as the value it was made from.
       wire_bytes: per device and execution.
     """
 
@@ -191,45 +194,45 @@ class MovedValue:
 
     @property
     def attributes(self) -> Collective:
-        """What it is."""
+        """Attributes of the collective instruction."""
         return self.step.instruction.attributes
 
     @property
     def digits(self) -> Digits:
-        """The digits along which it moves."""
+        """The digits along which the collective runs."""
         return self.attributes.digits
 
     @property
     def place(self) -> tuple[int | None, int]:
-        """The node that it is for, and the value."""
+        """The node that needs the collective, and the value that it moves."""
         return self.step.instruction.node, self.value
 
     @property
     def alike(self) -> tuple[str, Digits]:
-        """What it does, wherever it stands: kind and digits."""
+        """Kind and digits, which are equal for collectives that differ only in their place."""
         return self.attributes.sent_as, tuple(sorted(self.digits))
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """The collectives of a program, and who makes and reads its local values."""
+    """The collectives of a program, and the producer and readers of each local value."""
 
     program: SpmdProgram
     graph: Graph
 
     @cached_property
     def steps(self) -> tuple[Execution, ...]:
-        """Every instruction in order of execution."""
+        """All instructions in order of execution."""
         return tuple(walk(self.program))
 
     @cached_property
     def made_by(self) -> Mapping[int, Instruction]:
-        """Per local value, the instruction that makes it."""
+        """The instruction that produces each local value."""
         return {r: step.instruction for step in self.steps for r in step.instruction.results}
 
     @cached_property
     def readers(self) -> Mapping[int, list[Instruction]]:
-        """Per local value, the instructions that read it."""
+        """The instructions that read each local value."""
         found: dict[int, list[Instruction]] = {}
         for step in self.steps:
             for operand in dict.fromkeys(step.instruction.operands):
@@ -238,24 +241,24 @@ class Traffic:
 
     @cached_property
     def collectives(self) -> tuple[MovedValue, ...]:
-        """Every collective, in the order of the table of collectives."""
-        chosen = [step for step in self.steps if moves(step)]
-        return tuple(self._moved(number, step) for number, step in enumerate(chosen))
-
-    def _moved(self, number: int, step: Execution[Collective]) -> MovedValue:
-        instruction = step.instruction
-        sent = wire_bytes(instruction.attributes, sent_bytes(self.program, instruction))
-        value = self._origin(instruction.operands[0])
-        if value is None:
-            value = node_of(self.graph, instruction).results[0]
-        return MovedValue(number, step, value, sent)
+        """All collectives, in the order of the table of collectives."""
+        found = []
+        for number, step in enumerate(step for step in self.steps if moves(step)):
+            instruction = step.instruction
+            sent = wire_bytes(instruction.attributes, sent_bytes(self.program, instruction))
+            value = self._origin(instruction.operands[0])
+            if value is None:
+                value = node_of(self.graph, instruction).results[0]
+            found.append(MovedValue(number, step, value, sent))
+        return tuple(found)
 
     def _origin(self, local: int) -> int | None:
-        """The graph value that a local value is a layout of, a part of, or was made from."""
+        """Return the graph value that a local value is a block of or was made from, else None."""
         while self.program.locals[local].origin is None:
             made = self.made_by.get(local)
             if made is None or not made.operands:
                 return None
+            # A partial sum has no graph value, but the operator that computes it has a result.
             if self.program.locals[local].sharding.unreduced and type(made.attributes) is Apply:
                 return node_of(self.graph, made).results[made.results.index(local)]
             local = made.operands[0]
@@ -263,22 +266,22 @@ class Traffic:
 
     @cached_property
     def wire_bytes(self) -> int | float:
-        """Bytes that a device sends in a step of the program."""
+        """Bytes that a device sends in one step of the program."""
         return sum(moved.step.count * moved.wire_bytes for moved in self.collectives)
 
     def ends(self, moved: MovedValue) -> tuple[Local, Local]:
-        """The first and the last local value of the chain of moves around a collective."""
+        """Return the first and the last local value of the chain of moves around a collective."""
         instruction = moved.step.instruction
         first, last = instruction.operands[0], instruction.results[0]
-        while self._goes_on(instruction, self.made_by.get(first)):
+        while self._same_chain(instruction, self.made_by.get(first)):
             first = self.made_by[first].operands[0]
         readers = self.readers.get(last, ())
-        while len(readers) == 1 and self._goes_on(instruction, readers[0]):
+        while len(readers) == 1 and self._same_chain(instruction, readers[0]):
             last = readers[0].results[0]
             readers = self.readers.get(last, ())
         return self.program.locals[first], self.program.locals[last]
 
-    def _goes_on(self, one: Instruction, other: Instruction | None) -> bool:
+    def _same_chain(self, one: Instruction, other: Instruction | None) -> bool:
         return (
             other is not None
             and isinstance(other.attributes, MOVES)

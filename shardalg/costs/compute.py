@@ -1,4 +1,4 @@
-"""Floating-point operations and memory traffic: of a graph node, and of a local operator."""
+"""Floating-point operations of a graph node and of a local operator."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from shardalg.sizes.amounts import quotient
 from shardalg.sizes.formula import has_formula
 
 Shapes = tuple[tuple[Any, ...], ...]
-"""Of operands, then of results; numbers or formulas."""
+"""Shapes of the operands, then of the results, in numbers or formulas."""
 
 
 @lru_cache(maxsize=65536)
 def signature_flops(signature: Signature) -> int:
-    """Floating-point operations of an operator on global shapes; 0 for one without a row."""
+    """Return the flops of an operator on global shapes; 0 if the operator has no row."""
     return sum(flops(rule) for rule in rules(signature) or ())
 
 
 @lru_cache(maxsize=65536)
 def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits], ...]) -> int:
-    """Floating-point operations of an operator on one device, padding included.
+    """Return the flops of an operator on one device, padding included.
 
-    `flops per iteration * iterations`, a loop of extent E over n partitions having `ceil(E / n)`.
+    A loop of extent E over n partitions has `ceil(E / n)` iterations on each device.
 
     Args:
       loops: digits of each sharded loop.
@@ -46,16 +46,16 @@ def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits],
 def shaped_flops(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> Any:
-    """Floating-point operations of an operator on operands and results of other shapes.
+    """Return the flops of an operator on operands and results of other shapes.
 
-    A loop runs over as many elements as the dimensions that it walks have there: local shapes give
-    the flops of a device, padding of blocks included, and formulas a formula. Of an operator that
-    reads through windows, only iterations that read an element count.
+    The size of a loop is read from the dimensions that the loop indexes. Local shapes give
+    the flops of a device, padding of blocks included. Formulas give a formula. If an operator
+    reads through windows, only the iterations that read an element count.
 
     Args:
-      shapes: of the operands, then of the results.
-      params: the parameters in which the operator on these shapes differs (`Apply.params`).
-      row: of an operator with windows whose shapes are formulas, its row on these shapes.
+      shapes: shapes of the operands, then of the results.
+      params: parameters that the operator has on these shapes instead (`Apply.params`).
+      row: the operator's row on these shapes; needed for windows on shapes that are formulas.
 
     >>> from shardalg.sizes.formula import symbols
     >>> from shardalg.graph.ir import ValueType
@@ -70,10 +70,12 @@ def shaped_flops(
 
 
 class Executed(NamedTuple):
-    """A row of an operator that does arithmetic, on other shapes.
+    """A row of an operator that does arithmetic, evaluated on other shapes.
 
     Attributes:
-      rule: on the operator's own shapes. sizes: of its loops on the other shapes.
+      rule: the row on the operator's own shapes.
+      sizes: sizes of the row's loops on the other shapes.
+      flops: floating-point operations on the other shapes.
     """
 
     rule: Rule
@@ -85,7 +87,7 @@ class Executed(NamedTuple):
 def executed(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> tuple[Executed, ...]:
-    """The rows that do arithmetic on other shapes; arguments as of `shaped_flops`."""
+    """Return the rows that do arithmetic, on other shapes; arguments as in `shaped_flops`."""
     found = []
     for rule, places in _counted(signature):
         if not slides(rule):
@@ -94,7 +96,8 @@ def executed(
             continue
         named = has_formula(size for shape in shapes for size in shape)
         own = row or (rule if named else local_row(signature, shapes, params))
-        # A window over a dimension does not tell how long it is itself.
+        # A dimension that is read through a window has index `stride*o + dilation*r - padding`. Its
+        # size determines neither the loop over the image nor the loop over the window.
         count, read = len(signature.operands), read_dims(own)
         walked = (p for p in _places(own, count) if (p[1], p[2]) not in read or len(p[0]) == 1)
         sizes = {**own.extents, **_loop_sizes(own, tuple(walked), shapes)}
@@ -104,13 +107,13 @@ def executed(
 
 @lru_cache(maxsize=65536)
 def windows(signature: Signature) -> bool:
-    """Whether an operator does arithmetic on what it reads through windows."""
+    """Return whether an operator does arithmetic on elements that it reads through windows."""
     return any(slides(rule) for rule, _ in _counted(signature))
 
 
 @lru_cache(maxsize=65536)
 def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
-    """The row of an operator with windows on local shapes, with the parameters that differ."""
+    """Return the row of an operator with windows on local shapes and changed parameters."""
     count = len(signature.operands)
     types = (*signature.operands, *signature.results)
     local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
@@ -121,12 +124,12 @@ def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
 
 
 Places = tuple[tuple[tuple[str, ...], int, int], ...]
-"""(loops, tensor, dimension) per dimension that loops make up; tensors as in `Shapes`."""
+"""(loops, tensor, dimension) per dimension that loops index; tensors as in `Shapes`."""
 
 
 @lru_cache(maxsize=65536)
 def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
-    """The rows that do arithmetic, and where the sizes of their loops stand."""
+    """Return the rows that do arithmetic, each with the dimensions that its loops index."""
     rows = rules(signature) or ()
     count = len(signature.operands)
     return tuple(
@@ -137,7 +140,9 @@ def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
 
 
 def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Dimensions of one loop come first: where several nest, the major one is cut."""
+    """Yield the dimensions that loops index; dimensions of a single loop come first."""
+    # The order matters to `_loop_sizes`: a compound dimension (`n*i + j`) gives the size of its
+    # first loop that no other dimension has determined.
     found = [
         (tuple(name for name, _ in dim_loops(rule, tensor, dim)), tensor, dim)
         for tensor in rule.tensors
@@ -149,7 +154,7 @@ def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], in
 
 
 def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
-    """Sizes of the loops that dimensions walk."""
+    """Return the sizes of the loops that index the given dimensions."""
     found: dict[str, Any] = {}
     for loops, tensor, dim in places:
         if len(loops) == 1:
@@ -164,36 +169,35 @@ def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
 
 @lru_cache(maxsize=65536)
 def contracts(signature: Signature) -> bool:
-    """Whether an operator multiplies and sums over a loop that its result lacks (matrix unit).
+    """Return whether an operator multiplies and sums over a contracting loop (matrix unit).
 
     Such an operator writes its result to memory; others are fused with their neighbours.
     """
-    return any(_contracts(rule) for rule in rules(signature) or ())
-
-
-def _contracts(rule: Rule) -> bool:
-    return rule.combine == SUM and bool(rule.reduced) and any(len(t) > 1 for t in rule.terms)
+    return any(
+        rule.combine == SUM and bool(rule.reduced) and any(len(t) > 1 for t in rule.terms)
+        for rule in rules(signature) or ()
+    )
 
 
 def useful_flops(graph: Graph) -> int:
-    """Floating-point operations of one call of the function, trip counts included.
+    """Return the flops of one call of the function, trip counts included.
 
-    What one device would execute: no padding, nothing computed twice by two devices; what the
-    function itself recomputes (remat) counts.
+    The flops are those of a single device: no padding, and no work repeated by two devices.
+    Operations that the function itself repeats (remat) count.
     """
     return sum(node_flops(graph, node) for node in graph.walk())
 
 
 def node_flops(graph: Graph, node: Node) -> int:
-    """Floating-point operations of a node on global shapes, trip counts included.
+    """Return the flops of a node on global shapes, trip counts included.
 
-    In a manual region a node stands for one operator on each device.
+    A node of a manual region is one operator per device, so its flops count once per device.
     """
     devices = math.prod(graph.manual_axes(node.region).values())
     return signature_flops(node.signature) * graph.trip_count(node) * devices
 
 
 def operand_type(signature: Signature) -> str:
-    """Item type that the arithmetic of an operator runs in: that of its first operand."""
+    """Return the item type of an operator's arithmetic: the type of its first operand."""
     types = signature.operands or signature.results
     return types[0].dtype if types else "float32"

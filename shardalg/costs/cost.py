@@ -1,4 +1,4 @@
-"""What one call of a program costs on one device: time, communication, flops and memory."""
+"""Price of one call of a program on one device: time, communication, flops and memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 
 FORMATTING = "formatting"
 MATRIX, MEMORY = "matrix", "memory"
-"""Causes of seconds beside those of `costs.network.collective_seconds`: arithmetic at its peak, and
-traffic to and from a device's own memory where that takes longer."""
+"""Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
+device's own memory, whichever takes longer. `costs.network.collective_seconds` has the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What the instructions of one kind, on the same axes, cost together on one device.
+    """Cost on one device of all instructions of one kind along the same axes.
 
     Attributes:
-      kind: "contraction", "other compute", "formatting" (slices, pads and masks that blocks need
-        and the function does not have), or the kind of a collective.
-      count: executions, trip counts included; flops, wire_bytes and seconds are of all of them.
-      seconds: by cause: "matrix" or "memory" of a local operator, of which the longer counts; of a
-        collective "link", "network" (between islands), "dcn" (between slices) and "latency".
+      kind: "contraction", "other compute", "formatting" (slices, pads and masks that only the
+        partitioning needs), or the kind of a collective.
+      count: executions, trip counts included. The fields flops, wire_bytes and seconds are sums
+        over all executions.
+      seconds: seconds by cause. A local operator has "matrix" or "memory", whichever is longer.
+        A collective has "link", "network" (between islands), "dcn" (between slices), "latency".
     """
 
     kind: str
@@ -64,16 +65,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the items and the memory: numbers, or formulas.
+    """Sums over the items, and the memory; numbers or formulas.
 
     Attributes:
       items: compute and collectives by kind, axes, role and phase.
-      useful_flops: of one call on global shapes (`costs.compute.useful_flops`).
-      useful_s: seconds that these would keep one device at its peak.
+      useful_flops: flops of one call on global shapes (`costs.compute.useful_flops`).
+      useful_s: seconds that one device at its peak needs for `useful_flops`.
       devices: size of the mesh.
-      memory: bytes alive at the peak, by class; of formulas, at the hints' peak.
-      peaks: of formulas, makes the bytes of which the largest is the peak, wherever that is; None
-        where they are not known.
+      memory: bytes alive at the peak, by class. Formulas are those of the hints' peak.
+      peaks: returns the candidates for the peak in formulas; their largest is the peak. None if
+        they are not known.
     """
 
     items: tuple[Item, ...]
@@ -85,16 +86,16 @@ class Totals:
 
     @cached_property
     def peak_bytes(self) -> Any:
-        """Most bytes alive at once; of formulas the largest of those alive at each instruction."""
+        """Most bytes alive at once; in formulas, the largest of the candidates."""
         return largest_of(self.peaks()) if self.peaks else self.memory.peak_bytes
 
     def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
-        """Sum of a field of the items, of all or of one sort."""
+        """Return the sum of a field over all items, or only over collectives or local operators."""
         chosen = (i for i in self.items if communication in (None, i.is_communication))
         return total(getattr(item, quantity) for item in chosen)
 
     def seconds(self) -> dict[str, Any]:
-        """Seconds by cause; of links by the axes that collectives go along, as "link X,Y"."""
+        """Return the seconds by cause; seconds on links have the axes, as in "link X,Y"."""
         found: dict[str, list[Any]] = {}
         for item in self.items:
             for cause, seconds in item.seconds:
@@ -103,7 +104,7 @@ class Totals:
         return {name: total(amounts) for name, amounts in found.items()}
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Every quantity with its name, as `Cost.formulas` prints them."""
+        """Yield every quantity with its name, as `Cost.formulas` prints them."""
         yield "step_time_s", self.sum("time_s")
         yield "compute_s", self.sum("time_s", communication=False)
         yield "communication_s", self.sum("time_s", communication=True)
@@ -116,10 +117,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What a plan with named sizes says of other sizes, where it is asked.
+    """Access to the plan at other values of its named sizes.
 
     Attributes:
-      fits: whether the plan at a size of each name fits a device (`Plan.at`).
+      fits: returns whether the plan fits a device, given a value of each name (`Plan.at`).
     """
 
     fits: Callable[[Mapping[str, int]], bool]
@@ -127,21 +128,21 @@ class Elsewhere:
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """Price of one call of a program on one device of each kind of `hardware`.
+    """Price of one call of a program on one device of the hardware.
 
-    Of a plan with named sizes, every quantity is a sympy expression, in which the longer of
-    arithmetic and memory traffic of an operator is a `Max`, and so is the peak of memory: the
-    largest of the bytes alive at the instructions that can have most of them. Its classes
-    (`memory_by_class`) are those at the instruction that is the peak at the hints.
+    In a plan with named sizes, every quantity is a sympy expression. It has a maximum where
+    an operator takes the longer of arithmetic and memory traffic. The peak of memory is a maximum
+    too, over the instructions that can have the most bytes alive. Its classes (`memory_by_class`)
+    are those of the instruction that is the peak at the hints.
 
     Attributes:
       totals: the exact prices, numbers or formulas.
-      hints: the same in numbers, at the hints; of a plan in numbers, `totals` itself.
-      sizes: the names of the sizes; None in a plan in numbers.
-      by_module: makes the table by module; None where nothing tells modules.
-      elsewhere: asks the plan at other sizes; None of a program that no plan made.
-      overlap: of compute and collectives: "none", "asynchronous", "dependences" or "full".
-      scheduled_s: the step with the overlap that dependences allow, at the hints.
+      hints: the same prices in numbers, at the hints; in a plan in numbers, `totals` itself.
+      sizes: the named sizes; None in a plan in numbers.
+      by_module: returns the table by module; None if the program comes from no plan.
+      elsewhere: the plan at other sizes; None if the program comes from no plan.
+      overlap: overlap of compute and collectives: "none", "asynchronous", "dependences" or "full".
+      scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
       machine: text that names the chip, the number of devices, and the source of both.
     """
@@ -158,7 +159,7 @@ class Cost:
     machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
-        """A number as it is, a formula in sympy."""
+        """Return a number unchanged, and a formula as a sympy expression."""
         return self.sizes.sympy(value) if self.sizes and has_formula((value,)) else value
 
     @property
@@ -193,26 +194,27 @@ class Cost:
 
     @cached_property
     def seconds_by_cause(self) -> dict[str, Any]:
-        """Seconds by what they are spent on, which together are `compute_s + communication_s`.
+        """Seconds by cause; together they are `compute_s + communication_s`.
 
-        "matrix": arithmetic at the peak; "memory": traffic to and from a device's own memory, where
-        that takes longer than the arithmetic; "link X": bytes along axis X; "network": between
-        islands; "dcn": between slices; "latency": of all hops.
+        "matrix": arithmetic at the peak. "memory": traffic to and from a device's own memory, if
+        it takes longer than the arithmetic. "link X": bytes along axis X. "network": bytes between
+        islands. "dcn": bytes between slices. "latency": latency of all hops.
         """
         return {name: self._shown(seconds) for name, seconds in self.totals.seconds().items()}
 
     @cached_property
     def formatting_s(self) -> Any:
-        """Seconds of formatting, a part of `compute_s`: slices, pads, masks that nothing fuses."""
+        """Seconds of slices, pads and masks that the partitioning adds, part of `compute_s`."""
         chosen = (item.time_s for item in self.items if item.kind == FORMATTING)
         return self._shown(total(chosen))
 
     @cached_property
     def step_time_s(self) -> Any:
-        """Seconds of a step: compute and communication as `overlap` says.
+        """Seconds of a step, with the overlap of compute and communication in `overlap`.
 
-        "none": their sum; "full": the longer one; "dependences": what the program's dependences
-        allow, "asynchronous": and the chip's compiler, neither of which has a formula.
+        "none" is the sum of both and "full" is the longer one. "dependences" is the overlap that
+        the program's dependences allow; "asynchronous" also needs the chip's compiler to start
+        the collective ahead. The last two are schedules, which have no formula.
 
         Raises:
           FormulaError: "dependences" or "asynchronous" of a plan with named sizes.
@@ -220,7 +222,7 @@ class Cost:
         return self._shown(self._time(self.totals))
 
     def _time(self, totals: Totals) -> Any:
-        """The step time of some totals, numbers or formulas."""
+        """Return the step time of some totals, a number or a formula."""
         compute, sent = (totals.sum("time_s", communication=c) for c in (False, True))
         if self.overlap == "none":
             return compute + sent
@@ -242,13 +244,13 @@ class Cost:
     def memory_by_class(self) -> dict[str, Any]:
         """Bytes alive at the peak per class; see `costs.memory.Liveness.by_class`.
 
-        Formulas are of the instruction that is the peak at the hints.
+        Formulas are for the instruction that is the peak at the hints.
         """
         return {name: self._shown(size) for name, size in self.totals.memory.by_class.items()}
 
     @property
     def fits(self) -> Any:
-        """Whether the peak is within the memory of a device; in formulas, the inequality."""
+        """Whether the peak is within the memory of a device; with named sizes, the inequality."""
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     @cached_property
@@ -263,7 +265,7 @@ class Cost:
 
     @property
     def flops_utilization(self) -> Any:
-        """Useful share of what the devices could do: `useful_s / (devices * step_time_s)`."""
+        """Useful share of the devices' flops: `useful_s / (devices * step_time_s)`."""
         if not self.step_time_s:
             return 0.0
         return self._shown(self.totals.useful_s) / (self.devices * self.step_time_s)
@@ -271,14 +273,14 @@ class Cost:
     def crossover(
         self, other: Cost, name: str, *, quantity: str = "step_time_s"
     ) -> tuple[int, ...]:
-        """The values of a named size at which this costs more instead of less, or less again.
+        """Return the values of a named size at which this plan starts or stops to cost more.
 
-        All other sizes stay at their hints, and so does what planning decides (`Plan.holds`). At
-        each of these integers the sign of the difference is another one than at the integer before;
-        up to 16384 there is no other, beyond it some of two that are close may be left out.
+        All other sizes stay at their hints. The decisions of the planner stay too (`Plan.holds`).
+        At each returned integer the sign of the difference is not the sign at the integer before.
+        The list is complete up to 16384. Beyond, two crossovers that are close may be left out.
 
         Args:
-          quantity: as in `formulas`.
+          quantity: the name of a row of `formulas()`.
 
         Raises:
           FormulaError: plans in numbers, no cost, an unknown size or quantity, or one that does not
@@ -290,7 +292,7 @@ class Cost:
         return turns(difference, name, hints)
 
     def beats(self, other: Cost, *, quantity: str = "peak_memory_bytes") -> str:
-        """The inequality of sizes under which this costs less than the other; "always", "never".
+        """Return the inequality of sizes under which this plan costs less, "always" or "never".
 
         Raises:
           FormulaError: plans in numbers, no cost, or an unknown quantity.
@@ -299,13 +301,13 @@ class Cost:
         return less(Formula({}), -difference)
 
     def largest_batch_that_fits(self, name: str = "B") -> int:
-        """The largest value of a named size that was found at which the plan fits; 0 if none does.
+        """Return the largest value found of a named size at which the plan fits, 0 if none.
 
-        All other sizes stay at their hints. The formulas of what is alive at each instruction say
-        where to look; from there the plan is made at one size after the other, as `Plan.at` makes
-        it, so that it fits at the one that comes back. Looked at are the multiples of the hint that
-        all devices divide, then between two of them ever finer ones: a larger size that divides
-        less evenly may fit.
+        All other sizes stay at their hints. The formulas of the peak give a first guess. From
+        there the plan is made at one size after the other, as `Plan.at` does, so that the plan
+        certainly fits at the returned size. The search first tries multiples of the hint that all
+        devices divide, then finer multiples between two of these. A larger size that divides less
+        evenly may fit.
 
         Raises:
           FormulaError: no such named size, or a program that no plan made.
@@ -330,12 +332,13 @@ class Cost:
         made = self.totals.peaks() if self.totals.peaks else (self.totals.peak_bytes,)
         peaks = [Formula.of(peak).subs(others) for peak in made]
         most, plan = self.hardware.hbm_bytes, self.elsewhere
+        # The guess keeps the decisions of the hints. The search below plans anew at each size.
         guess = largest(lambda n: all(peak.at({name: n}) <= most for peak in peaks))
         step = math.lcm(self.sizes.hints[name], self.hints.devices)
         return largest_near(lambda n: plan.fits({**others, name: n}), guess, step)
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
-        """What this costs more than another, and the hints of both."""
+        """Return the additional cost compared with another plan, and the hints of both."""
         if not isinstance(other, Cost):
             raise FormulaError(
                 f"costs are compared, as plan.cost(hardware) gives them; got {other!r:.80}."
@@ -353,17 +356,17 @@ class Cost:
         return ours - theirs, {**other.sizes.hints, **self.sizes.hints}
 
     def table(self, by: str | None = None) -> Table:
-        """A row per kind, axes, role and phase, the longest (at the hints) first.
+        """Return a row per kind, axes, role and phase, the longest (at the hints) first.
 
-        Overlappable are collectives that the chip's compiler splits into a start and a done. Of
-        all-reduces that are sent as one, the first has the time of all.
+        A collective is overlappable if the chip's compiler splits it into a start and a done. If
+        several all-reduces are sent as one, the first has the time of all.
 
         Args:
-          by: "module": a row per module of the function, alike ones folded, with what it takes,
-            sends, and holds at the peak (at the hints).
+          by: "module" gives a row per module of the function, equal modules folded, with its
+            seconds, bytes sent, and bytes alive at the peak (at the hints).
 
         Raises:
-          TableError: `by` something else, or of a program that no plan made.
+          TableError: `by` is another value, or no plan made the program.
         """
         if by is not None:
             if by != "module" or self.by_module is None:
@@ -386,7 +389,7 @@ class Cost:
         return Table(names, tuple(rows))
 
     def formulas(self) -> Table:
-        """Every quantity as a formula in the named sizes, and as a number at the hints."""
+        """Return every quantity as a formula in the named sizes, and as a number at the hints."""
         pairs = list(zip(self.totals.named(), self.hints.named(), strict=True))
         if self.overlap != "none":
             times = (self._time(self.totals), self._time(self.hints))

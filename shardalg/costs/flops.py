@@ -1,4 +1,4 @@
-"""Floating-point operations of a row: numbers, or formulas of the sizes of its loops."""
+"""Floating-point operations of a row, in numbers or in formulas of the sizes of its loops."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from shardalg.sizes.maximum import larger, smaller
 def flops(
     rule: Rule, sizes: Mapping[str, Any] | None = None, shapes: Sequence[Sequence[Any]] = ()
 ) -> Any:
-    """Floating-point operations: `rule.flops` times the iterations that exist.
+    """Return the floating-point operations: `rule.flops` times the iterations that exist.
 
-    Loops that a guard determines do not count; whole ones as the largest block. Where an index may
-    leave its dimension (padding, dilation), only iterations inside count. Without `shapes` a loop
-    of another size than the row's is a part of it: it reads a halo, so that all iterations count.
+    Loops that a guard determines do not count. Whole loops count as the largest block. If an index
+    may leave its dimension (padding, dilation), only the iterations inside count. Without `shapes`
+    a loop of another size than the row's is one partition of the loop. Such a partition reads
+    a halo, so all its iterations count.
 
     Args:
-      sizes: of the loops, as a device runs them: numbers or formulas. A loop that is not in it has
+      sizes: sizes of the loops on a device, in numbers or formulas. A loop that is left out has
         the extent of the row.
-      shapes: of the operands that loops of these sizes read; () for those of the row.
+      shapes: shapes of the operands that loops of these sizes read; () means the row's shapes.
     Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
 
     >>> from shardalg.graph.ops.rows import rules
@@ -56,19 +57,20 @@ def flops(
 
 
 def slides(rule: Rule) -> bool:
-    """Whether an iteration may read outside of an operand, as those of a padded window do."""
+    """Return whether an iteration may read outside of an operand, as in a padded window."""
     return bool(rule.flops and _partial(rule))
 
 
 def read_dims(rule: Rule) -> frozenset[tuple[int, int]]:
-    """Operand and dimension of the reads that an iteration may miss."""
+    """Return (operand, dimension) of the reads that may fall outside of the operand."""
     return frozenset((operand, dim) for _, operand, dim in _partial(rule))
 
 
 @lru_cache(maxsize=65536)
 def _largest_block(rule: Rule) -> frozenset[str]:
-    """The whole loops of the tensor with the most elements of them; windows are no blocks."""
-    # what is combined is counted where it is read
+    """Return the whole loops of the tensor that has the most elements along whole loops."""
+    # A reduction does one operation per element that it reads, other operators one per element of
+    # their largest tensor.
     tensors = rule.operands if rule.reduced else rule.tensors
     blocks = [frozenset(i.loop for i in rule.indices(t) if i.loop in rule.whole) for t in tensors]
     return max(blocks, key=lambda names: math.prod(rule.extents[name] for name in names))
@@ -76,21 +78,23 @@ def _largest_block(rule: Rule) -> frozenset[str]:
 
 @lru_cache(maxsize=65536)
 def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
-    """Index, operand and dimension of each read that an iteration may miss; no blocks."""
+    """Return (index, operand, dimension) of each read that may fall outside of the operand."""
     if not rule.operand_shapes or len(rule.terms) != 1:
         return ()
     reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
     moving = [(k, d) for k, d in reads if not covers(rule, k, d)]
+    # Whole loops are counted as blocks (`_largest_block`), not as windows.
     found = ((rule.indices(k)[d], k, d) for k, d in moving)
     return tuple((i, k, d) for i, k, d in found if not rule.whole & set(i.variables))
 
 
 def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
-    """Points of the box of `extents` at which `index` is in `[0, size)` and its division comes out.
+    """Return the number of points of a box at which `index` is inside `[0, size)`.
 
-    Of the longest loop they are counted, for each point of the others: those of an interval, or of
-    one residue class in it. Extents, sizes and constants may be formulas or recorded sizes: then
-    the loop that is counted is the one whose extent is no plain number.
+    If the index divides exactly, points with a remainder do not count. The function enumerates all
+    loops except one. Along this loop, the points form an interval, or one residue class in an
+    interval, so they are counted in closed form. The loop is the longest one; if extents, sizes or
+    constants are formulas or recorded sizes, it is the loop whose extent is no plain number.
 
     >>> inside(Index.of("o") + "r" - 1, {"o": 4, "r": 3}, 4)
     10
@@ -122,13 +126,16 @@ def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
 
     *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
     count = extents[longest]
-    begin = np.asarray(index.constant + min(slope, 0) * (count - 1))  # of the loop run upwards
+    # A loop of negative slope is run backwards, so that indices increase from `begin`.
+    begin = np.asarray(index.constant + min(slope, 0) * (count - 1))
     for name, coefficient in rest:
         begin = np.add.outer(begin, coefficient * np.arange(extents[name]))
     assert not index.mod, f"{index} has a remainder, which no window has"
     slope, by = abs(slope), index.div if index.exact else 1
     low = np.maximum(-(begin // slope), 0)
     high = np.minimum((size * index.div - 1 - begin) // slope, count - 1)
+    # `by` divides `slope*i + begin` only if gcd(slope, by) divides `begin`. Then i has one residue
+    # `first` modulo `step`, by the inverse of slope / gcd.
     common = math.gcd(slope, by)
     step = by // common
     first = -begin // common * pow(slope // common, -1, step) % step
@@ -194,10 +201,10 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
 
 
 def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
-    """Return how many multiples of `by` in `[0, end)` are `slope*i + begin`, for i in a loop.
+    """Return how many i of a loop make `slope*i + begin` a multiple of `by` in `[0, end)`.
 
-    With i upwards, those are `first, first + step, ...` between the first i at or above 0 and the
-    last one below `end`.
+    These i are `first, first + step, ...`, from the first index at or above 0 to the last below
+    `end`.
     """
     slope, count = loop
     if slope < 0:
@@ -221,5 +228,5 @@ def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
 
 
 def _floor(above: Any, below: int) -> Any:
-    """Return `above // below`, without a ceiling where nothing divides."""
+    """Return `above // below`; the number itself if `below` is 1, so that no ceiling arises."""
     return above if below == 1 else above // below

@@ -1,8 +1,8 @@
-"""Which local values a compiler that fuses pointwise operators never writes to memory.
+"""Local values that a compiler with fusion of pointwise operators never writes to memory.
 
 `annotate(scores, "on_chip")` says that the operators around a value are one kernel that makes it
 block by block and never writes it, as attention kernels do with scores (arXiv:2205.14135). Such
-values take no memory and no traffic; what is computed of them, forward and backward, still counts.
+values take no memory and no traffic. The operations on them, forward and backward, still count.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from shardalg.spmd.rewrite import blocks
 
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 APART = frozenset({*kinds(Collective), *kinds(Control)})
-"""What writes its results to memory, and reads what it takes from there."""
+"""Instructions that write their results to memory and read their operands from memory."""
 VIEWS = frozenset(("annotate", "optimization_barrier", "reshape", "squeeze", "transpose"))
 """Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`)."""
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 
 
 class Update(NamedTuple):
-    """Which operand is written into the first one, and how often its bytes move for it."""
+    """An operand that is written into the first operand, and how often its bytes move."""
 
     position: int
     times: int
@@ -52,10 +52,10 @@ UPDATES = {
 }
 """Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
 SAME_BUFFER = frozenset({"annotate", "optimization_barrier"})
-"""Operators of which each result is an operand, in its place in memory."""
+"""Operators whose results are their operands, in the same memory."""
 BARRIER = "optimization_barrier"
 ON_CHIP = "on_chip"
-"""The name of the sites that mark what a kernel keeps on the chip."""
+"""The name of the sites that mark values which a kernel keeps on the chip."""
 
 
 FUSES, REDUCES, EXPANDS, CONTRACTS = 1, 2, 4, 8
@@ -71,18 +71,16 @@ def traits(block: Block, graph: Graph) -> bytes:
     known = vars(block).get("_traits")
     if known is None or known[0] is not graph:
         of_node = _traits_of_nodes(graph)
-        known = vars(block)["_traits"] = (
-            graph,
-            bytes([_traits(one, of_node) for one in block.instructions]),
-        )
+        found = []
+        for instruction in block.instructions:
+            kind = type(instruction.attributes)
+            if kind is not Apply:
+                found.append(0 if kind in APART else FUSES)
+            else:
+                node = instruction.node
+                found.append(FUSES if node is None else of_node[node])
+        known = vars(block)["_traits"] = (graph, bytes(found))
     return known[1]
-
-
-def _traits(instruction: Instruction, of_node: bytes) -> int:
-    kind = type(instruction.attributes)
-    if kind is not Apply:
-        return 0 if kind in APART else FUSES
-    return FUSES if instruction.node is None else of_node[instruction.node]
 
 
 @once_per_graph
@@ -98,7 +96,7 @@ def _traits_of_nodes(graph: Graph) -> bytes:
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
-    """Whether an instruction is neither a contraction, a collective nor a loop."""
+    """Return whether an instruction is neither a contraction, a collective nor a loop."""
     attributes = instruction.attributes
     if type(attributes) is not Apply:
         return type(attributes) not in APART
@@ -106,17 +104,19 @@ def fuses(instruction: Instruction, graph: Graph) -> bool:
 
 
 def reduces(instruction: Instruction, graph: Graph) -> bool:
-    """Whether an instruction is a reduction."""
-    signature = _signature(instruction, graph)
-    return signature is not None and not contracts(signature) and _reduces(signature)
+    """Return whether an instruction is a reduction."""
+    if type(instruction.attributes) is not Apply or instruction.node is None:
+        return False
+    signature = graph.nodes[instruction.node].signature
+    return not contracts(signature) and _reduces(signature)
 
 
 def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
-    """A block in which nothing reads or makes a value that is another one's memory.
+    """Return a block in which no instruction reads or makes an alias of another value.
 
     Returns:
-      The block, whose operators that make such values do nothing; and these values, each with the
-      one that it is.
+      The block, in which operators that only make aliases have no operands and results; and a dict
+      from each alias to the value that it is.
     """
     same: dict[int, int] = {}
     found = []
@@ -135,7 +135,7 @@ def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
 
 
 def held_back(block: Block) -> frozenset[int]:
-    """What barriers read: it is in memory before them."""
+    """Return the operands of barriers. They are in memory before the barrier."""
     return frozenset(
         value
         for instruction in block.instructions
@@ -145,15 +145,9 @@ def held_back(block: Block) -> frozenset[int]:
 
 
 def inside_kernels(block: Block, graph: Graph) -> frozenset[int]:
-    """Values of a block that instructions that fuse make, and that only such ones read."""
+    """Return the values of a block that only fusing instructions make and read."""
     made, read = _made_and_read(block, graph)
     return frozenset(made - read)
-
-
-def _signature(instruction: Instruction, graph: Graph) -> Signature | None:
-    if type(instruction.attributes) is not Apply or instruction.node is None:
-        return None
-    return graph.nodes[instruction.node].signature
 
 
 @lru_cache(maxsize=65536)
@@ -163,47 +157,43 @@ def _reduces(signature: Signature) -> bool:
 
 @lru_cache(maxsize=65536)
 def _expands(signature: Signature) -> bool:
-    """Whether an operator repeats its operand along a loop of the result (broadcast, iota)."""
+    """Return whether an operator repeats its operand along a result loop (broadcast, iota)."""
     return any(r.result_loops - r.operand_loops and not r.guards for r in rules(signature) or ())
 
 
 def materialised(block: Block, graph: Graph) -> frozenset[int]:
-    """Values of a block that a contraction, a collective, a loop or its outside reads.
+    """Return the values of a block that a contraction, a collective, a loop or the outside reads.
 
-    Not what a loop only reads as its constant: a broadcast is made again inside the loop.
+    The constants of a loop are excluded: a broadcast is made again inside the loop.
     """
     return frozenset(_made_and_read(block, graph)[1])
 
 
 def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
-    """What instructions that fuse make, and what the others, or the outside, read."""
+    """Return the results of fusing instructions, and the values that others read."""
     made: set[int] = set()
     read: set[int] = set(block.results)
     for instruction, bits in zip(block.instructions, traits(block, graph), strict=True):
         if bits & FUSES:
             made.update(instruction.results)
         else:
-            read.update(instruction.operands[_constants(instruction) :])
+            # The leading operands of a loop are its constants, which its body reads.
+            loop = instruction.attributes
+            read.update(instruction.operands[loop.num_consts if type(loop) is Loop else 0 :])
     return made, read
 
 
-def _constants(instruction: Instruction) -> int:
-    """Leading operands that are the constants of a loop."""
-    loop = instruction.attributes
-    return loop.num_consts if type(loop) is Loop else 0
-
-
 def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Values that pointwise instructions make and only such instructions read: never in memory."""
+    """Return the values that only pointwise instructions make and read: never in memory."""
     found = [_made_and_read(block, graph) for block in blocks(program.block)]
     made, read = (set().union(*sets) for sets in zip(*found, strict=True))
     return frozenset(made - read)
 
 
 def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Marked local values, and those of their shape that pointwise operators make of them.
+    """Return the marked local values, and values of their shape that pointwise operators derive.
 
-    What a collective or a loop reads or makes, and what is handed out, is in memory all the same.
+    Operands and results of collectives and loops, and the results of blocks, are in memory anyway.
     """
     marked = {site.node for site in graph.sites if site.name == ON_CHIP}
     if not marked:
@@ -222,16 +212,19 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         elif fuses(instruction, graph):
             shapes = {program.locals[v].shape for v in instruction.operands if v in found}
             found.update(v for v in instruction.results if program.locals[v].shape in shapes)
-    for value in reversed(same):  # what is read as another value's memory is that value
+    # An alias that is in memory is the value that it aliases. Reversed, because an alias may be one
+    # of another alias.
+    for value in reversed(same):
         if value in read:
             read.add(same[value])
     return frozenset(found - read)
 
 
 def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Values that no instruction moves from or to memory: fused ones, and what stays on the chip.
+    """Return the values that no instruction reads from or writes to memory.
 
-    What another order or shape of a value in memory is (`is_view`) is that value: in memory too.
+    They are the fused values and the values that stay on the chip. A view (`is_view`) of a value in
+    memory is in memory too.
     """
     inside = {*fused(program, graph)}
     for step in walk(program):
@@ -243,21 +236,21 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def is_view(instruction: Instruction) -> bool:
-    """Whether an instruction hands its operands on as they lie: compilers choose layouts for it."""
+    """Return whether an instruction only changes its operand's layout (a free operator in XLA)."""
     attributes = instruction.attributes
     return type(attributes) is Apply and attributes.primitive in VIEWS
 
 
 def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """Operands of a view, each with the result that it is."""
+    """Return pairs of an operand of a view and the result that is a view of the operand."""
     return zip(instruction.operands, instruction.results, strict=False)
 
 
 def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
-    """Values whose bytes an instruction moves from and to memory, of each as often as it does.
+    """Return the values whose bytes an instruction moves, repeated if the bytes move repeatedly.
 
-    A slice or gather reads as much as it makes, whatever it is cut from; an update writes what is
-    new into the value that it updates. A view of a value in memory moves nothing.
+    A slice or gather reads as many bytes as it makes, not its whole operand. An update writes only
+    the new part into the updated value. A view of a value in memory moves nothing.
 
     Args:
       inside: values that are never in memory, as `unwritten` gives them.

@@ -1,4 +1,4 @@
-"""One chip, or one core of it: its rates and capacities, every figure with its source."""
+"""One chip, or one core of a chip: its rates and capacities, every figure with its source."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
 MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
 _MOST = 1 << 40
-"""Flops that weigh as much as a byte where arithmetic takes no time."""
+"""Flops per byte if arithmetic takes no time: any byte then outweighs all flops."""
 
 
 class DefaultChip(str):
-    """The name of a chip that nobody asked for; what is priced on it says so."""
+    """Name of a chip that the user did not choose; output that is priced on it says so."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a figure was found. Several of one figure that differ are kept, the first is used."""
+    """A value of a figure, and its source. If several values differ, the first is used."""
 
     figure: str
     value: float
@@ -57,11 +57,11 @@ class Source:
 
 
 class Rates(NamedTuple):
-    """What a device could compute in the time that it takes to move a byte; whole numbers.
+    """Flops that a device could compute in the time that one byte takes to move; whole numbers.
 
     Attributes:
-      sent_flops: while it sends a byte to another device.
-      written_flops: while it writes a byte to its own memory.
+      sent_flops: flops while a byte is sent to another device.
+      written_flops: flops while a byte is written to the device's own memory.
     """
 
     sent_flops: int
@@ -70,28 +70,28 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one device can do. A rate that is not given is infinite: it then never bounds a step.
+    """Rates and capacities of one device. A rate that is not given is infinite.
 
     Attributes:
-      peak_flops_per_s: (item type, flop/s); a type that is not listed runs at the slowest of them.
+      peak_flops_per_s: (item type, flop/s). A type that is not listed has the slowest rate.
       hbm_bytes, hbm_bytes_per_s: capacity and bandwidth of the device's own memory.
-      link_bytes_per_s: what a device sends along one mesh axis, one way.
-      latency_s: of one hop.
-      network_bytes_per_s, network_latency_s: what a GPU sends out of its island, one way.
-      sram_bytes_per_s: of the memory beside the arithmetic (a GPU's shared memory), all of it.
-      dcn_bytes_per_s, dcn_latency_s: what a host sends into the data center network, one way.
+      link_bytes_per_s: bytes per second that a device sends along one mesh axis, one way.
+      latency_s: latency of one hop.
+      network_bytes_per_s, network_latency_s: the link by which a GPU leaves its island, one way.
+      sram_bytes_per_s: bandwidth of all memory on the chip (a GPU's shared memory).
+      dcn_bytes_per_s, dcn_latency_s: a host's link into the data center network, one way.
       axis_link_bytes_per_s: (axis name, bytes/s) of axes on other links, such as between hosts.
-      rebuilds: whether its compiler repeats pointwise operators in the backward pass instead of
-        keeping their results (`costs.saved_activations`); XLA does on TPU, hardly on CPU.
-      cores: how many all devices of a machine share; all figures are then those of one core, and
-        the memory is the machine's. Infinite: every device has its own.
-      operators: what was measured of operators; it is then used instead.
-      sources: where each figure is from, conflicting ones included.
-      interconnect: how chips of this kind are joined, which a `Topology` is made of.
-      matrix_unit: the sizes that products are rounded up to.
+      rebuilds: whether the chip's compiler repeats pointwise operators in the backward pass instead
+        of keeping their results (`costs.saved_activations`). XLA does on TPU, rarely on CPU.
+      cores: cores that all devices of a machine share. The figures are then those of one core, and
+        the memory is the machine's. If infinite, devices share no cores.
+      operators: measured rates of operators, which are used instead of the datasheet's.
+      sources: the source of each figure, conflicting ones included.
+      interconnect: links between chips of this kind, which a `Topology` is built from.
+      matrix_unit: block sizes that products are rounded up to.
 
     Raises:
-      HardwareError: a figure that is negative, zero (but for the latency) or not a number.
+      HardwareError: a figure is negative, not a number, or zero (only a latency may be zero).
 
     >>> Hardware("toy", (("bfloat16", 2e12), ("float32", 1e12))).peak("int32")
     1000000000000.0
@@ -131,7 +131,7 @@ class Hardware:
         yield from ((name, getattr(self, name)) for name in UNITS if name != "peak_flops_per_s")
 
     def peak(self, dtype: str) -> float:
-        """Floating-point operations per second on items of `dtype`."""
+        """Return the floating-point operations per second on items of `dtype`."""
         return self._peaks.get(dtype, self._slowest_peak)
 
     @cached_property
@@ -143,24 +143,29 @@ class Hardware:
         return min(self._peaks.values(), default=math.inf)
 
     def rates(self, dtype: str) -> Rates:
-        """Weights of bytes sent and written against flops on items of `dtype`.
+        """Return how many flops on items of `dtype` weigh as much as one byte sent or written.
 
-        0 where moving takes no time; where arithmetic takes none, any byte outweighs it.
+        A rate is 0 if moving bytes takes no time, and very large if arithmetic takes no time.
 
         >>> load("tpu_v3").rates("bfloat16")
         Rates(sent_flops=741, written_flops=137)
         """
         peak = self.peak(dtype)
-        figures = (self.link_bytes_per_s, self.hbm_bytes_per_s)
-        return Rates(*(_flops_per_byte(peak, rate) for rate in figures))
+
+        def flops_per_byte(bytes_per_s: float) -> int:
+            if math.isinf(bytes_per_s):
+                return 0
+            return _MOST if math.isinf(peak) else min(round(peak / bytes_per_s), _MOST)
+
+        return Rates(flops_per_byte(self.link_bytes_per_s), flops_per_byte(self.hbm_bytes_per_s))
 
     def link(self, axes: Iterable[str]) -> float:
-        """Bytes per second of the slowest link among mesh axes."""
+        """Return the bytes per second of the slowest link among mesh axes."""
         other = dict(self.axis_link_bytes_per_s)
         return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
 
     def shared(self, devices: int) -> Hardware:
-        """What one of so many devices has, where they share cores: devices x work / cores.
+        """Return the hardware of one of several devices that share cores in turns.
 
         >>> core = Hardware("laptop", (("float32", 8e9),), hbm_bytes=16e9, latency_s=1.0, cores=2)
         >>> core.shared(8).peak("float32"), core.shared(8).latency_s, core.shared(1).latency_s
@@ -168,6 +173,8 @@ class Hardware:
         """
         if math.isinf(self.cores):
             return self
+        # Each core works for `turns` devices, one after the other, so that everything takes so many
+        # times as long.
         turns = max(1.0, devices / self.cores)
         plain = {n: getattr(self, n) for n in UNITS if n not in ("peak_flops_per_s", "cores")}
         slower = {n: v * turns if UNITS[n] == "s" else v / turns for n, v in plain.items()}
@@ -182,28 +189,28 @@ class Hardware:
 
     @staticmethod
     def load(hardware: str | Hardware) -> Hardware:
-        """The hardware of that name, or of a JSON file at that path (`load`)."""
+        """Return the hardware of a name or of a JSON file (see `load`)."""
         return load(hardware)
 
     @property
     def chip(self) -> Hardware:
-        """Itself: what a `Topology` is made of."""
+        """The hardware itself; a `Topology` has this attribute too."""
         return self
 
     def speeds(self, mesh: Mesh) -> dict[str, float]:
-        """What a device sends along each axis of a mesh, one way, in bytes per second."""
+        """Return the bytes per second that a device sends along each mesh axis, one way."""
         return {name: self.link([name]) for name in mesh.axis_names}
 
     def wiring(self, mesh: Mesh) -> UnplacedAxes:
-        """Links of its own under each axis of a mesh; a `Topology` knows what they share."""
+        """Return separate links under each axis of a mesh; a `Topology` knows shared links."""
         return UnplacedAxes(mesh, self.speeds(mesh), self.latency_s)
 
     def with_links(self, links: Mapping[str, float]) -> Hardware:
-        """The same device with other links along the named mesh axes, in bytes per second."""
+        """Return the same device with other links along named mesh axes, in bytes per second."""
         return replace(self, axis_link_bytes_per_s=tuple(links.items()))
 
     def table(self) -> Table:
-        """Every figure with its unit and source; `used` is False for one that another one beats."""
+        """Return every figure with unit and source; `used` is False for a conflicting value."""
         first = {s.figure: s for s in reversed(self.sources)}
         rows = (
             (s.figure, s.value, ALL_UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
@@ -212,7 +219,7 @@ class Hardware:
         return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads; a figure without a source names this object's name."""
+        """Return plain data that `from_json` reads; a missing source is the hardware's name."""
         found: dict[str, list[dict[str, Any]]] = {}
         for s in self.sources:
             found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
@@ -226,23 +233,17 @@ class Hardware:
         return {**plain, **{name: part for name, part in more.items() if part}, "figures": found}
 
 
-def _flops_per_byte(peak: float, bytes_per_s: float) -> int:
-    if math.isinf(bytes_per_s):
-        return 0
-    return _MOST if math.isinf(peak) else min(round(peak / bytes_per_s), _MOST)
-
-
 def _possible(name: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return number and (value >= 0 if name.partition(".")[0] in MAYBE_ZERO else value > 0)
 
 
 def from_json(data: Any, *, where: str = "hardware") -> Hardware:
-    """A `Hardware` from plain data.
+    """Return a `Hardware` from plain data.
 
-    `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source": ...}]}}`,
-    "rebuilds": true where that holds, "interconnect" as `network.interconnect.read` reads it, and
-    "matrix_unit" as `matrix_unit.read_unit` does.
+    The data is `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source":
+    ...}]}}`. Optional keys are "rebuilds" (a boolean), "interconnect" (see
+    `network.interconnect.read`) and "matrix_unit" (see `matrix_unit.read_unit`).
 
     The first value of a figure is used, the others are kept as conflicting sources.
 
@@ -255,6 +256,8 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     1000000000.0
     """
     sources = tuple(_sources(data, where))
+    # Reversed, so that the first of several values of a figure wins. The tuples below are reversed
+    # back into the order of the file.
     used = {s.figure: s.value for s in reversed(sources)}
     peaks = tuple((k[len(_PEAK) :], v) for k, v in used.items() if k.startswith(_PEAK))
     link = "link_bytes_per_s."
@@ -277,7 +280,7 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
 
 
 def _sources(data: Any, where: str) -> Iterable[Source]:
-    """The figures of the data, checked one by one."""
+    """Yield the figures of the data; each is checked before it is returned."""
     entry = '{"schema", "name", "figures": {figure: [{"value", "source"}]}}'
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -287,19 +290,17 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
     if not isinstance(data.get("rebuilds", False), bool):
         raise HardwareError(f"{where}: 'rebuilds' is {data['rebuilds']!r}; write true or false.")
     for figure, entries in data["figures"].items():
-        if not _known(figure):
+        base, dot, detail = figure.partition(".")
+        if base == "peak_flops_per_s" or base in OPERATOR_UNITS:
+            known = bool(detail) or figure == "operator_s"
+        else:
+            known = base in UNITS and (not dot or (base == "link_bytes_per_s" and bool(detail)))
+        if not known:
             raise HardwareError(
                 f"{where}: unknown figure {figure!r}; the figures are {', '.join(ALL_UNITS)} "
                 "(peak_flops_per_s.<item type>, link_bytes_per_s.<axis>)."
             )
         yield from _entries(figure, entries, where)
-
-
-def _known(figure: str) -> bool:
-    base, dot, detail = figure.partition(".")
-    if base == "peak_flops_per_s" or base in OPERATOR_UNITS:
-        return bool(detail) or figure == "operator_s"
-    return base in UNITS and (not dot or (base == "link_bytes_per_s" and bool(detail)))
 
 
 def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
@@ -315,10 +316,11 @@ def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
 
 
 def load(hardware: str | Hardware) -> Hardware:
-    """The hardware of that name, or of a JSON file at that path; a `Hardware` is itself.
+    """Return the hardware of a name or of a JSON file; a `Hardware` is returned unchanged.
 
     Raises:
-      HardwareError: no such name or file, a malformed file, or neither a name nor a `Hardware`.
+      HardwareError: the name or file does not exist, the file is malformed, or the value is
+        neither a name nor a `Hardware`.
 
     >>> load("tpu_v3").peak("bfloat16")
     61500000000000.0
@@ -336,6 +338,7 @@ def load(hardware: str | Hardware) -> Hardware:
 @lru_cache(maxsize=32)
 def _read(name: str) -> Hardware:
     path = Path(name) if name.endswith(".json") else FILES / f"{_aliases().get(_plain(name))}.json"
+    # A chip of the package comes before a file of the user's own: `keep` refuses such names.
     own = own_folder() / f"{name}.json"
     path = own if not path.is_file() and own.is_file() else path
     if not path.is_file():
@@ -356,13 +359,13 @@ def _data(path: Path) -> Any:
 
 @lru_cache(maxsize=1)
 def _aliases() -> dict[str, str]:
-    """What people write for a chip, without case and signs, to the name of its file."""
+    """Return the name of a chip's file for each spelling of the chip (see `_plain`)."""
     given = {name: (name, *_data(FILES / f"{name}.json").get("aliases", ())) for name in names()}
     return {_plain(alias): name for name, aliases in given.items() for alias in aliases}
 
 
 def _plain(name: str) -> str:
-    """Letters and digits of a name, without its vendor.
+    """Return the letters and digits of a name in lower case, without its vendor.
 
     >>> _plain("NVIDIA A100-80GB") == _plain("a100_80gb"), _plain("TPU v5e")
     (True, 'tpuv5e')
@@ -371,18 +374,18 @@ def _plain(name: str) -> str:
 
 
 def own_folder() -> Path:
-    """`shardalg/hardware` in the user's configuration: `$XDG_CONFIG_HOME`, else `~/.config`."""
+    """Return `shardalg/hardware` in `$XDG_CONFIG_HOME`, else in `~/.config`."""
     given = os.environ.get("XDG_CONFIG_HOME")
     return (Path(given) if given else Path.home() / ".config") / "shardalg" / "hardware"
 
 
 def own_names() -> tuple[str, ...]:
-    """Names of the user's own hardware files."""
+    """Return the names of the user's own hardware files."""
     return tuple(sorted(path.stem for path in own_folder().glob("*.json")))
 
 
 def keep(hardware: Hardware, name: str) -> Path:
-    """Write a hardware file of the user's own, which everything then takes by `name`."""
+    """Write a hardware file of the user's own, so that `name` can be used like a chip's name."""
     check_own_name(name)
     path = own_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -392,7 +395,7 @@ def keep(hardware: Hardware, name: str) -> Path:
 
 
 def check_own_name(name: str) -> None:
-    """Raise HardwareError for no word of letters, digits, `_` and `-`, or a chip's that is here."""
+    """Raise an error unless a name is a word of letters, digits, `_`, `-`, and no chip's name."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name) or _plain(name) in _aliases():
         raise HardwareError(
             f"{name!r} cannot name hardware of your own: write a word of letters, digits, _ and -, "
@@ -401,5 +404,5 @@ def check_own_name(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Names of the hardware files that come with the package."""
+    """Return the names of the hardware files of the package."""
     return tuple(sorted(path.stem for path in FILES.glob("*.json")))

@@ -1,15 +1,15 @@
-"""How many operations a matrix unit spends on a product whose sizes are no multiples of its own.
+"""Operations of a matrix unit on a product whose sizes are no multiples of the unit's block sizes.
 
-A unit multiplies blocks of fixed sizes: TPUs keep 128 by 128 elements of one operand in place and
-stream rows of the other one by, eight at a time; tensor cores multiply small blocks. Sizes are
-rounded up to them, and either operand may be the one that is streamed: what is counted here is the
-padding that no choice of layouts avoids, so that a time made of it stays a lower bound.
+A unit multiplies blocks of fixed sizes. A TPU keeps 128 by 128 elements of one operand in place and
+streams rows of the other operand, eight at a time. Tensor cores multiply small blocks. Sizes are
+rounded up to blocks, and either operand may be streamed. Only padding that no choice of layouts
+avoids is counted, so that the resulting time is a lower bound.
 
     rows x columns x contracting = ceil(m / r) r * ceil(n / c) c * ceil(k / d) d
 
-m are all loops of the first operand alone (batch and image places of a convolution), n those of the
-second, k those that are summed (channels and taps); loops of both and of the result (heads) are
-many products. Convolutions stream images: their kernels stay in place.
+m is the product of all loops of the first operand alone (batch and image of a convolution). n is
+the same of the second operand, and k of the contracting loops (channels and taps). Batch loops
+(heads) give many products. A convolution streams its image; its kernel stays in place.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatrixUnit:
-    """Sizes, in elements, that the unit of a chip multiplies at once.
+    """Sizes, in elements, of the blocks that a chip's unit multiplies at once.
 
     Attributes:
-      rows: that are streamed together.
-      columns: of the operand that stays.
-      contracting: elements that are summed; (item type, elements) where it depends on the type,
-        the first for types that are not listed.
-      source: where this is from.
+      rows: rows that are streamed together.
+      columns: columns of the operand that stays in place.
+      contracting: (item type, elements that are summed at once); the first entry also counts for
+        types that are not listed.
+      source: the source of these sizes.
     """
 
     rows: int = 1
@@ -49,11 +49,11 @@ class MatrixUnit:
     source: str = ""
 
     def summed(self, dtype: str) -> int:
-        """Elements of a type that are summed at once."""
+        """Return the number of elements of a type that are summed at once."""
         return dict(self.contracting).get(dtype, self.contracting[0][1])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `read_unit` reads; nothing where nothing is known."""
+        """Return plain data that `read_unit` reads; {} if the unit is unknown."""
         if self == ANY_SIZE:
             return {}
         sizes = {"rows": self.rows, "columns": self.columns}
@@ -61,14 +61,14 @@ class MatrixUnit:
 
 
 ANY_SIZE = MatrixUnit()
-"""Of a chip of which nothing is known: nothing is padded."""
+"""The unit of a chip whose block sizes are unknown: nothing is padded."""
 
 
 def read_unit(data: Any, where: str) -> MatrixUnit:
-    """A `MatrixUnit` from plain data; None: nothing is known.
+    """Return a `MatrixUnit` from plain data; None means that the unit is unknown.
 
     Raises:
-      HardwareError: a size that is no positive integer, or no source.
+      HardwareError: a size is no positive integer, or the source is missing.
 
     >>> read_unit({"rows": 8, "columns": 128, "contracting": 128, "source": "guide"}, "toy").rows
     8
@@ -94,13 +94,14 @@ WIDER = {
     **dict.fromkeys(("float32", "complex64"), ("float32", "float64")),
     **{name: (name, "float32", "float64") for name in ("bfloat16", "float16")},
 }
-"""Types in which items are multiplied exactly, as a compiler does where it has no narrower unit."""
+"""Item types that hold a type's numbers exactly; a compiler without a narrower unit uses these."""
 
 
 def product_peak(chip: Hardware, dtype: str) -> float:
-    """Operations a second of products: in their item type, or the first that holds its numbers.
+    """Return the operations per second of products with items of a type.
 
-    Of a type that the chip does not multiply (`check_products` names it), those of its slowest one.
+    The rate is that of the first type in `WIDER` that the chip multiplies. If there is none, it is
+    the slowest rate; `check_products` refuses such products.
 
     >>> from shardalg.costs.hardware import load
     >>> tpu = load("tpu_v3")
@@ -121,10 +122,10 @@ def _exact(dtype: str) -> tuple[str, ...]:
 
 
 def check_products(graph: Graph, chip: Hardware) -> None:
-    """Raise where seconds are asked for and the chip has peaks, but none for a product's item type.
+    """Raise an error if the chip has peaks, but none for the item type of a product.
 
     Raises:
-      HardwareError: with the type, the first such operator, its line, and what to write instead.
+      HardwareError: names the type, the first such operator, its line, and the remedy.
 
     >>> import jax
     >>> from shardalg.costs.hardware import load
@@ -154,9 +155,9 @@ def padded_flops(
     params: Params = (),
     row: Rule | None = None,
 ) -> Any:
-    """Operations of the unit in the time that an operator keeps it: its flops, rounded up.
+    """Return the flops of an operator, with sizes of products rounded up to the unit's blocks.
 
-    Of what is no product of two matrices (a vector's too) the flops themselves.
+    An operator that is no product of two matrices (for example one with a vector) is not rounded.
 
     Args:
       shapes, params, row: as in `costs.compute.shaped_flops`.
@@ -178,18 +179,18 @@ def padded_flops(
 
 
 class _Roles(NamedTuple):
-    """Loops of a product: of the first operand alone, of the second, summed, and of both."""
+    """Loops of a product of two matrices, by role."""
 
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    summed: tuple[str, ...]
-    many: tuple[str, ...]
-    slides: bool
+    rows: tuple[str, ...]  # of the first operand alone
+    columns: tuple[str, ...]  # of the second operand alone
+    summed: tuple[str, ...]  # contracting
+    many: tuple[str, ...]  # batch
+    slides: bool  # whether a dimension is read through a window
 
 
 @lru_cache(maxsize=65536)
 def _roles(rule: Rule) -> _Roles | None:
-    """What the loops of a row are in a product of two matrices; None if it is none."""
+    """Return the roles of a row's loops in a product of two matrices; None for other rows."""
     (term, *others) = rule.terms
     if others or len(term) != 2 or rule.combine != SUM or rule.guards or not rule.reduced:
         return None
@@ -217,15 +218,17 @@ def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
 
     m, n = extent(roles.rows), extent(roles.columns)
     area = _up(m, unit.rows) * _up(n, unit.columns)
+    # A product may stream either operand, so the cheaper way counts. A convolution streams images.
     if not roles.slides:
         area = smaller(area, _up(n, unit.rows) * _up(m, unit.columns))
     k = extent(roles.summed)
     blocks = area * _up(k, unit.summed(dtype))
-    if roles.slides:  # what windows read of the padding is no operation
+    # A window's reads of padding are no operations: `flops` leaves them out, so scale its count.
+    if roles.slides:
         return quotient(one.flops * blocks, grouped(m * n * k))
     return rule.flops * extent(roles.many) * blocks
 
 
 def _up(size: Any, block: int) -> Any:
-    """A size in whole blocks."""
+    """Return a size rounded up to whole blocks."""
     return size if block == 1 else block * tile(size, block)

@@ -29,8 +29,8 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
-# Class of a local value that is neither argument, constant nor result, by the role of the graph
-# value that it is a layout of. A second layout of an argument is a copy, hence a transient.
+# Class of a local value that is neither argument, constant nor result, by the role of its graph
+# value. A second layout of an argument is a copy, so it is a transient.
 _CLASS = {
     "activation": "activations",
     "gradient": "gradients",
@@ -46,8 +46,8 @@ class Alive:
     """A local value in memory at the peak: its class, name and bytes on one device.
 
     Attributes:
-      of: the local values whose bytes it takes: itself; what it repeats, for a broadcast that is
-        never written; nothing, for an argument that a loop body shares with the loop.
+      of: the local values whose bytes it takes. This is the value itself, or the operands of
+        a broadcast that is never written, or () for an argument that a loop shares with its body.
     """
 
     local: int
@@ -63,13 +63,13 @@ class Liveness:
 
     Attributes:
       peak_bytes: the most bytes alive at once.
-      instruction: the one that runs at the peak; None where the arguments alone are the peak.
-      alive: the values alive then, largest first.
-      argument_bytes, result_bytes: at the border of the program, padding included.
-      place: of the instruction.
+      instruction: the instruction that runs at the peak; None if the arguments alone are the peak.
+      alive: the values alive at the peak, largest first.
+      argument_bytes, result_bytes: bytes of the program's arguments and results, with padding.
+      place: the place of the instruction.
       reused: donated arguments in whose memory results are written.
-      reused_bytes: of these arguments. `argument_bytes + result_bytes - reused_bytes` is what the
-        border of the program takes.
+      reused_bytes: bytes of `reused`. Arguments and results together take
+        `argument_bytes + result_bytes - reused_bytes`.
     """
 
     peak_bytes: Any
@@ -83,7 +83,7 @@ class Liveness:
 
     @cached_property
     def by_class(self) -> dict[str, Any]:
-        """Bytes alive at the peak per class.
+        """Bytes alive at the peak, by class.
 
         Arguments: "parameters", "optimizer_state", "data"; the rest: "activations", "gradients",
         "constants", "results", "transients"; "unknown" without a role.
@@ -94,10 +94,10 @@ class Liveness:
         return {name: total(sizes) for name, sizes in found.items()}
 
     def priced(self, program: SpmdProgram) -> Liveness:
-        """The same values alive at the same instruction, in the sizes of another program.
+        """Return the same values alive at the same instruction, in another program's sizes.
 
         Args:
-          program: with the locals of the program that this is the memory of, in formulas.
+          program: the program of this liveness, with formulas for the sizes of its local values.
         """
         alive = tuple(
             Alive(a.local, a.memory_class, a.name, local_bytes(program, a.of), a.of)
@@ -115,7 +115,7 @@ class Liveness:
         )
 
     def table(self) -> Table:
-        """The values alive at the peak, largest first."""
+        """Return the values alive at the peak, largest first."""
         rows = ((a.name, a.memory_class, a.bytes) for a in self.alive if a.bytes)
         return Table(("value", "memory_class", "bytes"), tuple(rows))
 
@@ -132,31 +132,33 @@ def liveness(
     donated: Sequence[int] = (),
     rebuild: bool = False,
 ) -> Liveness:
-    """The peak of the bytes alive on one device while the program runs.
+    """Return the peak of the bytes alive on one device while the program runs.
 
-    A value lives from the instruction that makes it to the last one that reads it; arguments that
-    are not donated, constants and results live to the end. A donated argument lives until the
-    result that is written in its memory is made, or longer if it is still read; without such a
-    result it lives to the end (`costs.analyses.scaling`). While an instruction runs, its operands
-    and its results are alive together, unless it may write over an operand that dies: pointwise
-    operators do, contractions and collectives do not. A broadcast whose readers are all pointwise
-    counts as what it repeats. A loop holds its operands, its stacked results, its carry, and on top
-    the peak of its body, where one slice of each xs and the next carry are alive. A compiler that
-    fuses keeps fewer intermediates; one that does not reuse a buffer keeps more.
+    A value lives from the instruction that makes it to the last instruction that reads it.
+    Constants, results, and arguments that are not donated live to the end. A donated argument
+    lives until the result in its memory is made, or longer if it is still read. Without such a
+    result it lives to the end (`costs.analyses.scaling.reused`).
+
+    The operands and results of an instruction are alive together while it runs. A pointwise
+    operator may write over an operand that dies; a contraction or a collective may not.
+    A broadcast whose readers are all pointwise counts as its operands. A loop has its operands,
+    stacked results and carry in memory. On top comes the peak of its body, in which one slice of
+    each xs and the next carry are alive. A compiler with more fusion keeps fewer intermediates.
+    A compiler that does not reuse buffers keeps more.
 
     Args:
-      graph: without it no instruction is known to write over its operand or to be a broadcast.
-      roles: per graph value (`graph.ops.roles.roles`); without it the classes read "unknown".
+      graph: if None, no instruction is known to write over its operand or to be a broadcast.
+      roles: role of each graph value (`graph.ops.roles.roles`); if None, classes are "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
-      rebuild: whether pointwise operators are fused, so that what lies between them takes no
-        memory, and repeated in the backward pass (`costs.saved_activations.lifetimes`); needs the
-        graph.
+      rebuild: whether pointwise operators are fused and repeated in the backward pass
+        (`costs.saved_activations.lifetimes`). Values between fused operators take no memory.
+        Needs the graph.
 
-    The model is that of buffer assignment in XLA (`xla/service/buffer_assignment.h`), less layouts
-    and fragmentation.
+    The model is XLA's buffer assignment (`xla/service/buffer_assignment.h`) without layouts and
+    fragmentation.
     """
-    # The scan is two thirds of a price, so it is made once for all chips. Sizes that take notes of
-    # comparisons are scanned each time, for whoever reads the notes.
+    # The scan takes two thirds of the time of a price, so its result is cached for all chips.
+    # Recorded sizes are scanned each time, because their comparisons must be recorded as guards.
     is_plain = are_numbers(local.bytes for local in program.locals)
     known = vars(program).setdefault("_liveness", {}) if is_plain else {}
     key = (id(graph), tuple(roles or ()), tuple(donated), rebuild)
@@ -166,19 +168,19 @@ def liveness(
         found = scan.liveness(lives, scan.peak(program.block, lives).peak[1])
         arguments = tuple(reused(program, donated).values())
         found = replace(found, reused=arguments, reused_bytes=local_bytes(program, arguments))
-        # The graph is kept with the answer, so that no other one gets its identity.
+        # The cache keeps the graph alive, so that no other graph gets its `id`.
         known[key] = graph, found
     return known[key][1]
 
 
 def peak_place(program: SpmdProgram, graph: Graph, donated: Sequence[int] = ()) -> ProgramPoint:
-    """The instruction at which `liveness` finds its peak."""
+    """Return the place of the instruction at which `liveness` finds its peak."""
     scan = Scan(program, graph, ())
     return scan.peak(program.block, scan.lives(donated)).peak[1]
 
 
 def peak_bytes(program: SpmdProgram, graph: Graph, *, donated: Sequence[int], rebuild: bool) -> Any:
-    """`Liveness.peak_bytes` alone."""
+    """Return `Liveness.peak_bytes` alone."""
     scan = Scan(program, graph, (), rebuild)
     return scan.peak(program.block, scan.lives(donated)).peak[0]
 
@@ -194,11 +196,15 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class Lives:
-    """What a block starts with, the values that never die, and last uses.
+    """Values alive at the start of a block, values that never die, and last uses.
 
     Attributes:
-      written: values in memory however their readers fuse (`costs.fusion`); never: never there.
-      sources: of a value that fused operators make anew, the values in memory that it is made of.
+      start: the values alive at the start, with their bytes.
+      pinned: values that live to the end of the block.
+      last: the last instruction that reads each value.
+      written: values that are in memory even if their readers fuse (`costs.fusion`).
+      never: values that are never in memory.
+      sources: for a value that each fused reader recomputes, the values in memory it is made of.
       shielded: values that no fused operator writes over.
       reused: by result, the donated argument in whose memory it is written.
     """
@@ -213,7 +219,7 @@ class Lives:
     reused: Mapping[int, int] = field(default_factory=dict)
 
     def ends(self, length: int) -> list[list[int]]:
-        """Per instruction, the values that die with it."""
+        """Return the values that die with each instruction."""
         found: list[list[int]] = [[] for _ in range(length)]
         for value, i in self.last.items():
             if i < length and value not in self.pinned:
@@ -223,7 +229,7 @@ class Lives:
 
 @dataclass(frozen=True)
 class Scan:
-    """Goes through a program and counts what is alive."""
+    """Scan of a program that counts the bytes alive at each instruction."""
 
     program: SpmdProgram
     graph: Graph | None
@@ -231,7 +237,7 @@ class Scan:
     rebuild: bool = False
 
     def lives(self, donated: Sequence[int]) -> Lives:
-        """What the program starts with, and for how long."""
+        """Return the lives of the program's values, with the memory of donated arguments reused."""
         arguments = self.program.block.arguments
         start = dict.fromkeys([*arguments, *(local for local, _ in self.program.constants)])
         held = {v: self.whole[v] for v in start}
@@ -247,7 +253,7 @@ class Scan:
         return replace(lives, last=last, reused=pairs)
 
     def span(self, block: Block, start: dict[int, LiveValue], pinned: frozenset[int]) -> Lives:
-        """The lives of a block's values."""
+        """Return the lives of a block's values."""
         graph = self.graph
         if graph is None:
             return Lives(start, pinned, last_uses(block.instructions, block.results))
@@ -265,7 +271,7 @@ class Scan:
         return on_chip(self.program, self.graph) if self.graph else frozenset()
 
     def liveness(self, lives: Lives, place: ProgramPoint) -> Liveness:
-        """What is alive at a place."""
+        """Return the values alive at a place."""
         program, block = self.program, self.program.block
         line = self.peak(block, lives, stop=place)
         held = {**line.alive, **line.inner}
@@ -282,11 +288,11 @@ class Scan:
 
     @cached_property
     def whole(self) -> tuple[LiveValue, ...]:
-        """Per local value, its own bytes."""
+        """The bytes of each local value."""
         return tuple(LiveValue(v.bytes, (v.index,)) for v in self.program.locals)
 
     def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> AliveBytes:
-        """The peak of a block; with `stop`, what is alive at that place."""
+        """Scan a block and return its totals; with `stop`, scan up to that place."""
         line = self.begin(lives.start)
         if stop == ():
             return line
@@ -296,7 +302,8 @@ class Scan:
         ends, bits = lives.ends(count), traits(block, self.graph) if self.graph else bytes(count)
         for i, instruction in enumerate(block.instructions):
             dying, results = ends[i], instruction.results
-            # only values that die here can be overwritten
+            # Only values that die here can be overwritten. An operand that is overwritten is
+            # dropped before the result is added, so that both are never counted together.
             for value in self.overwritten(instruction, dying, line.alive, lives) if dying else ():
                 line.drop(value)
             for value in results:
@@ -304,6 +311,7 @@ class Scan:
                 if bits[i] & EXPANDS and value not in lives.written:
                     held = self.repeated(instruction, held, line.alive)
                 line.add(value, held)
+            # Now operands and results are alive: this is the total of the instruction.
             if stop is None:
                 line.reach(i, self.inside(instruction))
             elif i == stop[0]:
@@ -315,14 +323,14 @@ class Scan:
         return line
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """The timeline of a block that starts with these values."""
+        """Return the totals of a block before its first instruction."""
         total = sum(held.bytes for held in start.values())
         return AliveBytes(dict(start), total, totals=[(total, ())])
 
     def inside(
         self, instruction: Instruction, stop: ProgramPoint | None = None
     ) -> AliveBytes | None:
-        """What the largest body holds beyond the instruction's own operands and results."""
+        """Return the bytes of the largest body, beyond the instruction's operands and results."""
         control = instruction.attributes
         blocks = control.bodies
         if not blocks:
@@ -335,11 +343,12 @@ class Scan:
         return self.largest(lines, most) if stop is None else self.body(blocks[most], outside, stop)
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """Of bodies of which one runs, what stands for all of them."""
+        """Return the totals for an instruction that runs one of several bodies: the largest's."""
         return lines[most]
 
     def travelling(self, ring: CollectiveMatmul) -> AliveBytes:
-        """Of a ring, in place of what one of its two hands to the other: a block, and the next."""
+        """Return the bytes that a ring needs instead of the intermediate value: two blocks."""
+        # A device multiplies one block while it receives the next.
         collective = ring.collective
         (moves,) = collective.operands if ring.gathers else collective.results
         (handed,) = ring.body.instructions[0].results
@@ -349,7 +358,8 @@ class Scan:
     def body(
         self, block: Block, outside: int | None, stop: ProgramPoint | None = None
     ) -> AliveBytes:
-        """What a body holds; its arguments up to `outside` are held around it."""
+        """Return the totals of a body; arguments before `outside` take no memory of their own."""
+        # The instruction around the body already counts constants and carries as its operands.
         start = dict.fromkeys(block.arguments[:outside], NOTHING)
         pinned = frozenset(start)
         start |= {v: self.whole[v] for v in block.arguments if v not in start}
@@ -368,8 +378,9 @@ class Scan:
     def overwritten(
         self, instruction: Instruction, dying: list[int], alive: dict[int, LiveValue], lives: Lives
     ) -> Iterator[int]:
-        """The dying operands whose memory a result takes over."""
+        """Yield the dying operands whose memory a result takes over."""
         held, written, free = self.whole, set(), set(dying) - lives.shielded
+        # A donated argument and its result were paired beforehand, as XLA aliases them.
         for result in instruction.results if lives.reused else ():
             argument = lives.reused.get(result)
             if argument in dying and argument not in instruction.operands:
@@ -402,7 +413,7 @@ class Scan:
         return [(operand, instruction.results[0]) for operand in found]
 
     def writes_apart(self, instruction: Instruction) -> bool:
-        """Whether the result needs memory of its own while the operands are still read."""
+        """Return whether the result needs memory of its own while operands are still read."""
         if type(instruction.attributes) is not Apply:
             return is_collective(instruction.attributes)
         if self.graph is None or instruction.node is None:
@@ -410,7 +421,7 @@ class Scan:
         return contracts(self.graph.nodes[instruction.node].signature)
 
     def memory_class(self, value: int) -> str:
-        """The class of a local value; see `Liveness.by_class`."""
+        """Return the class of a local value; see `Liveness.by_class`."""
         role, border = self.role(value), self.border.get(value)
         if border == "argument":
             return role or "unknown"
@@ -418,7 +429,7 @@ class Scan:
 
     @cached_property
     def border(self) -> dict[int, str]:
-        """Arguments, and the class of constants and results."""
+        """The class of each result and constant, and "argument" for arguments."""
         block = self.program.block
         return {
             **dict.fromkeys(block.results, "results"),
@@ -427,21 +438,21 @@ class Scan:
         }
 
     def role(self, value: int) -> str | None:
-        """Role of the graph value that `value` is a layout of; None for an intermediate."""
+        """Return the role of a local value's graph value; None for an intermediate."""
         origin = self.program.locals[value].origin
         if origin is None:
             return None
         return self.roles[origin] if origin < len(self.roles) else "unknown"
 
     def name(self, value: int) -> str:
-        """The name of the graph value that `value` is a layout of."""
+        """Return the name of a local value's graph value; an intermediate is `%` and its number."""
         origin = self.program.locals[value].origin
         if origin is None or self.graph is None:
             return f"%{value}"
         return self.graph.values[origin].name
 
 
-# The operands of an instruction with bodies that its first results may be written over.
+# Operands of an instruction with bodies whose memory its first results may take over: the carry.
 _CARRIED: dict[type, Callable[..., tuple[int, ...]]] = {
     Loop: lambda loop, operands: operands[loop.num_consts : loop.num_consts + loop.num_carry],
     While: lambda loop, operands: operands[sum(loop.num_consts) :],

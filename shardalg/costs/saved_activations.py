@@ -1,4 +1,4 @@
-"""What is kept from the forward to the backward pass: the fewest bytes that rebuild the rest."""
+"""Activations that are kept from the forward to the backward pass."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
 _REPEATS = FUSES | REDUCES
-"""Mask of `traits`. Results whose masked bits equal `FUSES` are computed anew in each reader."""
+"""Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader."""
 NOTHING: frozenset[int] = frozenset()
 _BITS = 28
-"""Of the capacities that are handed to scipy, which counts in 32."""
+"""Bits of the capacities that are passed to scipy, whose maximum flow has 32-bit integers."""
 Instructions = tuple[Instruction, ...]
 
 
 def last_uses(instructions: Instructions, results: tuple[int, ...]) -> dict[int, int]:
-    """Per value, the last instruction that reads it; one past the end for a result."""
+    """Return the last instruction that reads each value; one past the end for a result."""
     last = {value: i for i, ins in enumerate(instructions) for value in ins.operands}
     last.update(dict.fromkeys(results, len(instructions)))
     return last
@@ -43,14 +43,14 @@ def last_uses(instructions: Instructions, results: tuple[int, ...]) -> dict[int,
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """How long a compiler that fuses keeps the values of a program, or of the body of a loop.
+    """Lifetimes of the values of a program or a loop body, under a compiler with fusion.
 
     Attributes:
-      last: per value the last instruction that needs it, for itself or for what is made of it
-        with no memory between; one past the end for a result.
-      kept: values of the forward pass that are kept for the backward one.
-      sources: per value that is never in memory, the values in memory that it is made of.
-      reduced: values that are reduced where they are made, by the same kernel.
+      last: the last instruction that needs each value, directly or through values that are never
+        in memory; one past the end for a result.
+      kept: values of the forward pass that are kept for the backward pass.
+      sources: for each value that is never in memory, the values in memory that it is made of.
+      reduced: values that are reduced in the kernel that makes them.
     """
 
     last: Mapping[int, int]
@@ -60,59 +60,51 @@ class Lifetimes:
 
 
 def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
-    """Lifetimes in a program, or in a loop's body, whose backward pass rebuilds cheap values.
+    """Return the lifetimes in a block whose backward pass recomputes cheap values.
 
-    Instead of every value that the backward pass reads, those of a **minimum vertex cut** are kept:
-    the fewest bytes from which pointwise and layout operators give all of them. A compiler that
-    fuses does so, since it repeats such operators inside their readers. Reductions it does not
-    repeat: the compiler of TPU v3 keeps sums. Were they repeated, the peaks of the twelve recorded
-    programs would be 0.05 to 0.15 % smaller, nine of them further from the compiler's. Values that
-    follow from the arguments by such operators alone are free. What collectives or loops of both
-    passes read is written once, for the first of them: it is kept. What lies between fused
-    operators is made wherever it is read; what it is made of lives until then.
+    The backward pass does not keep every value that it reads. It keeps a **minimum vertex cut**:
+    the fewest bytes from which pointwise and layout operators compute all these values.
+    A compiler with fusion does so, because it repeats such operators inside their readers. It does
+    not repeat reductions: the compiler of TPU v3 keeps sums. With repeated reductions, the peaks of
+    the twelve recorded programs would be 0.05 to 0.15 % smaller, nine of them further from the
+    compiler's. Values that follow from the arguments by such operators alone are free. A value that
+    collectives or loops of both passes read is written once and kept. A value between fused
+    operators is computed in each reader, so its sources live until the last reader.
     """
     barred = held_back(block)
     block, same = unaliased(block)
     instructions, bits = block.instructions, traits(block, graph)
     border = _border(instructions)
     kept = _kept(program, block, bits, border)
+    # Values that are never in memory: values between fused operators, except sums (reductions are
+    # not repeated), plus products whose epilogue writes the result instead. A barrier's operands
+    # are in memory.
     sums = (ins for ins, bit in zip(instructions, bits, strict=True) if bit & REDUCES)
     summed = {v for ins in sums for v in ins.results}
     away = inside_kernels(block, graph) - kept - summed
-    before, behind = _epilogues(program, block, bits)
-    away = (away | before.difference(kept, block.results)) - behind
+    products, ends = _epilogues(program, block, bits)
+    away = (away | products.difference(kept, block.results)) - ends
     away -= {same.get(v, v) for v in barred}
     forward, backward = _needed(instructions, border, kept, away)
     sources, reduced = _sources(instructions, bits, away)
-    last = _last(instructions, border, kept, (forward, backward))
+    last = {**forward, **{v: max(forward.get(v, at), at) for v, at in backward.items()}}
+    # A value that the backward pass recomputes ends with the forward pass.
+    for at, instruction in enumerate(instructions[:border]):
+        for value in instruction.results:
+            if value in backward and value not in kept:
+                last[value] = forward.get(value, at)
     last.update(dict.fromkeys(block.results, len(instructions)))
+    # An alias is as long in memory as the value that it is, and has the same sources.
     last.update({alias: last[value] for alias, value in same.items() if value in last})
     sources.update({v: sources.get(of, frozenset((of,))) for v, of in same.items()})
     return Lifetimes(last, kept, sources, reduced)
 
 
-def _last(
-    instructions: Instructions,
-    border: int,
-    kept: frozenset[int],
-    needed: tuple[dict[int, int], dict[int, int]],
-) -> dict[int, int]:
-    """Per value, the last instruction that needs it; what is rebuilt ends with the forward pass."""
-    forward, backward = needed
-    ends = {v: max(forward.get(v, at), at) for v, at in backward.items()}
-    last = {**forward, **ends}
-    for at, instruction in enumerate(instructions[:border]):
-        for value in instruction.results:
-            if value in backward and value not in kept:
-                last[value] = forward.get(value, at)
-    return last
-
-
 def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
-    """Local values that are there in the forward pass and kept for the backward one.
+    """Return the local values that are in memory from the forward to the backward pass.
 
-    Those of the minimum cut (`lifetimes`), and the arguments that both passes need: the data, the
-    weights. In one layer alone, its input is such an argument.
+    They are the values of the minimum cut (`lifetimes`), and the arguments that both passes need:
+    data and weights. If the program is a single layer, its input is such an argument.
     """
     block = program.block
     border, last = _border(block.instructions), lifetimes(program, graph, block).last
@@ -122,13 +114,13 @@ def saved_values(program: SpmdProgram, graph: Graph) -> tuple[int, ...]:
 
 
 def _border(instructions: Instructions) -> int:
-    """The first instruction of the backward pass."""
+    """Return the number of the first instruction of the backward pass."""
     phases = [instruction.phase for instruction in instructions]
     return phases.index("backward") if "backward" in phases else len(phases)
 
 
 def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> frozenset[int]:
-    """The values of the forward pass that the backward pass finds."""
+    """Return the values of the forward pass that are in memory for the backward pass."""
     forward, backward = block.instructions[:border], block.instructions[border:]
     made = {
         value: (ins, bit & _REPEATS == FUSES)
@@ -142,19 +134,24 @@ def _kept(program: SpmdProgram, block: Block, bits: bytes, border: int) -> froze
         {v for i in part if type(i.attributes) in APART for v in i.operands}
         for part in (forward, backward)
     ]
+    # Collectives and loops of both passes read these values from memory, so they are kept anyway.
+    # For the cut they cost nothing.
     again = crossing & sent[0] & sent[1]
-    return again | _minimum_cut(program, _ForwardSpan(made, crossing, again))
+    span = _ForwardSpan(made, crossing, again)
+    sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
+    return again | _least_cut(span, tuple(sizes))
 
 
 def _epilogues(
     program: SpmdProgram, block: Block, bits: bytes
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Results of products that only pointwise operators right behind them read, and of these.
+    """Return the products that are fused with pointwise operators, and the results of these.
 
-    The product and what makes no more bytes of it is one kernel, which writes the last result.
+    Pointwise operators directly after a product are part of its kernel if nothing else reads
+    the product. The kernel writes the last result that has no more bytes than the product.
     """
     reads = Counter(chain.from_iterable([{*ins.operands} for ins in block.instructions]))
-    made: dict[int, int] = {}  # what became of a product, and the product
+    made: dict[int, int] = {}  # per result of an epilogue so far, the product
     last: dict[int, int] = {}
     for instruction, bit in zip(block.instructions, bits, strict=True):
         if bit & _REPEATS != FUSES:
@@ -175,7 +172,7 @@ def _epilogues(
 def _needed(
     instructions: Instructions, border: int, kept: frozenset[int], away: frozenset[int]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Per value, the last instruction of the forward and of the backward pass that needs it."""
+    """Return the last instruction of each pass that needs a value: (forward, backward)."""
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
     for at in reversed(range(len(instructions))):
@@ -184,10 +181,12 @@ def _needed(
         through = away.issuperset(results)
         if at < border:
             needs = forward
-            # all recorded places are at or after `at`, so that `at` never changes a maximum
+            # If the backward pass recomputes a result, it needs the operands as long. All recorded
+            # places are at or after `at`, so that `at` never changes a maximum.
             for result in results:
                 if result in backward and result not in kept:
                     again = max(again, backward[result])
+        # A result that is never in memory passes its need on to its operands.
         if through and results:
             until = max([needs.get(result, at) for result in results])
         for operand in operands:
@@ -201,7 +200,7 @@ def _needed(
 def _sources(
     instructions: Instructions, bits: bytes, away: frozenset[int]
 ) -> tuple[dict[int, frozenset[int]], frozenset[int]]:
-    """Of what the values that are never in memory are made; what is reduced where it is made."""
+    """Return the sources of values that are never in memory, and the values reduced in place."""
     sources: dict[int, frozenset[int]] = {}
     reduced: set[int] = set()
     moved = {v for ins in instructions if type(ins.attributes) in APART for v in ins.results}
@@ -210,7 +209,8 @@ def _sources(
         if not inner and not bit & REDUCES:
             continue
         of = NOTHING.union(*[sources.get(v, (v,)) for v in instruction.operands])
-        made_of = of if bit & _REPEATS == FUSES else NOTHING  # no product writes over these
+        # A product does not write over its operands, so its result has no sources to overwrite.
+        made_of = of if bit & _REPEATS == FUSES else NOTHING
         for value in inner:
             if value in away:
                 sources[value] = made_of
@@ -220,7 +220,7 @@ def _sources(
 
 
 class _ForwardSpan:
-    """The forward values that lead to what the backward pass reads, and where they come from."""
+    """Forward values from which the backward pass's operands can be recomputed, as a graph."""
 
     def __init__(
         self,
@@ -248,23 +248,18 @@ class _ForwardSpan:
             waiting += sources
 
 
-def _minimum_cut(program: SpmdProgram, span: _ForwardSpan) -> frozenset[int]:
-    """Values to keep: those of the fewest bytes."""
-    sizes = [0 if v in span.free else program.locals[v].bytes for v in span.values]
-    return _least_cut(span, tuple(sizes))
-
-
 @decided(64, lambda span, sizes: sizes)
 def _least_cut(span: _ForwardSpan, sizes: tuple[Any, ...]) -> frozenset[int]:
+    # The answer is cached with its guards, so that a plan on recorded sizes asks them again.
     values = list(span.values)
     places = least_sum(sizes, lambda row: frozenset(span.values[v] for v in _cut(span, row)))
     return frozenset(values[place] for place in places)
 
 
 def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
-    """The cut at some sizes: node 2k is value k before its bytes are paid, 2k+1 after.
+    """Return the minimum vertex cut at given sizes; the one nearest to the source if several tie.
 
-    Of cuts of equal bytes that nearest to the source.
+    Each value k is split into the nodes 2k and 2k+1. The arc between them has the value's bytes.
     """
     from scipy.sparse.csgraph import breadth_first_order
 
@@ -274,15 +269,18 @@ def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
     arcs += [(source, 2 * number[value], infinite) for value in span.fixed]
     arcs += [(2 * number[a] + 1, 2 * number[b], infinite) for a, b in set(span.edges)]
     arcs += [(2 * number[value] + 1, sink, infinite) for value in span.crossing if value in number]
+    # By max-flow min-cut, the arcs from reachable to unreachable nodes of the residual graph are
+    # a minimum cut.
     left = _residual(np.array(arcs, np.int64).T, (source, sink), infinite)
     reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
     return frozenset(v for v, k in number.items() if 2 * k in reached and 2 * k + 1 not in reached)
 
 
 def _residual(arcs: np.ndarray, ends: tuple[int, int], most: int) -> Any:
-    """What a maximum flow leaves of the capacities; `most` is more than it.
+    """Return the residual capacities of a maximum flow; `most` bounds the flow from above.
 
-    Flows are found in units of which each leaves less than one per arc to be found, down to 1.
+    scipy's capacities have 32 bits. The flow is found in units that shrink to 1. After each round,
+    less than one unit per arc remains to be found, which bounds the next round.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow

@@ -1,4 +1,4 @@
-"""How long one call of a program takes on a `Hardware`, in numbers or in formulas."""
+"""Time of one call of a program on a chip or topology, in numbers or in formulas."""
 
 from __future__ import annotations
 
@@ -62,24 +62,25 @@ def estimate(
     donated: Sequence[int] = (),
     overlap: str = "none",
 ) -> Cost:
-    """Time and memory of one call of `program` on devices of one kind.
+    """Return the time and memory of one call of a program on devices of one kind.
 
-    With `overlap="none"` every instruction runs after the one before it; "dependences" runs
-    collectives beside compute that does not wait for them, "asynchronous" of these only what the
-    chip's compiler starts ahead (`analyses.overlap`), "full" takes the longer of both. A
-    contraction takes `max(flops / peak, bytes / memory bandwidth)`; other operators are fused into
-    chains, of which only the ends move bytes to and from memory. A collective takes its ring bytes
-    over the link plus the latency of its hops.
-    Matrix units run at their peak, which makes an estimate shorter, and nothing overlaps unless
-    `overlap` says so, which makes it longer: until it is calibrated it is no bound.
+    A contraction takes `max(flops / peak, bytes / memory bandwidth)`. Other operators are fused
+    into chains, of which only the ends move bytes to and from memory. A collective takes its ring
+    bytes over the link's bandwidth, plus the latency of its hops. The estimate is no bound before
+    calibration: matrix units run at their peak, which makes it shorter, and only `overlap` hides
+    communication, which makes it longer.
 
     Args:
-      program: in numbers; or one that `costs.symbolic.symbolise` made, for formulas.
-      roles: per graph value, for the classes of memory; None reads "unknown".
+      program: a program in numbers, or the result of `costs.symbolic.symbolise` for formulas.
+      roles: role of each graph value, for the classes of memory; None gives "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
+      overlap: "none" runs one instruction after the other. "dependences" runs collectives while
+        compute runs that does not wait for them. "asynchronous" does so only for collectives that
+        the chip's compiler starts ahead (`analyses.overlap`). "full" takes the longer of compute
+        and communication.
 
     Raises:
-      HardwareError: an unknown overlap, or a mesh that does not tile the topology.
+      HardwareError: the overlap is unknown, or the mesh does not tile the topology.
     """
     check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
@@ -97,6 +98,8 @@ def estimate(
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
+    # In formulas the hints decide which values are alive at the peak, and which operators memory
+    # bounds.
     peak = held.priced(named.program)
     prices = formulas.prices(runs, [price.by_traffic for price in prices])
     peaks = partial(candidate_peaks, named, donated=donated, rebuild=chip.rebuilds)
@@ -106,7 +109,7 @@ def estimate(
 
 
 class Timed(NamedTuple):
-    """An instruction, what it is (as `Item.kind`), and the seconds of one execution."""
+    """An instruction, its kind (as `Item.kind`), and the seconds of one execution."""
 
     step: Execution
     kind: str
@@ -115,7 +118,7 @@ class Timed(NamedTuple):
 
 
 def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Timed, ...]:
-    """Every instruction of a program in numbers with its seconds, in the order of `walk`.
+    """Return every instruction of a program in numbers with its seconds, in the order of `walk`.
 
     The sum of `seconds * step.count` is the step time of `estimate`.
     """
@@ -128,7 +131,7 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 
 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
-    """Prices of the instructions of a program in numbers."""
+    """Return the prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
     inside, spans = unwritten(program, graph), hardware.wiring(program.mesh).spans
     return Pricing(program, graph, hardware.chip, inside, spans)
@@ -142,11 +145,11 @@ class _Key(NamedTuple):
 
 
 class _Price(NamedTuple):
-    """What one execution takes.
+    """Price of one execution of an instruction.
 
     Attributes:
       amounts: (field of `Item`, amount), or ((cause, a rate per second), amount).
-      by_traffic: whether memory bounds it, rather than arithmetic.
+      by_traffic: whether memory bounds the instruction, rather than arithmetic.
     """
 
     key: _Key
@@ -159,10 +162,10 @@ class Pricing:
     """Prices of single instructions.
 
     Attributes:
-      fused: local values that never reach memory.
-      spans: what lies under digits.
+      fused: local values that are never in memory.
+      spans: returns the links under digits.
       sizes: formulas of the graph's sizes; None to price in numbers.
-      rows: where prices are formulas, the local row of each operator with windows, by its result.
+      rows: for prices in formulas, the local row of each operator with windows, by its result.
     """
 
     program: SpmdProgram
@@ -175,33 +178,34 @@ class Pricing:
 
     @cached_property
     def steps(self) -> tuple[Execution, ...]:
-        """Every instruction but loops and branches, whose bodies are priced."""
+        """All instructions except loops and branches, whose bodies are priced instead."""
         steps = walk(self.program)
         return tuple(s for s in steps if not isinstance(s.instruction.attributes, Control))
 
     @cached_property
     def rings(self) -> dict[int, RingTimes]:
-        """Per collective of a ring, by the `id` of its instruction, what the ring takes."""
+        """Seconds of each ring, by the `id` of the ring's collective."""
         found = (step.instruction for step in walk(self.program))
         rings = (one for one in found if is_a(one, CollectiveMatmul))
         return {id(ring.attributes.collective): self.ring(ring) for ring in rings}
 
     def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
-        """What a ring takes, and the two instructions that it stands for."""
+        """Return the seconds of a ring, and of the product and collective that it replaces."""
         spans = self.spans(ring.attributes.ring)
         return ring_times(self.program, ring, self.alone_s, spans, self.hardware)
 
     def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
-        """Seconds of an instruction that is no part of a ring, with the shapes of a program."""
+        """Return the seconds of an instruction outside of a ring, in a program's shapes."""
         other, step = replace(self, program=program), Execution(instruction, 1)
         sent = other.moved(step.instruction) if moves(step) else None
         return float(self.took(sent or other.computed(instruction, None)))
 
     def runs(self) -> dict[int, int]:
-        """The first step of every price, by its place, and how many steps have that price."""
+        """Return the first step of each distinct price, and the number of steps with this price."""
         number: dict[Any, int] = {}
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
-        # the code of a value that is never in memory is negative
+        # A price depends on shapes and types, not on the values. A value that is never in memory
+        # has a negative code, because its bytes do not count.
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
         first: dict[Any, int] = {}
         times: Counter[int] = Counter()
@@ -217,6 +221,7 @@ class Pricing:
                 self.company(instruction, types) if id(instruction) in joined else None,
                 rings.get(id(instruction)) if rings else None,
                 tuple([codes[v] for v in values]),
+                # An operand that is read twice moves once, so equal positions are part of the key.
                 None if len({*values}) == len(values) else tuple(map(values.index, values)),
             )
             times[first.setdefault(key, place)] += 1
@@ -224,7 +229,7 @@ class Pricing:
 
     @cached_property
     def operators(self) -> list[int | None]:
-        """Per node, a number of its signature; None if the price needs more than the signature."""
+        """A number per node, equal for equal signatures; None if the price needs more."""
         known: dict[Signature, int | None] = {}
         for node in self.graph.nodes:
             if node.signature not in known:
@@ -233,16 +238,16 @@ class Pricing:
 
     @cached_property
     def together(self) -> dict[int, tuple[Instruction, ...]]:
-        """All-reduces that are sent as one (`analyses.together`)."""
+        """All-reduces that are sent as one (`analyses.overlap.together`)."""
         return together(self.program.block)
 
     def company(self, instruction: Instruction, types: Sequence[int]) -> tuple[int, ...]:
-        """Of an all-reduce the types of all that are sent with it."""
+        """Return the types of all operands that are sent together with an all-reduce."""
         sent = self.together[id(instruction)]
         return tuple(sorted(types[v] for other in sent for v in other.operands))
 
     def scheduled_s(self, overlap: str) -> float:
-        """Seconds of the program in numbers, collectives beside the compute that can do without."""
+        """Return the seconds of a program in numbers with overlapped collectives."""
         places = dict.fromkeys(range(len(self.steps)), 1)
         prices = zip(self.steps, self.prices(places), strict=True)
         found = {id(step.instruction): float(self.took(price)) for step, price in prices}
@@ -250,18 +255,18 @@ class Pricing:
         return scheduled_s(self.program.block, lambda one: found[id(one)], ahead)
 
     def operation(self, instruction: Instruction) -> Any:
-        """What is done, be it to whichever values: a node's operator, or an instruction's own."""
+        """Return the operation without its values: a signature, or attributes."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return instruction.attributes
         signature = self.graph.nodes[instruction.node].signature
         return (signature, instruction.attributes.params) if windows(signature) else signature
 
     def prices(self, runs: Mapping[int, int], sides: Sequence[bool] = ()) -> list[_Price]:
-        """One execution of each run.
+        """Return the price of one execution of each run.
 
         Args:
-          runs: as `runs` gives them.
-          sides: per run, whether memory bounds it; without them numbers decide.
+          runs: the result of `runs()`.
+          sides: for each run, whether memory bounds it; if empty, the numbers decide.
         """
         found = []
         for place, side in zip_longest(runs, sides):
@@ -273,15 +278,16 @@ class Pricing:
         return found
 
     def exposed(self, instruction: Instruction[Collective]) -> _Price:
-        """The price of a collective; of one of a ring, what that takes longer than its product."""
+        """Return the price of a collective; in a ring, the time that its product cannot hide."""
         price = self.moved(instruction)
         if id(instruction) not in self.rings:
             return price
         waits = [((cause, 1.0), taken) for cause, taken in self.rings[id(instruction)].exposed]
-        return price._replace(amounts=(*price.amounts[:2], *waits))  # behind count and bytes
+        # The first two amounts are count and bytes, which a ring does not change.
+        return price._replace(amounts=(*price.amounts[:2], *waits))
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
-        """The prices of all instructions, those of one kind together."""
+        """Return the prices of all instructions, with those of one kind added up."""
         tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
         for (place, times), price in zip(runs.items(), prices, strict=True):
             tally, count = tallies[price.key], self.steps[place].count
@@ -291,7 +297,7 @@ class Pricing:
         return tuple(item for item in items if any((item.flops, item.wire_bytes, item.time_s)))
 
     def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
-        """The sums of one kind; amounts that something is done to at a rate become seconds."""
+        """Return the item of one kind; amounts with a rate become seconds."""
         count, flops, sent = (sums.pop(name, 0) for name in ("count", "flops", "wire_bytes"))
         by_cause: dict[str, list[Any]] = {}
         for (cause, rate), amount in sums.items():
@@ -300,19 +306,21 @@ class Pricing:
         return Item(*key, count, flops, sent, seconds)
 
     def took(self, price: _Price) -> Any:
-        """Seconds of one execution."""
+        """Return the seconds of one execution."""
         return self.item(
             price.key, summed(Counter((*amount, 1) for amount in price.amounts))
         ).time_s
 
     def seconds(self, amount: Any, rate: float) -> Any:
-        """Seconds of an amount; a formula also of a number, where prices are formulas."""
+        """Return the seconds of an amount at a rate; a formula if prices are formulas."""
         return over(amount if self.sizes is None else Formula.of(amount), rate)
 
     def moved(self, instruction: Instruction[Collective]) -> _Price:
-        """The price of a collective."""
+        """Return the price of a collective."""
         attributes, mesh = instruction.attributes, self.program.mesh
         size = self.sent(instruction)
+        # The first of several all-reduces that are sent as one has the time of all. The others have
+        # an empty tuple here, so they take no time but still count their bytes.
         sent_as_one = self.together.get(id(instruction), (instruction,))
         whole = total(map(self.sent, sent_as_one)) if sent_as_one else None
         taken = {} if whole is None else seconds_by_cause(attributes, whole, spans=self.spans)
@@ -327,15 +335,17 @@ class Pricing:
         return _Price(key, (("count", 1), ("wire_bytes", sent), *amounts))
 
     def sent(self, instruction: Instruction) -> Any:
-        """Bytes that a device holds of what a collective moves."""
+        """Return the bytes of a collective's operand on one device."""
         size = sent_bytes(self.program, instruction)
         return size if self.sizes is None else Formula.of(size)
 
     def computed(self, instruction: Instruction, by_traffic: bool | None) -> _Price:
-        """The price of a local operator; `by_traffic` is None in numbers, which decide it.
+        """Return the price of a local operator.
 
-        In formulas the longer of both, wherever that is which, booked as what is longer at the
-        hints.
+        Args:
+          by_traffic: whether memory bounds the operator at the hints; None for a price in numbers,
+            which decides by itself. In formulas the time is the maximum of arithmetic and traffic,
+            under the cause that is longer at the hints.
         """
         flops, kept, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
@@ -353,7 +363,7 @@ class Pricing:
         return _Price(key, (("count", 1), ("flops", flops), *amounts), by_traffic)
 
     def as_measured(self, instruction: Instruction, key: _Key) -> _Price:
-        """The price of a local operator by the rates that were measured of operators."""
+        """Return the price of a local operator by the measured rates of operators."""
         flops, _, peak = self.arithmetic(instruction)
         sizes, speed = self.traffic(instruction)
         rate = peak
@@ -375,18 +385,18 @@ class Pricing:
         return _Price(key, tuple(amounts))
 
     def each(self, seconds: float) -> Any:
-        """Seconds of every execution; a formula where prices are."""
+        """Return the seconds of every execution; a formula if prices are formulas."""
         return multiplied(1 if self.sizes is None else Formula.of(1), seconds)
 
     def sort(self, instruction: Instruction) -> str:
-        """What a local instruction is: the user's operator, or formatting that blocks need."""
+        """Return the kind of a local instruction: an operator's, or formatting."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return FORMATTING
         signature = self.graph.nodes[instruction.node].signature
         return "contraction" if contracts(signature) else "other compute"
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, Any, float]:
-        """Flops of a local operator, those that its unit is kept for, and how many go a second."""
+        """Return an operator's flops, its flops rounded up to blocks, and the peak rate."""
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return 0, 0, math.inf
         signature = self.graph.nodes[instruction.node].signature
@@ -398,7 +408,7 @@ class Pricing:
         return shaped_flops(signature, shapes, params, row), kept, self.peak(instruction.node)
 
     def peak(self, node: int) -> float:
-        """Operations a second of a graph node's item type."""
+        """Return the operations per second for a graph node's item type."""
         signature = self.graph.nodes[node].signature
         dtype = operand_type(signature)
         if not contracts(signature) or self.hardware.operators.figures:
@@ -406,12 +416,12 @@ class Pricing:
         return product_peak(self.hardware, dtype)
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
-        """Bytes of what a local operator moves from and to memory, and how many go a second."""
+        """Return the bytes that a local operator moves, one entry per value, and the bandwidth."""
         held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
         return [held[v].bytes for v in traffic(instruction, self.fused)], speed
 
     def useful(self) -> tuple[Any, Any]:
-        """Flops on global shapes, and their seconds at the peak of one device."""
+        """Return the flops on global shapes, and their seconds at the peak of one device."""
         tally: Counter[tuple[Hashable, Any, Any]] = Counter()
         nodes = Counter(map(self.whole, self.graph.walk()))
         for (signature, shapes, trips), times in nodes.items():
@@ -421,7 +431,7 @@ class Pricing:
         return total(sums.values()), total(self.seconds(n, rate) for rate, n in sums.items())
 
     def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
-        """An operator, the formulas of its global shapes, and its executions per call."""
+        """Return an operator, the formulas of its global shapes, and its executions per call."""
         if self.sizes is None:
             return node.signature, (), self.graph.trip_count(node)
         values = (*node.operands, *node.results)

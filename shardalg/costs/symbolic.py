@@ -1,4 +1,4 @@
-"""A program that was planned at hints, with a formula for each of its sizes: then it has prices."""
+"""Programs with a formula for each size, so that their prices are formulas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardalg.sizes.symbolic.lift import Lifted
 
 Shape = tuple[Any, ...]
-"""Sizes: formulas, or the ints that they would be in a program in numbers."""
+"""Sizes of the dimensions: formulas, or plain ints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +57,11 @@ class Sizes:
     """The formulas of a graph's sizes and of a mesh's axes.
 
     Attributes:
-      dims: per graph value, a size per dimension, in elements.
-      axes: axis name to its number of devices.
-      trips: per region, executions per call of the function.
-      symbols: name to the symbol that stands for it where users read a formula.
-      hints: name to the number at which the program was planned.
+      dims: for each graph value, a size per dimension, in elements.
+      axes: number of devices by axis name.
+      trips: for each region, executions per call of the function.
+      symbols: the user's symbol of each name, for formulas that users read.
+      hints: for each name, the number at which the program was planned.
     """
 
     dims: tuple[Shape, ...]
@@ -72,10 +72,10 @@ class Sizes:
 
     @staticmethod
     def of(lifted: Lifted, axes: Mapping[str, sympy.Expr | int]) -> Sizes:
-        """The sizes of a lifted graph on a mesh whose axes have these sizes, numbers or symbols.
+        """Return the sizes of a lifted graph on a mesh with the given axis sizes.
 
         Raises:
-          SymbolError: one name with two hints.
+          SymbolError: a name has two hints.
         """
         from shardalg.algebra.dims import sizes_of
 
@@ -91,7 +91,7 @@ class Sizes:
         return {}
 
     def sympy(self, formula: Size) -> sympy.Expr | int:
-        """A formula as users read it, in the symbols that they made; a number as it is."""
+        """Return a formula as a sympy expression in the user's symbols; a number is unchanged."""
         if not has_formula((formula,)):
             return formula
         made = Formula.of(formula)
@@ -102,7 +102,7 @@ class Sizes:
 
 @lru_cache(maxsize=16)
 def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol, ...]]:
-    """Sizes of all values, and trip counts, as formulas, and their symbols: for every mesh."""
+    """Return the formulas of all shapes and trip counts, and their symbols, for any mesh."""
     sizes = {size for shape in (*lifted.shapes, lifted.trip_counts) for size in shape}
     known = {size: _plain(from_sympy(size)) for size in sizes}
     symbols = {symbol for size in sizes for symbol in getattr(size, "free_symbols", ())}
@@ -112,14 +112,14 @@ def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol,
 
 @dataclass(frozen=True, eq=False)
 class Symbolised:
-    """A program planned at hints, and the same program with formulas for its sizes.
+    """A program planned at the hints, and the same program with formulas for its sizes.
 
     Attributes:
       hints: the program in numbers.
-      program: local shapes, lengths of loops and the digits of collectives are formulas; layouts,
-        masks and slices keep their numbers, since nothing is priced by them. Of the margins that
-        an exchange cuts from a block only the hints tell that they do not grow with it.
-      conditions: what `program` is right under, beside the planner's own choices.
+      program: the program with formulas for local shapes, lengths of loops and the digits of
+        collectives. Layouts, masks and slices keep their numbers, because no price reads them.
+        The margins that an exchange cuts from a block are assumed not to grow with the block.
+      conditions: assumptions of `program`, in addition to the planner's own choices.
     """
 
     graph: Graph
@@ -135,9 +135,9 @@ class Symbolised:
 
     @cached_property
     def rows(self) -> dict[int, Rule]:
-        """Per first result of an operator that reads through windows, its row on local shapes.
+        """Local row of each operator with windows, by the operator's first result.
 
-        The strides, dilations and padding in it are the numbers at the hints.
+        The strides, dilations and padding in the row are the numbers at the hints.
         """
         found, held = {}, self.hints.locals
         for step in walk(self.hints):
@@ -158,20 +158,20 @@ def symbolise(
     sizes: Sizes,
     recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None] = lambda: None,
 ) -> Symbolised:
-    """Put formulas in place of the sizes of a program that was planned at their hints.
+    """Replace the sizes of a program that was planned at the hints by formulas.
 
-    A local value has `ceil(D / n)` elements along a dimension of global size D in n parts, D being
-    the formula of the graph value that it is a layout of, n the product of its axes' sizes. Where n
-    divides D at the hints, that is a condition, and the block is `D / n`. What is padded before or
-    left after an uneven move follows from the sizes of the blocks.
+    A block has `ceil(D / n)` elements along a dimension of global size D. D is the formula of
+    the graph value's size, and n the product of the sizes of the axes that shard it. If n divides D
+    at the hints, the block is `D / n` and the divisibility becomes a condition. Padding before and
+    after an uneven move follows from the sizes of the blocks.
 
     Args:
-      recorded: makes the global and the local shape of every local value, as planning on recorded
-        sizes found them; None if it could not. Asked only where blocks do not follow from layouts,
-        as of what an exchange cuts out of them.
+      recorded: returns the global and local shape of every local value from planning on recorded
+        sizes, or None. It is called only if a block does not follow from its sharding, for example
+        a slice that an exchange cuts from a block.
 
     Raises:
-      FormulaError: such a block, and nothing is recorded.
+      FormulaError: a block does not follow from its sharding, and nothing is recorded.
     """
     work = _Symboliser(program, graph, sizes, cache(recorded))
     for local in (*program.block.arguments, *(local for local, _ in program.constants)):
@@ -186,7 +186,7 @@ def symbolise(
 
 
 class _Symboliser:
-    """Walks a program once: global and local shape of every local value in formulas."""
+    """Single walk over a program that computes global and local shapes in formulas."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Symboliser:
         self.blocks: dict[tuple[Shape, Sharding], Shape] = {}
 
     def digits(self, digits: Digits) -> Digits:
-        """The digits in formulas; an axis of which they are a part is held at its hint."""
+        """Return digits in formulas; an axis that is only partly used is fixed at its hint."""
         if digits not in self.known:
             mesh, axes = self.program.mesh, self.sizes.axes
             self.known[digits] = formula_digits(mesh, axes, digits)
@@ -218,11 +218,11 @@ class _Symboliser:
         return self.known[digits]
 
     def enter(self, index: int) -> None:
-        """A value that a block starts with."""
+        """Compute the shape of a value that a block starts with."""
         self.shapes[index] = self.plain(self.program.locals[index])
 
     def block(self, block: Block) -> Block:
-        """The block with formulas; its arguments are entered already, or by its loop."""
+        """Return the block with formulas; its arguments already have shapes."""
         found = []
         following = (*block.instructions, None)[1:]
         for instruction, after in zip(block.instructions, following, strict=True):
@@ -234,6 +234,8 @@ class _Symboliser:
                     self.shapes[result] = self.shape(instruction, result, after)
                     if not self.is_right(result):
                         raise FormulaError(self.unknown(instruction, [*self.shapes[result]]))
+                # The sharding alone does not give the size, or gives another one at the hints:
+                # planning on recorded sizes may know it.
                 except FormulaError:
                     found_again = self.recorded()
                     if found_again is None:
@@ -244,7 +246,7 @@ class _Symboliser:
         return replace(block, instructions=tuple(found))
 
     def is_right(self, result: int) -> bool:
-        """Whether the formulas of a local shape are its numbers at the hints."""
+        """Return whether the formulas of a local shape have its numbers at the hints."""
         hints, pairs = (
             self.sizes.hints,
             zip(self.shapes[result], self.program.locals[result].shape, strict=False),
@@ -252,7 +254,7 @@ class _Symboliser:
         return all(Formula.of(n).at(hints) == there for n, there in pairs)
 
     def attributes(self, instruction: Instruction) -> Attributes:
-        """The attributes with formulas where prices read them."""
+        """Return the attributes with formulas in the fields that prices read."""
         attributes = instruction.attributes
         if isinstance(attributes, Control):
             inside = attributes.with_bodies([self.inside(b) for b in attributes.bodies])
@@ -265,13 +267,13 @@ class _Symboliser:
         return attributes
 
     def inside(self, block: Block) -> Block:
-        """A block inside an instruction, with formulas."""
+        """Return a block inside an instruction, with formulas."""
         for argument in block.arguments:
             self.enter(argument)
         return self.block(block)
 
     def length(self, loop: Loop, node: int | None) -> Any:
-        """Iterations of a loop: executions of its body per execution of the region around it."""
+        """Return the trip count of a loop: executions of its body per outer execution."""
         if node is None:
             return loop.length
         region = self.graph.regions[self.graph.nodes[node].bodies[0]]
@@ -279,7 +281,7 @@ class _Symboliser:
         return _plain(share(self.sizes.trips[region.index], outer))
 
     def whole(self, instruction: Instruction, position: int) -> Shape:
-        """Global shape of an intermediate: of the node's result, else of what it is made from."""
+        """Return the global shape of an intermediate: its node's, else its operand's."""
         if isinstance(instruction.attributes, OPERATORS) and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
         before, attributes = self.wholes[instruction.operands[0]], instruction.attributes
@@ -290,7 +292,7 @@ class _Symboliser:
     def regrouped(
         self, instruction: Instruction, regroup: Regroup, before: Shape, numbers: tuple[int, ...]
     ) -> Shape:
-        """Dimensions that stay keep their formulas; the others are numbers, or have no formula."""
+        """Return a reshaped shape; kept dimensions keep formulas, others need numbers."""
         found: list[Any] = []
         for count, sizes in regroup.groups:
             group, before = before[:count], before[count:]
@@ -301,7 +303,7 @@ class _Symboliser:
         return tuple(found)
 
     def shape(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
-        """Local shape of a result; dimensions that are no plain block are padded for a move."""
+        """Return the local shape of a result; other dimensions than blocks are padded."""
         local, attributes = self.program.locals[result], instruction.attributes
         blocks = local.sharding.shard_shape
         given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
@@ -315,10 +317,10 @@ class _Symboliser:
             return self.sized(instruction, attributes, local)
         plain = self.tiled(local, [i for i, n in enumerate(local.shape) if n == blocks[i]])
         if isinstance(attributes, Collective):
-            # An uneven dimension that was joined still has the padding of every block.
+            # An all-gather of an uneven dimension keeps the padding of every block.
             count = math.prod(d.size for d in self.digits(attributes.digits))
             return tuple(n if n is not None else given[i] * count for i, n in enumerate(plain))
-        # What an operator computes of a padded value is padded alike.
+        # An operator on a padded value has a result with the same padding.
         before = self.program.locals[instruction.operands[0]].shape
         if len(before) != len(plain) or any(
             n is None and before[i] != local.shape[i] for i, n in enumerate(plain)
@@ -327,8 +329,8 @@ class _Symboliser:
         return tuple(given[i] if n is None else n for i, n in enumerate(plain))
 
     def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
-        """The shape of a step of an exchange: its one dimension follows from the operands'."""
-        # A second operand is what fills, but where blocks are put side by side.
+        """Return the shape of an exchange's step; one dimension depends on the operands."""
+        # Only a concatenation reads the size of further operands; others use them as fill values.
         given = instruction.operands[: None if type(attributes) is Concatenate else 1]
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
@@ -342,10 +344,10 @@ class _Symboliser:
         return tuple(shape)
 
     def cut(self, instruction: Instruction, size: tuple[Size, int], length: int) -> Size:
-        """The elements that are cut out of a block: a margin of it, or all but a margin.
+        """Return the number of elements cut from a block: a margin, or all except a margin.
 
-        A margin does not grow with the block. Whether it does, prices at other sizes tell
-        (`planner.guards`): the numbers at the hints do not.
+        A margin is assumed not to grow with the block. The numbers at the hints cannot tell;
+        `planner.guards` compares prices at other sizes.
         """
         block, before = size
         if isinstance(instruction.attributes, Dilate):
@@ -353,7 +355,7 @@ class _Symboliser:
         return length if 2 * length <= before else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
-        """Why there is no formula: how much of a block is cut out depends on more than its size."""
+        """Return the error text for a cut that depends on more than the block's size."""
         node = None if instruction.node is None else self.graph.nodes[instruction.node]
         where = "a move" if node is None else f"{node.primitive} at {node.source}"
         return (
@@ -363,7 +365,7 @@ class _Symboliser:
         )
 
     def resized(self, local: Local, dim: int, before: Shape, after: Instruction | None) -> Shape:
-        """One dimension stripped to its block, or padded to the blocks that `after` cuts."""
+        """Return a shape with one dimension cut to its block, or padded for `after`."""
         shape = list(before)
         if local.shape[dim] == local.sharding.shard_shape[dim]:
             shape[dim] = self.tiled(local, [dim])[dim]
@@ -377,14 +379,14 @@ class _Symboliser:
         return tuple(shape)
 
     def plain(self, local: Local) -> Shape:
-        """The block of a local value that is neither padded nor joined."""
+        """Return the block of a local value without padding."""
         key = self.wholes[local.index], local.sharding
         if key not in self.blocks:
             self.blocks[key] = self.tiled(local, range(len(local.shape)))
         return self.blocks[key]
 
     def tiled(self, local: Local, dims: Sequence[int]) -> Shape:
-        """Blocks of some dimensions of a local value, None for the others."""
+        """Return the blocks of some dimensions of a local value, None for the others."""
         whole, sharding = self.wholes[local.index], local.sharding
         found: list[Size | None] = [None] * len(whole)
         for dim in dims:
@@ -392,7 +394,7 @@ class _Symboliser:
         return tuple(found)
 
     def tile(self, size: Size, hint: int, digits: Digits) -> Size:
-        """`ceil(size / n)`, without a ceiling where the digits divide `size` at its hint."""
+        """Return `ceil(size / n)`, without a ceiling if n divides `size` at its hint."""
         if not digits:
             return size
         key = (size, hint, digits)
@@ -407,16 +409,16 @@ class _Symboliser:
 
 
 OPERATORS = (Apply, Extract, Insert)
-"""Instructions whose results are those of their node."""
-# Steps of an exchange; of the first three the result is a part of the operand.
+"""Instructions whose results have the global shapes of their node's results."""
+# Steps of an exchange. The result of the first three is a part of the operand.
 CUT = (Slice, SliceAt, Dilate)
 EXCHANGED = (*CUT, OwnerSelect, HaloExchange, MaskAt, Choose, Concatenate)
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:
-    """Digits with the sizes of their axes; one that joins several axes is taken apart.
+    """Return digits with the sizes of their axes; a digit of several axes is split.
 
-    A part of an axis keeps its number.
+    A sub-axis keeps its number.
 
     >>> from shardalg.sizes.formula import symbol
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -435,7 +437,7 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
 
 
 def share(total: Size, count: Size) -> Size:
-    """`total / count` where it comes out, be `count` a sum.
+    """Return `total / count` if the division is exact; the count may be a sum.
 
     >>> from shardalg.sizes.formula import symbols
     >>> L, S = symbols("L S")
@@ -443,7 +445,7 @@ def share(total: Size, count: Size) -> Size:
     (L, 3)
 
     Raises:
-      FormulaError: `total` is no multiple of `count` by one product.
+      FormulaError: `total` is not a product times `count`.
     """
     if count == 1:
         return total
@@ -453,6 +455,6 @@ def share(total: Size, count: Size) -> Size:
 
 
 def _plain(formula: Size) -> Any:
-    """An int where the formula is one."""
+    """Return an int if the formula is one, else the formula."""
     number = Formula.of(formula).number
     return formula if number is None else number

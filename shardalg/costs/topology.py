@@ -1,4 +1,4 @@
-"""A machine of many chips: slices of a torus, or islands of GPUs, and what lies under mesh axes."""
+"""Machines of many chips: slices of a torus or islands of GPUs, with mesh axes placed on links."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from shardalg.tables import Table
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips of one kind and how they are joined: what mesh axes are laid onto.
+    """Chips of one kind with the links that join them; mesh axes are placed on these links.
 
-    A TPU slice is a torus of chips; a dimension smaller than the chip's rule for wrapping is a line
-    and has half the bandwidth of a ring. GPUs are islands that a switch joins (NVLink), and a
-    network between islands. Several slices are joined by the data center network.
+    A TPU slice is a torus of chips. A dimension that is too small to wrap around is a line, with
+    half the bandwidth of a ring. GPUs form islands of a switch (NVLink), and a network joins the
+    islands. The data center network joins several slices.
 
     Args:
-      hardware: a chip's name or a `Hardware` that says how its chips are joined.
-      shape: chips along each dimension of one slice; of GPUs (islands, GPUs in each).
-      chips: instead of `shape`, chips of one slice, in the shape that the vendor gives so many.
-      slices: how many slices.
+      hardware: a chip's name, or a `Hardware` with an interconnect.
+      shape: chips along each dimension of one slice; for GPUs (islands, GPUs per island).
+      chips: number of chips of one slice, instead of `shape`; the vendor's shape is used.
+      slices: number of slices.
       order: the order in which mesh axes fill the links.
       network_axes: the mesh axes that cross the slow network, between slices or between islands of
-        GPUs. Without them the outermost axes cross it. No name of an axis has a meaning.
+        GPUs. The default is the outermost axes. The name of an axis has no meaning.
 
     Raises:
-      HardwareError: a chip of which nothing is known but its links, a shape that is larger than
-        its torus or of other dimensions, a count that the vendor offers no shape for, several
-        slices of a chip that has no data center network.
+      HardwareError: the chip's interconnect is unknown; the shape has other dimensions than
+        the torus, or is larger; the vendor has no shape for the number of chips; or there are
+        several slices of a chip without a data center network.
 
     >>> Topology("v3", shape=(8, 8)), Topology("v5e", chips=256, slices=2)
     (Topology(tpu_v3:8x8), Topology(tpu_v5e:16x16, slices=2))
@@ -94,13 +94,14 @@ class Topology:
 
     @staticmethod
     def parse(text: str) -> Topology:
-        """A topology from text: `v3:8x8`, `tpu_v5e:16x16*2` for two slices, `h100:64` for GPUs.
+        """Return a topology from text such as `v3:8x8`, `tpu_v5e:16x16*2` or `h100:64`.
 
-        After `@` the axes that cross the slow network: `v5e:16x16*2@replica`. After a slash the
-        order in which axes fill the links: `v3:8x8/Y,X`.
+        `*2` means two slices; a single number is the number of chips. The axes that cross the slow
+        network follow `@`, as in `v5e:16x16*2@replica`. The order in which axes fill the links
+        follows a slash, as in `v3:8x8/Y,X`.
 
         Raises:
-          HardwareError: other text, or what `Topology` raises.
+          HardwareError: the text has another form, or `Topology` refuses the values.
 
         >>> Topology.parse("tpu_v3:8x8").text, Topology.parse("h100:64").text
         ('tpu_v3:8x8', 'h100:8x8')
@@ -120,7 +121,7 @@ class Topology:
 
     @property
     def text(self) -> str:
-        """As `parse` reads it."""
+        """Text of the topology, in the form that `parse` reads."""
         slices = f"*{self.slices}" if self.slices > 1 else ""
         crossing = f"@{','.join(self.network_axes)}" if self.network_axes else ""
         order = f"/{','.join(self.order)}" if self.order else ""
@@ -131,11 +132,11 @@ class Topology:
 
     @property
     def chip(self) -> Hardware:
-        """The chip that it is made of."""
+        """The chip that the topology consists of."""
         return self.hardware
 
     def shared(self, devices: int) -> Topology:
-        """Itself: its chips share no cores with others."""
+        """Return the topology unchanged: its devices do not share cores."""
         return self
 
     def __repr__(self) -> str:
@@ -147,17 +148,17 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """Of all slices together."""
+        """Number of chips of all slices together."""
         return math.prod(self.shape) * self.slices
 
     @property
     def devices(self) -> int:
-        """What JAX shows: the cores of TPU v2 and v3, else the chips."""
+        """Number of devices that JAX shows: cores of TPU v2 and v3, chips of all others."""
         return self.chips * self.hardware.interconnect.cores_per_chip
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """From slice to slice, along each dimension, inside of a chip; outermost first."""
+        """Levels of the network, outermost first: slices, dimensions of a slice, cores."""
         chip, joined = self.hardware, self.hardware.interconnect
         cores = joined.cores_per_chip
         host = joined.chips_per_host * cores
@@ -174,12 +175,12 @@ class Topology:
         return (*levels, Level(CHIP, cores, math.inf))
 
     def spans(self, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
-        """What each axis of a mesh lies on, major first.
+        """Return the links under each axis of a mesh, major first.
 
-        The innermost axis takes whole levels that make its size, as JAX lays devices; where no such
-        way is, levels are filled from the inside, those of a torus in parts if they must. The
-        `network_axes` cross the slow network, or else the outermost axes. With an `order` levels
-        are filled by axes in that order.
+        The innermost axis takes whole levels whose product is its size, as JAX does. If this is
+        impossible, axes fill the levels from the inside, on a torus also parts of a level. The
+        `network_axes`, by default the outermost axes, cross the slow network. With an `order`, axes
+        fill the levels in that order.
 
         Raises:
           HardwareError: the mesh does not tile the topology.
@@ -187,7 +188,7 @@ class Topology:
         return _spans(self, mesh)
 
     def wiring(self, mesh: Mesh) -> Wiring:
-        """The spans under any digits of a mesh.
+        """Return the links under any digits of a mesh.
 
         Raises:
           HardwareError: the mesh does not tile the topology.
@@ -195,35 +196,31 @@ class Topology:
         return Wiring(mesh, self.spans(mesh))
 
     def speeds(self, mesh: Mesh) -> dict[str, float]:
-        """What a device receives a second in an all-gather along each axis of a mesh alone."""
+        """Return the bytes per second received in an all-gather along each mesh axis alone."""
         return {name: _speed(found) for name, found in self.spans(mesh).items()}
 
     def axes(self, mesh: Mesh) -> Table:
-        """Per axis what it lies on, what a device sends one way a second, hops and their latency.
+        """Return a row per axis: its links, bytes per second, hops and their latency.
 
-        The speed is that of an all-gather along this axis alone, per byte that a device receives.
+        The speed counts the bytes that a device receives in an all-gather along this axis alone.
         """
-        rows = (
-            (name, size, *_told(found))
-            for (name, found), size in zip(
-                self.spans(mesh).items(), mesh.shape.values(), strict=True
-            )
-        )
+        rows = []
+        for (name, found), size in zip(self.spans(mesh).items(), mesh.shape.values(), strict=True):
+            parts = []
+            for span in found:
+                stride = f" by {span.stride}" if span.stride > 1 else ""
+                parts.append(f"{span.level.medium} {span.count}{stride}")
+            on = " x ".join(parts) or "one device"
+            latency = collective_s("all_gather", found, 1)[LATENCY]
+            hops = sum(span.hops for span in found)
+            wraps = any(span.wraps for span in found)
+            rows.append((name, size, on, wraps, float(f"{_speed(found):.3g}"), hops, latency))
         names = ("axis", "devices", "on", "wraps", "bytes_per_s", "hops", "latency_s")
         return Table(names, tuple(rows))
 
 
-def _told(found: Sequence[DigitSpan]) -> tuple[str, bool, float, int, float]:
-    """The columns of `axes`."""
-    on = " x ".join(_name(span) for span in found) or "one device"
-    latency = collective_s("all_gather", found, 1)[LATENCY]
-    hops = sum(span.hops for span in found)
-    wraps = any(span.wraps for span in found)
-    return on, wraps, float(f"{_speed(found):.3g}"), hops, latency
-
-
 def _speed(found: Sequence[DigitSpan]) -> float:
-    """Bytes that a device receives a second in an all-gather over spans, latency aside."""
+    """Return the bytes per second that a device receives in an all-gather, without latency."""
     taken = collective_s("all_gather", found, _MANY)
     seconds = sum(s for cause, s in taken.items() if cause != LATENCY)
     received = _MANY * (math.prod(span.count for span in found) - 1)
@@ -231,11 +228,6 @@ def _speed(found: Sequence[DigitSpan]) -> float:
 
 
 _MANY = 1 << 20  # bytes; any number gives the same speed
-
-
-def _name(span: DigitSpan) -> str:
-    apart = f" by {span.stride}" if span.stride > 1 else ""
-    return f"{span.level.medium} {span.count}{apart}"
 
 
 @lru_cache(maxsize=256)
@@ -246,8 +238,10 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
     if mesh.size != topology.devices:
         raise _untiled(topology, mesh, f"it has {topology.devices} devices, the mesh {mesh.size}")
     if topology.order or topology.network_axes:
-        placed = _as_told(topology, mesh, counts)
+        placed = _placement_by_options(topology, mesh, counts)
     else:
+        # First whole levels, as JAX places devices. Then levels filled one after the other; at last
+        # parts of a torus dimension, which axes share (`allow_split_physical_axes` in JAX).
         torus = not topology.hardware.interconnect.island
         placed = (_sliced(sizes, counts) if torus else None) or filled(sizes, counts)
         if placed is None and torus:
@@ -258,7 +252,7 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
 
 
 def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
-    """Return axes on whole levels, the outermost axis of more than one device between slices."""
+    """Return a placement on whole levels, with the outermost axis between slices, else None."""
     first = next((a for a, size in sizes.items() if size > 1), "")
     if counts[0] == 1 or not first:
         return exact(sizes, counts)
@@ -269,8 +263,10 @@ def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None
     return found and {**found, first: [(0, counts[0], 1), *found[first]]}
 
 
-def _as_told(topology: Topology, mesh: Mesh, counts: Sequence[int]) -> Placement | None:
-    """Return the placement that `network_axes` and `order` ask for, None if there is none."""
+def _placement_by_options(
+    topology: Topology, mesh: Mesh, counts: Sequence[int]
+) -> Placement | None:
+    """Return the placement for `network_axes` and `order`; None if impossible."""
     levels = 2 if topology.hardware.interconnect.island else 1  # of the slow network, outermost
     sizes = dict(mesh.shape)
     if not topology.network_axes:
@@ -291,7 +287,7 @@ def _as_told(topology: Topology, mesh: Mesh, counts: Sequence[int]) -> Placement
 
 
 def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int]:
-    """Return the number of parts of the slow network that each of `network_axes` runs over."""
+    """Return the number of slices or islands that each of `network_axes` runs over."""
     unknown = [name for name in topology.network_axes if name not in mesh.axis_names]
     if unknown:
         raise HardwareError(
@@ -315,7 +311,7 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
 def _ordered(
     topology: Topology, mesh: Mesh, sizes: Mapping[str, int], counts: Sequence[int]
 ) -> Placement | None:
-    """Return levels filled from the inside by axes in the order that was asked for."""
+    """Return levels filled from the inside by axes in the requested order, None if impossible."""
     if sorted(topology.order) != sorted(mesh.axis_names):
         raise HardwareError(
             f"order={list(topology.order)} of {topology!r} is not the axes of {mesh!r}: give each "
@@ -336,7 +332,7 @@ def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
 
 
 def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
-    """The shape that was given, or the vendor's of that many chips."""
+    """Return the given shape, or the vendor's shape of the given number of chips."""
     joined = chip.interconnect
     if not (joined.dimensions or joined.island):
         raise HardwareError(
@@ -382,7 +378,7 @@ def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_names(what: str, given: Any) -> None:
-    """Raise an error unless the value lists names of axes, each once."""
+    """Raise an error unless the value is a list of axis names, each once."""
     good = isinstance(given, str | list | tuple) and all(type(axis) is str for axis in given)
     if not good or len(set(given)) < len(given):
         raise HardwareError(
@@ -401,14 +397,16 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
 
 
 Machine = Hardware | Topology
-"""Chips whose links are known one by one, or what lies under the axes of a mesh."""
+"""A chip whose mesh axes have links of their own, or a topology that places axes on links."""
 
 
 def machine(given: str | Machine) -> Machine:
-    """What stands for a machine: a chip's name or file, a topology's text, or itself.
+    """Return the machine of a chip's name or file, or of a topology's text.
+
+    A machine is returned unchanged.
 
     Raises:
-      HardwareError: none of these.
+      HardwareError: the value is none of these.
 
     >>> machine("v3:8x8"), machine("v3").name
     (Topology(tpu_v3:8x8), 'tpu_v3')

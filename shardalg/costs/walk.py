@@ -1,6 +1,6 @@
-"""The instructions of a program in order, loop bodies with their trip counts.
+"""The instructions of a program in order of execution, and the bytes alive while they run.
 
-What is in memory while the instructions of a block run, one after the other.
+A loop's body comes with its trip count.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
 
 ProgramPoint = tuple[int, ...]
-"""An instruction: its number in the program, then in the body of that loop, ...; () the start."""
+"""An instruction's number in the program, then in that loop's body, and so on; () is the start."""
 
 
 class LiveValue(NamedTuple):
-    """Bytes that a value takes, and the local values whose bytes they are."""
+    """The bytes that a value takes, and the local values that these bytes belong to."""
 
     bytes: int = 0
     of: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ NOTHING = LiveValue()
 
 @dataclass
 class AliveBytes:
-    """What is alive in a block, instruction by instruction; the totals so far, and where."""
+    """The values alive in a block while it is scanned, and the total at each instruction."""
 
     alive: dict[int, LiveValue]
     total: int = 0
@@ -38,13 +38,13 @@ class AliveBytes:
     totals: list[tuple[int, ProgramPoint]] = field(default_factory=list)
 
     def add(self, value: int, held: LiveValue) -> None:
-        """Count a value as held from here on, in place of what was counted for it."""
+        """Count a value as alive from here on; replaces an earlier count of the value."""
         self.total += held.bytes - self.alive.get(value, NOTHING).bytes
         self.alive[value] = held
 
     @cached_property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """The first of the largest totals, and where it is."""
+        """The first of the largest totals, and its place."""
         return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
@@ -52,14 +52,14 @@ class AliveBytes:
         self.total -= self.alive.pop(value, NOTHING).bytes
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        """Record the total while instruction `i` runs; `inner` is its loop body, if any."""
         inside, place = inner.peak if inner else (0, ())
         self.totals.append((self.total + inside, (i, *place)))
 
 
 @dataclass(frozen=True, slots=True)
 class Execution(Generic[A_co]):
-    """An instruction, how often it runs per call of the program, and what it runs inside of.
+    """An instruction, how often it runs per call of the program, and the loops around it.
 
     Attributes:
       loops: the instructions of the loops and branches around it, outermost first.
@@ -71,9 +71,9 @@ class Execution(Generic[A_co]):
 
 
 def walk(program: SpmdProgram) -> Iterator[Execution]:
-    """Every instruction that runs; a loop's body comes before the loop itself.
+    """Return an iterator over all instructions; a loop's body comes before the loop itself.
 
-    The program caches them, because a price reads them several times.
+    The program caches the instructions, because a price reads them several times.
     """
     known = vars(program)
     if "_walk" not in known:
@@ -93,13 +93,13 @@ def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[
 
 
 def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:
-    """Bytes on one device of several local values together."""
+    """Return the bytes of several local values together, on one device."""
     held = program.locals
     return total(held[value].bytes for value in values)
 
 
 def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
-    """Bytes on one device of what a collective moves: numbers that a fold starts from stay."""
+    """Return the bytes that a device passes to a collective, without a fold's start value."""
     attributes = instruction.attributes
     moving = (
         attributes.moving(len(instruction.results)) if isinstance(attributes, Collective) else None

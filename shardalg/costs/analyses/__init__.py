@@ -1,1 +1,1 @@
-"""What else a program's prices tell: work done twice along idle axes, and how bytes scale."""
+"""Analyses of a program's prices: repeated work, overlap, scaling, crossovers and sweeps."""

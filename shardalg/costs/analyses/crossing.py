@@ -1,4 +1,4 @@
-"""Where one price overtakes another as a size grows, and how large a size may be."""
+"""Crossovers of two prices as a size grows, and the largest size that fits."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
 
 LARGEST = 1 << 40
-"""Sizes are looked at up to here."""
+"""Largest size that is searched."""
 EACH = 1 << 14
-"""Up to here at each of them, then at as many in equal ratios."""
+"""Up to here every size is checked, then as many sizes in equal ratios."""
 _ROUNDED = 2.0**-40
-"""Of the sum of all terms; what is nearer to 0 in double precision is asked exactly."""
+"""Share of the sum of all terms; a smaller value in double precision is computed again exactly."""
 
 
 def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:
-    """The integers at which a difference has another sign than at the one before.
+    """Return the integers at which a difference has another sign than at the integer before.
 
-    All of them up to `EACH`. Beyond it one turn is found between two sizes that are looked at, by
-    halving, and those around the roots of a polynomial. Every turn is exact, so that ceilings and
-    what is the longer of two times count.
+    Up to `EACH` all of them are found. Beyond, bisection finds one between two sizes that are
+    checked. The neighbours of a polynomial's roots are checked too. Every result is exact:
+    ceilings and maxima are evaluated at integers.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -46,33 +46,31 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
         return (value > 0) - (value < 0)
 
     beyond = np.geomspace(EACH, LARGEST, EACH)
-    given = np.concatenate([np.arange(1, EACH), beyond, [*_roots(here, name)]])
+    # `crossovers` reads `ceil(n/d)` as `n/d`, so an exact turn may be next to one of its roots.
+    roots = []
+    for root in crossovers(here, name) if _only_ceilings(here) else ():
+        roots += [int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST]
+    given = np.concatenate([np.arange(1, EACH), beyond, roots])
     sizes = np.unique(given.astype(np.int64))
     signs = _signs(here, {name: sizes}, sign)
     changes = np.flatnonzero(signs[1:] != signs[:-1])
     return tuple(t for i in changes for t in _turns(sign, int(sizes[i]), int(sizes[i + 1])))
 
 
-def _roots(difference: Formula, name: str) -> Iterator[int]:
-    """The roots of a polynomial, with what is next to them."""
-    if _only_ceilings(difference):
-        for root in crossovers(difference, name):
-            yield from (int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST)
-
-
 def _only_ceilings(formula: Formula) -> bool:
-    """Whether nothing but ceilings keeps a formula from being a polynomial over products."""
+    """Return whether a formula is a quotient of polynomials, except for ceilings."""
     return all(type(atom) is Ceil and _only_ceilings(atom.ratio) for atom in formula.atoms)
 
 
 def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], int]) -> Any:
-    """The signs at an array of sizes, exactly."""
+    """Return the exact signs of a difference at an array of sizes."""
     code = Code()
     absolute = {monomial: abs(c) for monomial, c in difference.terms.items()}
     roots = [code.polynomial(terms) for terms in (difference.terms, absolute)]
     values, most = run(code, roots, sizes)
     signs = np.sign(values)
     (given,) = sizes.values()
+    # Rounding errors of double precision are far below this share of the absolute terms' sum.
     for i in np.flatnonzero(np.abs(values) <= _ROUNDED * most):
         signs[i] = sign(int(given[i]))
     return signs
@@ -89,7 +87,7 @@ def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest size that fits, of a need that does not shrink; 0 if 1 does not."""
+    """Return the largest size that fits, or 0 if 1 does not; a larger size must not need less."""
     if not fits(1):
         return 0
     low = 1
@@ -99,29 +97,31 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def largest_near(fits: Callable[[int], bool], guess: int, step: int) -> int:
-    """A size that fits: the largest multiple of a step, and what fits up to the next one.
+    """Return a size that fits: the largest multiple of a step, refined up to the next multiple.
 
-    The multiple is looked for from a guess; what lies between two of them in multiples of ever
-    smaller divisors of the step, as sizes that divide less evenly may need more. 0 if none fits.
+    The search for the multiple starts from a guess. Then multiples of ever smaller divisors of
+    the step are tried, because sizes that divide less evenly may need more. 0 if no size fits.
 
     >>> largest_near(lambda n: n <= 70 and n % 4 == 0, guess=1000, step=24)
     68
     """
     found = step * _turn(lambda k: fits(k * step), guess // step)
     for prime in sorted(_primes(step), reverse=True):
-        found, step = _finer(fits, found, step // prime, prime), step // prime
+        step //= prime
+        found = _refined(fits, found, step, prime)
     return found
 
 
-def _finer(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
-    """What fits of a size and those that are fewer than so many steps above it."""
+def _refined(fits: Callable[[int], bool], low: int, step: int, steps: int) -> int:
+    """Return a size that fits, at `low` or fewer than `steps` steps above it."""
     return low + step * _last(lambda k: fits(low + k * step), 0, steps)
 
 
 def _turn(fits: Callable[[int], bool], guess: int) -> int:
-    """A number that fits where the next does not, looked for from a guess; 0 fits.
+    """Return a number that fits although the next does not, searched from a guess; 0 counts as fit.
 
-    Upward in ever longer steps, past what does not fit as far as twice the guess; else downward.
+    The search goes upward in doubling steps. It passes numbers that do not fit, up to twice
+    the guess, because need is not monotonic. If no number fits there, it goes downward.
     """
     low = high = by = 0
     while (at := guess + by) < LARGEST:
@@ -141,7 +141,7 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The last number that fits between one that does and one that does not."""
+    """Return the last number that fits, by bisection between a good and a bad one."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -149,7 +149,7 @@ def _last(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _primes(n: int) -> Iterator[int]:
-    """The prime factors of a number, each as often as it divides it."""
+    """Yield the prime factors of a number, each as often as it divides the number."""
     prime = 2
     while prime * prime <= n:
         if n % prime:
@@ -162,7 +162,7 @@ def _primes(n: int) -> Iterator[int]:
 
 
 def less(first: Formula, second: Formula) -> str:
-    """The condition under which the first price is smaller, divided by what both share.
+    """Return the condition under which the first price is smaller, without common factors.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -173,17 +173,14 @@ def less(first: Formula, second: Formula) -> str:
     if not difference:
         return "never"
     above, _ = difference.fraction
-    shared = _shared(above)
+    # Divide by the largest product of sizes and the largest number that divide all terms.
+    powers = [dict(monomial) for monomial in above.terms]
+    least = {f: min(found.get(f, 0) for found in powers) for f in {f for p in powers for f in p}}
+    numbers = [Fraction(c).numerator for c in above.terms.values()]
+    shared = Formula({frozenset((f, e) for f, e in least.items() if e): math.gcd(*numbers)})
+    # Sizes are positive, so terms of a single sign decide.
     if all(c > 0 for c in (above / shared).terms.values()):
         return "always"
     if all(c < 0 for c in (above / shared).terms.values()):
         return "never"
     return words(Fact(above / shared, POSITIVE))
-
-
-def _shared(formula: Formula) -> Formula:
-    """The largest product that divides all terms."""
-    powers = [dict(monomial) for monomial in formula.terms]
-    least = {f: min(found.get(f, 0) for found in powers) for f in {f for p in powers for f in p}}
-    numbers = [Fraction(c).numerator for c in formula.terms.values()]
-    return Formula({frozenset((f, e) for f, e in least.items() if e): math.gcd(*numbers)})

@@ -1,6 +1,7 @@
-"""In which order the axes of a mesh fill the links of a machine best.
+"""Rank of the orders in which mesh axes fill the links of a machine; products with idle axes.
 
-Idle axes: products that several devices compute alike, as an axis is on none of their loops.
+An axis is idle in a product if it shards none of the product's loops. All devices along the axis
+then repeat the same work.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from shardalg.tables import Table
 def rank_device_orders(
     mesh: Mesh, topology: Topology | str, *, sent_bytes: Mapping[str, float] | None = None
 ) -> Table:
-    """What each order of axes costs: seconds of gathers along all of them, the fastest first.
+    """Return a row per order of axes: seconds of gathers along all axes, fastest first.
 
-    The order says which axis fills the links from the outside; the first row may be JAX's own
-    placement, whose order reads "as JAX lays it". Each axis has a column with the bytes that
-    a device receives per second in a gather along this axis.
+    The first axis of an order is on the outermost links. JAX's own placement is a row too, with
+    the order "as JAX lays it". Each axis has a column with the bytes that a device receives per
+    second in a gather along this axis.
 
     Args:
-      topology: or its text.
-      sent_bytes: per axis, bytes that a device receives in a step along it, such as those of
-        `plan.collectives()`; without it 1 GB along each.
+      topology: the topology or its text.
+      sent_bytes: for each axis, bytes that a device receives along the axis per step, for example
+        from `plan.collectives()`. The default is 1 GB along each axis.
 
     Raises:
-      HardwareError: the mesh does not tile the topology in any order, an unknown axis, or bytes
-        that are no numbers from 0.
+      HardwareError: the mesh does not tile the topology in any order, an axis is unknown, or
+        the bytes are negative or no finite numbers.
 
     >>> print(rank_device_orders(Mesh({"X": 8, "Y": 16}), "v3:8x8"))
     order             seconds  X_bytes_per_s  Y_bytes_per_s
@@ -64,12 +65,14 @@ def rank_device_orders(
                 row["axis"]: row["bytes_per_s"] for row in replace_order(given, order).axes(mesh)
             }
         except HardwareError:
+            # A mesh of one axis has a single order, so its own error is the most precise one.
             if not order and len(mesh.axis_names) < 2:
                 raise
             continue
         found.append((", ".join(order) or "as JAX lays it", speeds))
     if not found:
-        given.axes(mesh)
+        given.axes(mesh)  # raises the error of JAX's placement
+    # Orders of equal speeds are one row, under the name of the first.
     rows = {tuple(speeds.values()): (order, speeds) for order, speeds in reversed(found)}
     timed = [
         (order, sum(n / speeds[name] for name, n in weights.items()), *speeds.values())
@@ -80,10 +83,15 @@ def rank_device_orders(
 
 
 def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
-    """Bytes along each axis that has any."""
+    """Return the bytes along each axis that has any."""
     if sent_bytes is None:
         return dict.fromkeys(mesh.axis_names, 1e9)
-    good = isinstance(sent_bytes, Mapping) and all(map(_is_amount, sent_bytes.values()))
+
+    def is_amount(value: Any) -> bool:
+        number = isinstance(value, int | float | np.number)
+        return bool(number and math.isfinite(value) and value >= 0)
+
+    good = isinstance(sent_bytes, Mapping) and all(map(is_amount, sent_bytes.values()))
     if not good or not all(name in mesh.axis_names for name in sent_bytes):
         raise HardwareError(
             f"sent_bytes={sent_bytes!r}: give bytes, numbers from 0, by the axes "
@@ -92,13 +100,8 @@ def _weights(mesh: Mesh, sent_bytes: Any) -> dict[str, float]:
     return dict(sent_bytes)
 
 
-def _is_amount(value: Any) -> bool:
-    number = isinstance(value, int | float | np.number)
-    return bool(number and math.isfinite(value) and value >= 0)
-
-
 def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
-    """The same machine, its links filled by axes in this order, outermost first."""
+    """Return the same machine with another order of axes, outermost first."""
     return Topology(
         topology.hardware,
         topology.shape,
@@ -110,13 +113,14 @@ def replace_order(topology: Topology, order: Sequence[str]) -> Topology:
 
 @dataclass(frozen=True)
 class Idle:
-    """A product that is executed with axes on none of its loops.
+    """A product with mesh axes that shard none of its loops.
 
     Attributes:
-      node: of the graph; axes: the mesh axes that are idle; digits: theirs.
+      node: the graph node of the product.
+      axes: names of the idle mesh axes.
+      digits: digits of the idle axes.
       count: executions per step.
-      flops: of a device per step, over all executions; redundant_flops: those of them that other
-        devices along the axes do as well, `flops * (1 - 1/devices along the axes)`.
+      flops: flops of a device per step, over all executions.
     """
 
     node: int
@@ -127,19 +131,19 @@ class Idle:
 
     @property
     def redundant_flops(self) -> int | Fraction:
-        """What would not be done if the axes divided a loop evenly."""
+        """Flops that an even sharding along the axes would save: `flops * (1 - 1/devices)`."""
         devices = parts(self.digits)
         return quotient(self.flops * (devices - 1), devices)
 
 
 def idle(program: SpmdProgram, graph: Graph) -> tuple[Idle, ...]:
-    """Matrix products and convolutions that repeat work along an axis, in program order."""
+    """Return the matrix products and convolutions with idle axes, in program order."""
     found = (_idle(program, graph, step) for step in walk(program))
     return tuple(one for one in found if one is not None)
 
 
 def redundant_flops(found: Iterable[Idle]) -> int | Fraction:
-    """Of a device per step."""
+    """Return the redundant flops of a device per step, over all products."""
     return sum(one.redundant_flops for one in found)
 
 
@@ -150,6 +154,7 @@ def _idle(program: SpmdProgram, graph: Graph, step: Execution) -> Idle | None:
     signature = graph.nodes[node].signature
     if attributes.primitive != signature.primitive or not contracts(signature):
         return None
+    # A manual region shards its axes by itself, so these axes are never idle in it.
     mesh, used = program.mesh, [d for _, digits in attributes.loops for d in digits]
     own = graph.manual_axes(graph.nodes[node].region)
     digits = {name: mesh.digit(name) for name, n in mesh.axes if n > 1 and name not in own}

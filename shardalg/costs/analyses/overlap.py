@@ -1,14 +1,15 @@
-"""Seconds of a program whose collectives run beside the compute that does not wait for them.
+"""Seconds of a program that computes and communicates at the same time.
 
-All-reduces that are sent as one: of one kind along one set of axes, none waiting for another.
+All-reduces are sent as one message if they have the same kind and the same axes, and if none
+depends on another.
 
-Seconds of a ring of products: at each step the longer of a permute and a product.
+A ring of products (collective matmul) takes at each step the longer of a permute and a product:
 
     ring = product + (n - 1) * max(permute, product)        n members, each step one block
 On a chip whose compiler starts no permute ahead (`Interconnect.asynchronous`) a step is their sum.
-As many bytes are sent as by the collective alone, by permutes to a neighbour: half of a block each
-way round. The product of one block is priced as any product is, so that small ones fill their unit
-badly, and read again what all blocks are multiplied with; a sum that is added to is read, too.
+The permutes send as many bytes as the collective alone, half of a block in each direction. The
+product of a block is priced like any product. A small block fills the matrix unit badly, and each
+product reads the other operand again. If the products are added up, the sum is read, too.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
 Levels = dict[AllReduce, int]
-"""How many all-reduces of each kind follow one another up to a value."""
+"""For each kind of all-reduce, the number of them in the longest chain up to a value."""
 
 
 def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
-    """Per all-reduce, by the `id` of its instruction, those that are sent with it, itself first.
+    """Return the all-reduces that are sent as one message, by the `id` of each instruction.
 
-    Those at the same place of their chains, in one block, go together: the first one takes the
-    others with it, which have an empty entry. So does XLA's all-reduce combiner (`xla/service/
-    all_reduce_combiner.h`): of the 50 of an optimizer's step for 25 weights two are left.
+    All-reduces of one block with the same number in their chains are combined. The first has
+    the tuple of all of them, the others have an empty tuple. XLA's all-reduce combiner
+    (`xla/service/all_reduce_combiner.h`) does the same: 50 all-reduces of an optimizer's step for
+    25 weights become two.
     """
     found: dict[int, tuple[Instruction, ...]] = {}
     for members in (group for each in blocks(block) for group in _groups(each)):
@@ -49,9 +51,9 @@ def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
 def in_order(block: Block) -> tuple[Instruction, ...]:
     """Return the instructions of a block in the order in which a device runs them.
 
-    All-reduces that are sent as one follow one another, at the place of the last one: its operand
-    is made last. What reads one of them comes later. Where two such messages would wait for each
-    other, the rest keeps the order of the program.
+    All-reduces that are sent as one run at the place of the last of them, whose operand is made
+    last. Their readers follow. If two such messages would wait for each other, the remaining
+    instructions keep the order of the program.
     """
     groups = [members for members in _groups(block) if len(members) > 1]
     if not groups:
@@ -65,11 +67,14 @@ def in_order(block: Block) -> tuple[Instruction, ...]:
 
 @dataclass
 class _Order:
-    """Instructions in the order of execution, and those that wait for a message.
+    """Instructions in the order of execution, and instructions that wait for a message.
 
     Attributes:
-      group_of: per all-reduce, by its `id`, all that are sent with it.
-      missing: values that are not there yet.
+      group_of: for the `id` of each all-reduce, all all-reduces of its message.
+      made: instructions in the order of execution so far.
+      waiting: instructions whose operands are missing.
+      missing: values that no instruction has made yet.
+      arrived: for each message, the number of its all-reduces whose operands are made.
     """
 
     group_of: Mapping[int, list[Instruction]]
@@ -79,7 +84,7 @@ class _Order:
     arrived: dict[int, int] = field(default_factory=dict)
 
     def take(self, instruction: Instruction) -> None:
-        """Place the next instruction of the program, and those that waited for it."""
+        """Place the next instruction of the program, then instructions that waited for it."""
         before = len(self.made)
         self.waiting += [] if self.visit(instruction) else [instruction]
         while self.waiting and len(self.made) > before:
@@ -87,7 +92,7 @@ class _Order:
             self.waiting = [one for one in self.waiting if not self.visit(one)]
 
     def visit(self, instruction: Instruction) -> bool:
-        """Return whether the operands are there; then place it, or count it for its message."""
+        """Return whether the operands exist; if so, place the instruction or count its message."""
         self.missing.update(instruction.results)
         if not self.missing.isdisjoint(instruction.operands):
             return False
@@ -112,11 +117,18 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     reached: dict[int, Levels] = {}
     found: dict[tuple[AllReduce, int], list[Instruction]] = {}
     for instruction in block.instructions:
+        # The levels of an instruction are the maxima over its operands. Chains share one dict
+        # if the maximum changes nothing, because a copy per instruction would be quadratic.
         levels: Levels = {}
         for value in instruction.operands:
             other = reached.get(value, levels)
-            if other is not levels:
-                levels = _joined(levels, other) if levels else other
+            if other is levels:
+                continue
+            if not levels:
+                levels = other
+            elif any(levels.get(kind, 0) < n for kind, n in other.items()):
+                kinds = levels.keys() | other.keys()
+                levels = {kind: max(levels.get(kind, 0), other.get(kind, 0)) for kind in kinds}
         attributes = instruction.attributes
         if type(attributes) is AllReduce and attributes.sends > 0:
             level = levels.get(attributes, 0)
@@ -128,26 +140,19 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     yield from found.values()
 
 
-def _joined(first: Levels, other: Levels) -> Levels:
-    """The largest level of each kind; chains share one dictionary, which is then no copy."""
-    if all(first.get(kind, 0) >= n for kind, n in other.items()):
-        return first
-    kinds = first.keys() | other.keys()
-    return {kind: max(first.get(kind, 0), other.get(kind, 0)) for kind in kinds}
-
-
 Seconds = Callable[[SpmdProgram, Instruction], float]
-"""Of one execution of an instruction, with the local shapes of a program."""
+"""Returns the seconds of one execution of an instruction, with a program's local shapes."""
 Ring = Instruction[CollectiveMatmul]
 PERMUTE = "collective_permute"
 
 
 class RingTimes(NamedTuple):
-    """Seconds of one execution.
+    """Seconds of one execution of a ring of products.
 
     Attributes:
-      apart_s: of the collective and the product one after the other; ring_s: of the ring.
-      exposed: by cause, what the ring takes beyond the product alone.
+      apart_s: seconds of the collective and the product, one after the other.
+      ring_s: seconds of the ring.
+      exposed: seconds by cause that the ring takes longer than the product alone.
     """
 
     apart_s: float
@@ -158,11 +163,11 @@ class RingTimes(NamedTuple):
 def ring_times(
     program: SpmdProgram, ring: Ring, seconds: Seconds, spans: Sequence[DigitSpan], chip: Hardware
 ) -> RingTimes:
-    """What a ring takes, and what it takes the place of.
+    """Return the seconds of a ring, and of the product and collective that it replaces.
 
     Args:
-      seconds: of the product and the collective alone.
-      spans: the links that lie under the ring.
+      seconds: prices the product and the collective outside of a ring.
+      spans: the links under the ring.
     """
     a = ring.attributes
     product_s = seconds(program, a.product)
@@ -176,11 +181,12 @@ def ring_times(
     beyond = max(ring_s - product_s, 0.0)
     causes = permute if permuted_s else {LATENCY: 1.0}
     whole = sum(causes.values())
+    # The exposed time is split among the causes of the permutes, in proportion.
     return RingTimes(apart_s, ring_s, tuple((c, beyond * s / whole) for c, s in causes.items()))
 
 
 def piece(program: SpmdProgram, a: CollectiveMatmul, direction: Direction) -> SpmdProgram:
-    """The program with the shapes of one step's product."""
+    """Return the program with the shapes of the product in one step of a ring."""
     product, found = a.product, list(program.locals)
     values = (*product.operands, *product.results)
     for local, dim in zip(values, a.along, strict=True):
@@ -197,13 +203,15 @@ def permute_s(
     spans: Sequence[DigitSpan],
     measured: tuple[float, float] | None,
 ) -> dict[str, float]:
-    """Seconds by cause of one step's permutes, all directions at once: a block to the neighbours.
+    """Return the seconds by cause of one step's permutes in all directions together.
 
-    A line closes through its own links the other way, so that both ways together take as long as
-    one; cores that share a link send over it in turns, only the last of them to another chip.
+    Each step sends a block to the neighbours. A ring over a line of chips closes through the links
+    of the opposite direction, so both directions together take as long as one. Cores that share
+    a link form one ring, in which only one of them sends to another chip.
 
     Args:
-      spans: what lies under the ring; measured: seconds of every permute, and bytes per second.
+      spans: the links under the ring.
+      measured: measured seconds of every permute, and bytes per second; None for the datasheet.
     """
     a = ring.attributes
     moving = a.collective.operands if a.gathers else a.collective.results
@@ -226,13 +234,13 @@ def check_overlap(overlap: str) -> None:
     """Raise unless `overlap` is one of `OVERLAPS`.
 
     Raises:
-      HardwareError: another word.
+      HardwareError: the value is another word.
     """
     if overlap not in OVERLAPS:
         raise HardwareError(
             f"overlap={overlap!r}: write 'none' (one after the other), 'dependences' (collectives "
-            "beside the compute that does not wait for them), 'asynchronous' (of these only what "
-            "the chip's compiler starts ahead) or 'full' (the longer of both)."
+            "run during compute that does not wait for them), 'asynchronous' (the same, only for "
+            "collectives that the chip's compiler starts ahead) or 'full' (the longer of both)."
         )
 
 
@@ -241,16 +249,16 @@ def scheduled_s(
     seconds: Callable[[Instruction], float],
     asynchronous: Collection[str] = COLLECTIVES,
 ) -> float:
-    """Seconds of a block on a device that computes and sends at the same time.
+    """Return the seconds of a block on a device that computes and sends at the same time.
 
-    Instructions of each sort start in the order of execution (`together.in_order`), as soon as the
-    one before of their sort is done and what they read is there. A loop begins when both sorts are
-    idle, and its trips follow one another: nothing is fetched for the next trip. At least
-    `max(compute, communication)` of each trip, at most their sum.
+    There are two sorts of instructions: local operators and collectives. Instructions of each sort
+    start in the order of execution (`in_order`), when the previous one of their sort is done
+    and their operands exist. A loop starts when both sorts are idle. Its trips do not overlap.
+    The result is between `max(compute, communication)` and their sum, for each trip.
 
     Args:
-      seconds: of one execution of an instruction that is no loop.
-      asynchronous: kinds of collectives that are started ahead; for others nothing else runs.
+      seconds: returns the seconds of one execution of an instruction that is no loop.
+      asynchronous: kinds of collectives that are started ahead; during others nothing else runs.
     """
     line, sent = _Line(seconds, asynchronous), together(block)
     for instruction in in_order(block):
@@ -262,7 +270,7 @@ def scheduled_s(
 
 @dataclass
 class _Line:
-    """When the compute unit and the links are free, and each value is there."""
+    """The times at which the compute unit and the links are free, and each value exists."""
 
     seconds: Callable[[Instruction], float]
     asynchronous: Collection[str]
@@ -270,7 +278,7 @@ class _Line:
     ready: dict[int, float] = field(default_factory=dict)
 
     def run(self, instruction: Instruction, operands: Iterable[int]) -> None:
-        """Start an instruction as early as it can, when the operands are there."""
+        """Start an instruction as early as possible, given the operands of its message."""
         attributes = instruction.attributes
         control, sends = isinstance(attributes, Control), is_collective(attributes)
         alone = control or (
@@ -284,7 +292,7 @@ class _Line:
         self.ready.update(dict.fromkeys(instruction.results, end))
 
     def inside(self, instruction: Instruction) -> float:
-        """Of a loop or a branch: of all bodies, each as often as `walk` counts it."""
+        """Return the seconds of all bodies of a loop or branch, as often as `walk` counts them."""
         control = instruction.attributes
         runs = zip(control.bodies, control.executions_of_bodies, strict=True)
         return sum(

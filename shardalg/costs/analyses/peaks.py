@@ -1,7 +1,7 @@
-"""Where memory may peak at other sizes: the bytes alive at each instruction, in formulas.
+"""Peak of memory at other sizes: the bytes alive at each instruction, in formulas.
 
-At the hints one instruction has the most bytes alive; elsewhere it may be another one. Of all,
-those are kept that some sizes can make the largest, as far as their terms tell.
+The instruction with the most bytes alive at the hints may not be the peak at other sizes. Each
+formula is kept that may be the largest at some sizes, as far as its terms show.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Rows = list[np.ndarray]
 def candidate_peaks(
     named: Symbolised, *, donated: Sequence[int], rebuild: bool
 ) -> tuple[Formula, ...]:
-    """The bytes alive at a time, of which the largest is the peak of memory.
+    """Return formulas of the bytes alive; the largest of them is the peak of memory.
 
-    What is alive when, and what is written over what, is that of the hints (`costs.memory`).
+    Lifetimes, and which results overwrite operands, are those at the hints (`costs.memory`).
 
     Args:
       donated, rebuild: as in `liveness`.
@@ -50,13 +50,13 @@ def peak_formula(named: Symbolised, donated: tuple[int, ...], rebuild: bool) -> 
 def memory_facts(
     named: Symbolised, size: Callable[[Any], Any], *, donated: Sequence[int], rebuild: bool
 ) -> None:
-    """Ask all that decides how much memory is alive at each instruction.
+    """Ask the questions that decide how much memory is alive at each instruction.
 
-    Those are questions such as whether a result fits where an operand was. Which instruction has
-    the most is not asked: `candidate_peaks` has them all.
+    An example is whether a result fits into the memory of an operand. The questions become guards.
+    The instruction with the most bytes is not asked for, because `candidate_peaks` has all of them.
 
     Args:
-      size: of a formula, the size that records what is asked of it.
+      size: returns the recorded size of a formula, which records the questions.
     """
     held = named.program.locals
     sized = (replace(local, shape=tuple(map(size, local.shape))) for local in held)
@@ -83,10 +83,10 @@ def peak_at(
 
 
 def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Those that no other one is at least as large as wherever sizes are at least 1.
+    """Return the formulas that may be larger than all others at some sizes of at least 1.
 
-    Of two formulas one is, if each term that it lacks is covered by terms that it has more of and
-    that are never smaller. Incomplete: what is kept may be smaller too.
+    A formula dominates another one if the terms that it has in excess are at least as large as
+    the terms that it lacks. The test is incomplete: a formula that is kept may be dominated.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -105,7 +105,7 @@ def undominated(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
 
 def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
-    """Return the terms that are not below a mean of two others: the larger of the two covers them.
+    """Return the formulas that are not below a mean of two others, hence below the larger one.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -115,14 +115,15 @@ def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
     found = tuple(formulas)
     terms = _Terms.of(found)
     rows = {formula: terms.row(formula) for formula in found}
-    # The least ones first, so that ends stay for what lies between them.
+    # The smallest first, so that extreme formulas are still there for the formulas between them.
     for formula in sorted(found, key=lambda f: rows[f].sum()) if len(found) > 2 else ():
         others = [other for other in rows if other is not formula]
-        weighed = _mean(rows[formula], np.array([rows[other] for other in others]))
-        if weighed is None:
+        found_mean = _mean(rows[formula], np.array([rows[other] for other in others]))
+        if found_mean is None:
             continue
-        first, second, weight = weighed
+        first, second, weight = found_mean
         mean = weight * others[first] + (1 - weight) * others[second]
+        # The weight was found in floating point. The exact mean is checked before it counts.
         if _covers(mean - formula):
             del rows[formula]
     return tuple(rows)
@@ -130,6 +131,8 @@ def _outermost(formulas: Iterable[Formula]) -> tuple[Formula, ...]:
 
 def _mean(row: np.ndarray, others: np.ndarray) -> tuple[int, int, Fraction] | None:
     """Return two rows and the weight of the first whose mean is at least a row, term by term."""
+    # weight * first + (1 - weight) * second >= row, for each term, bounds the weight from below
+    # (positive slope) or from above. A pair is possible if its bounds leave an interval.
     firsts, seconds = np.triu_indices(len(others), 1)
     slope, need = others[firsts] - others[seconds], row - others[seconds]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -145,12 +148,16 @@ def _mean(row: np.ndarray, others: np.ndarray) -> tuple[int, int, Fraction] | No
 
 
 def _covers(difference: Formula) -> bool:
-    """Whether positive terms cover the negative ones, each by those that it divides."""
+    """Return whether the positive terms of a difference cover its negative ones at sizes >= 1."""
     spare = {m: c for m, c in difference.terms.items() if c > 0}
     for monomial, lacking in difference.terms.items():
         need = -lacking
         for other in spare if need > 0 else ():
-            if need > 0 and spare[other] and _at_least(other, monomial):
+            if need <= 0 or not spare[other]:
+                continue
+            # A monomial is at least another one if their quotient is a product of sizes.
+            left = Formula({other: 1}) / Formula({monomial: 1})
+            if all(type(f) is str and e > 0 for m in left.terms for f, e in m):
                 taken = min(need, spare[other])
                 spare[other] -= taken
                 need -= taken
@@ -159,45 +166,41 @@ def _covers(difference: Formula) -> bool:
     return True
 
 
-def _at_least(first: Monomial, second: Monomial) -> bool:
-    """Whether a product of sizes is at least another one: what is left of both is a product."""
-    left = Formula({first: 1}) / Formula({second: 1})
-    return all(type(f) is str and e > 0 for m in left.terms for f, e in m)
-
-
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Monomials as places of a row; coefficients are whole numbers in units of 1 / `scale`."""
+    """Positions of monomials in a row; coefficients are whole numbers in units of 1 / `scale`."""
 
     places: Mapping[Monomial, int]
     scale: int
 
     @staticmethod
     def of(formulas: Iterable[Formula]) -> _Terms:
-        """Places for the monomials of formulas."""
+        """Return positions for all monomials of some formulas."""
         terms = [(m, c) for formula in formulas for m, c in formula.terms.items()]
         scale = math.lcm(*(Fraction(c).denominator for _, c in terms))
         return _Terms({m: at for at, m in enumerate(dict(terms))}, scale)
 
     def row(self, formula: Formula) -> np.ndarray:
-        """The coefficients of a formula."""
+        """Return the coefficients of a formula."""
         row = np.zeros(len(self.places))
         for monomial, coefficient in formula.terms.items():
             row[self.places[monomial]] = float(coefficient * self.scale)
         return row
 
     def formula(self, row: np.ndarray) -> Formula:
-        """The formula that has these coefficients."""
+        """Return the formula with given coefficients."""
         pairs = zip(self.places, row, strict=True)
         return Formula({m: Fraction(int(c), self.scale) for m, c in pairs if c})
 
 
 @dataclass
 class _Rows(AliveBytes):
-    """What is alive, and its bytes as coefficients; `rows` has those of every instruction.
+    """Alive values, with the coefficients of their bytes at every instruction in `rows`.
 
     Attributes:
-      sizes: per local value, its bytes as coefficients.
+      sizes: coefficients of the bytes of each local value.
+      row: coefficients of the bytes alive now.
+      rows: coefficients of the bytes alive at each instruction so far.
     """
 
     sizes: Sequence[np.ndarray] = ()
@@ -205,7 +208,7 @@ class _Rows(AliveBytes):
     rows: Rows = field(default_factory=list)
 
     def add(self, value: int, held: LiveValue) -> None:
-        """Count a value as held from here on, in place of what was counted for it."""
+        """Count a value as alive from here on; replaces an earlier count of the value."""
         self.row = self.row + self.bytes(held) - self.bytes(self.alive.get(value, NOTHING))
         super().add(value, held)
 
@@ -215,25 +218,25 @@ class _Rows(AliveBytes):
         super().drop(value)
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Instruction `i` runs now; `inner` is the body of the loop that it is."""
+        """Record the total while instruction `i` runs; `inner` is its loop body, if any."""
         super().reach(i, inner)
         inside = inner.rows if isinstance(inner, _Rows) else [0.0]
         self.rows += [self.row + row for row in inside]
 
     def bytes(self, held: LiveValue) -> Any:
-        """The bytes of what a value stands for."""
+        """Return the coefficients of the bytes of an alive value."""
         return sum((self.sizes[v] for v in held.of), start=np.zeros_like(self.sizes[0]))
 
 
 @dataclass(frozen=True)
 class _Candidates(Scan):
-    """Goes through a program at its hints, and notes what is alive at every instruction."""
+    """Scan of a program at the hints that records the bytes alive at every instruction."""
 
     formulas: SpmdProgram | None = None
 
     @cached_property
     def held(self) -> list[Formula]:
-        """Per local value, its bytes in formulas."""
+        """The bytes of each local value, in formulas."""
         assert self.formulas is not None, "given where it is made"
         return [Formula.of(local.bytes) for local in self.formulas.locals]
 
@@ -244,12 +247,12 @@ class _Candidates(Scan):
 
     @cached_property
     def rows(self) -> Rows:
-        """Per local value, its bytes as coefficients."""
+        """The coefficients of the bytes of each local value."""
         known = {size: self.terms.row(size) for size in dict.fromkeys(self.held)}
         return [known[size] for size in self.held]
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """A timeline that notes rows."""
+        """Return totals that also record rows."""
         line = super().begin(start)
         found = _Rows(line.alive, line.total, totals=line.totals, sizes=self.rows)
         found.row = sum(map(found.bytes, start.values()), start=np.zeros(len(self.terms.places)))
@@ -257,7 +260,7 @@ class _Candidates(Scan):
         return found
 
     def largest(self, lines: list[AliveBytes], most: int) -> AliveBytes:
-        """The largest body at the hints, with the rows of all of them."""
+        """Return the largest body at the hints, with the rows of all bodies."""
         both = lines[most]
         assert isinstance(both, _Rows), "begun by this scan"
         both.rows = [row for line in lines if isinstance(line, _Rows) for row in line.rows]
@@ -265,19 +268,19 @@ class _Candidates(Scan):
 
 
 class _Unordered(AliveBytes):
-    """Values in memory, for callers that do not ask when most of them are alive."""
+    """Values in memory, for callers that do not compare the totals of instructions."""
 
     @property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """Nothing, so that no sizes are compared."""
+        """A constant, so that no sizes are compared."""
         return 0, ()
 
 
 @dataclass(frozen=True)
 class _Unranked(Scan):
-    """Goes through a program without comparing what is alive at its instructions."""
+    """Scan of a program that does not compare the totals of its instructions."""
 
     def begin(self, start: dict[int, LiveValue]) -> AliveBytes:
-        """A timeline that knows no peak."""
+        """Return totals without a peak."""
         line = super().begin(start)
         return _Unordered(line.alive, line.total, totals=line.totals)

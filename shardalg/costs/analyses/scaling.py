@@ -1,10 +1,8 @@
-"""What one device holds and sends for weights and for activations, and how that scales.
-
-Donated arguments: which results XLA writes in their place.
+"""Scaling of memory and communication for weights and activations; donated arguments.
 
 XLA aliases a donated argument with a result of the same block shape and item type, each once. The
 memory of other donated arguments stays taken until the program ends. So does the memory of an
-argument that nothing reads: `jax.jit` does not pass it to the program.
+argument that nothing reads, because JAX does not pass it to the compiled program.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from shardalg.costs.walk import local_bytes, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.sizes.formula import Formula, FormulaError
 from shardalg.sizes.growth import Order, Shardings, order
-from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import SpmdProgram
 
 
@@ -30,7 +27,7 @@ def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
       donated: positions of the flattened arguments.
 
     Returns:
-      Local values; results without such an argument are left out.
+      Local values. Results without such an argument are left out.
     """
     held, found = program.locals, {}
     block = program.block
@@ -56,11 +53,11 @@ class Scaling:
 
     Attributes:
       weight_memory: parameters.
-      activation_memory: what the forward pass leaves for the backward one.
-        See `costs.saved_activations`.
+      activation_memory: activations that are kept from the forward to the backward pass
+        (`costs.saved_activations`).
       weight_communication: wire bytes of weights and of their gradients in these two passes.
       activation_communication: wire bytes of activations.
-      update_communication: wire bytes of what follows, the optimizer; no column of the table.
+      update_communication: wire bytes of the optimizer; the paper's table has no such column.
 
     Source: GSPMD, arXiv:2105.04663, Table 1.
     """
@@ -72,30 +69,30 @@ class Scaling:
     update_communication: Bytes
 
     def __sub__(self, other: Scaling) -> Scaling:
-        """What this costs more than another."""
+        """Return the additional cost compared with another plan."""
         pairs = zip(self.values(), other.values(), strict=True)
         return Scaling(*(ours - theirs for ours, theirs in pairs))
 
     def __add__(self, other: Scaling) -> Scaling:
-        """Both together."""
+        """Return the sum of both."""
         pairs = zip(self.values(), other.values(), strict=True)
         return Scaling(*(ours + theirs for ours, theirs in pairs))
 
     def at(self, sizes: Mapping[str, int]) -> Scaling:
-        """The numbers at sizes."""
+        """Return the numbers at given sizes."""
         return Scaling(*(Formula.of(value).at(sizes) for value in self.values()))
 
     def per(self, name: str) -> Scaling:
-        """The coefficient of a size that every quantity is linear in: bytes per layer, for L."""
+        """Return the coefficient of a size in every quantity: bytes per layer, for L."""
         return Scaling(*(coefficient(Formula.of(value), name) for value in self.values()))
 
     def orders(self, growing: Iterable[str], shardings: Shardings = ()) -> tuple[Order, ...]:
-        """The order of each quantity in the sizes that grow; see `sizes.growth.order`."""
+        """Return the order of each quantity in the sizes that grow; see `sizes.growth.order`."""
         pairs, names = tuple(shardings), tuple(growing)
         return tuple(order(value, growing=names, shardings=pairs) for value in self.values())
 
     def values(self) -> tuple[Bytes, ...]:
-        """The quantities, in order."""
+        """Return the quantities, in order."""
         return tuple(getattr(self, name) for name in QUANTITIES)
 
 
@@ -105,12 +102,12 @@ QUANTITIES = tuple(field.name for field in fields(Scaling))
 def scaling(
     program: SpmdProgram, graph: Graph, roles: Sequence[str], *, saved: Iterable[int] | None = None
 ) -> Scaling:
-    """What weights and activations take in a program, in numbers or in formulas.
+    """Return the bytes of weights and activations in a program, in numbers or in formulas.
 
     Args:
-      program: of numbers, or with formulas for sizes (`costs.symbolic`).
-      roles: per graph value (`graph.ops.roles.roles`).
-      saved: local values that are kept; None finds them, which needs a program of numbers.
+      program: a program in numbers, or with formulas for its sizes (`costs.symbolic`).
+      roles: role of each graph value (`graph.ops.roles.roles`).
+      saved: local values that are kept; if None they are computed, from a program in numbers.
     """
     kept = saved_values(program, graph) if saved is None else saved
     parameters = [v for v in program.block.arguments if _role(program, roles, v) == "parameters"]
@@ -125,22 +122,20 @@ def _role(program: SpmdProgram, roles: Sequence[str], value: int) -> str | None:
 
 
 def _moved(program: SpmdProgram) -> tuple[Bytes, ...]:
-    """Wire bytes of weights and gradients, of activations, and after both passes."""
+    """Return the wire bytes of weights and gradients, of activations, and of the update."""
     moved: list[Bytes] = [0, 0, 0]
     for step in walk(program):
         attributes, instruction = step.instruction.attributes, step.instruction
         if is_collective(attributes):
             sent = wire_bytes(attributes, sent_bytes(program, instruction))
-            moved[_place(instruction)] += sent * step.count
+            update = instruction.phase == "update"
+            column = 2 if update else int(instruction.role in ACTIVATIONS)
+            moved[column] += sent * step.count
     return tuple(moved)
 
 
-def _place(instruction: Instruction) -> int:
-    return 2 if instruction.phase == "update" else int(instruction.role in ACTIVATIONS)
-
-
 def coefficient(formula: Formula, name: str) -> Formula:
-    """What a size multiplies in a formula that is linear in it.
+    """Return the coefficient of a size in a formula that is linear in it.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, L, M = symbols("B L M")

@@ -1,4 +1,4 @@
-"""Seconds and memory of a plan with named sizes at millions of points, and where the plan holds."""
+"""Seconds and memory of a plan with named sizes at millions of points."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from shardalg.tables import bytes_text, seconds_text
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep:
-    """What a step takes at each point, arrays of the shape that the sizes broadcast to.
+    """Seconds and memory of a step at each point; arrays of the shape that the sizes broadcast to.
 
     Attributes:
-      hardware: of which the seconds are.
+      hardware: the chip that the seconds are for.
+      sizes: the given sizes.
+      step_time_s, peak_memory_bytes: values in double precision.
+      holds: whether all guards of the plan have the same answers as at the hints, so that the
+        formulas are valid. False does not prove another decision. `Plan.holds` compares the plan
+        that is made at a point.
+      doubtful: whether only guards of functions that planning calls have other answers. Such
+        functions may still return the same; `Plan.holds` decides.
       machine: text that names the chip, the number of devices, and the source of both.
-      sizes: the sizes that were given. step_time_s, peak_memory_bytes: in double precision.
-      holds: whether all that planning asked of the sizes has the hints' answer, so that the
-        formulas are the plan's. False is no proof of another decision: `Plan.holds` then compares
-        the plan made at a point.
-      doubtful: where only questions of functions that planning calls have other answers: they may
-        still return the same, which `Plan.holds` tells of a point.
     """
 
     hardware: Hardware
@@ -65,12 +66,13 @@ class Sweep:
 
 
 class Sweeper:
-    """The formulas of a plan on a chip, ready to be taken at arrays of some sizes.
+    """Formulas of a plan on a chip, compiled for evaluation at arrays of sizes.
 
     Args:
-      step_time_s: of a step. peaks: bytes of which the largest is the peak of memory.
-      asked: all that planning itself asked of the sizes, and what functions did that it calls.
-      known: the sizes that are not swept.
+      step_time_s: seconds of a step.
+      peaks: formulas whose largest is the peak of memory, in bytes.
+      asked: the guards of planning itself, and the guards of the functions that it calls.
+      known: values of the sizes that are not swept.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, X = symbols("B X")
@@ -95,7 +97,7 @@ class Sweeper:
         self.own, self.called = (Checked(facts, known) for facts in asked)
 
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Seconds, peak bytes, where all facts hold, and where those do not that were called."""
+        """Return seconds, peak bytes, `holds` and `doubtful` (see `Sweep`) at arrays of sizes."""
         seconds, peak = run(self.code, [self.time, self.peak], sizes)
         own = self.own.hold(sizes)
         holds = self.called.hold(sizes, own)

@@ -1,4 +1,4 @@
-"""How long a step really takes: the datasheet's seconds by cause, times a few fitted constants.
+"""Seconds of real steps: the datasheet's seconds by cause, times a few fitted constants.
 
 `by_cause.py` splits a program's seconds at the rates of the datasheet by cause. `constants.py` has
 what they are multiplied with: at most four named constants per family of chips, the same for all

@@ -1,11 +1,9 @@
-"""Seconds of a program at the datasheet's rates, by what takes them.
+"""Seconds of a program at the datasheet's rates, by cause; chains of fused operators.
 
-Chains of operators that a compiler fuses: which go along with a product.
-
-A chain is what pointwise operators, and reductions, make of each other without memory between
-them. One without a reduction that stands before or behind a product is carried out with it, while
-the matrix unit works. A reduction must end before what it gives is spread over its operand again:
-such a chain is a kernel of its own (softmax, norms), and so is one that is next to no product.
+A chain consists of pointwise operators and reductions with no memory in between. A chain without
+a reduction next to a product runs together with the product, while the matrix unit works.
+A reduction must end before its result is broadcast over its operand again. A chain with
+a reduction is therefore a kernel of its own (softmax, norms), and so is one next to no product.
 """
 
 from __future__ import annotations
@@ -37,30 +35,36 @@ from shardalg.spmd.program import SpmdProgram
 
 @dataclass(frozen=True)
 class Chains:
-    """What is fused in a program.
+    """Chains of fused operators in a program.
 
     Attributes:
-      with_products: by the identity of an instruction, whether its chain goes along with a product.
+      with_products: whether a chain runs together with a product, by the `id` of each instruction.
     """
 
     with_products: Mapping[int, bool]
 
     def along(self, instruction: Instruction) -> bool:
-        """Whether an instruction is a product, or is carried out with one."""
+        """Return whether an instruction is a product, or runs together with one."""
         return self.with_products.get(id(instruction), True)
 
 
 def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains:
-    """The chains of a program; `inside` as `costs.fusion.fused` and `on_chip` give it."""
+    """Return the chains of a program.
+
+    Args:
+      inside: values that are never in memory (`costs.fusion.unwritten`).
+    """
     steps = [step.instruction for step in walk(program)]
     fusing = [ins for ins in steps if fuses(ins, graph)]
-    products = [ins for ins in steps if _is_product(ins, graph)]
+    products = [ins for ins in steps if type(ins.attributes) is Apply and not fuses(ins, graph)]
+    # Two instructions are in one chain if a value between them is never in memory, or is a view.
     made = {value: place for place, ins in enumerate(fusing) for value in ins.results}
     joined = _UnionFind(len(fusing))
     for place, ins in enumerate(fusing):
         for value in ins.operands:
             if value in made and (value in inside or is_view(fusing[made[value]])):
                 joined.join(place, made[value])
+    # Results and operands of products, including views of these.
     by_product = {v for ins in products for v in ins.results}
     for_product = {v for ins in products for v in ins.operands}
     views = [ins for ins in fusing if is_view(ins)]
@@ -79,39 +83,37 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
 
 
 class _UnionFind:
-    """Numbers that were joined, directly or through others, have one first number."""
+    """Disjoint sets of numbers; each set has one representative."""
 
     def __init__(self, count: int) -> None:
         self.above = list(range(count))
 
     def first(self, number: int) -> int:
-        """Of those that a number was joined with."""
+        """Return the representative of a number's set."""
         while self.above[number] != number:
             self.above[number] = number = self.above[self.above[number]]
         return number
 
     def join(self, one: int, other: int) -> None:
-        """Make two numbers, and all that they were joined with, one."""
+        """Merge the sets of two numbers."""
         self.above[self.first(one)] = self.first(other)
-
-
-def _is_product(instruction: Instruction, graph: Graph) -> bool:
-    return type(instruction.attributes) is Apply and not fuses(instruction, graph)
 
 
 LOCAL = ("matrix", "rereads", "kernel", "kernel_rereads", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
 CAUSES = (*LOCAL, *MOVED)
-"""What takes time: operations of products at the peak; a byte of the memory beside the arithmetic
-per operation of a product; both of products that a kernel keeps on the chip
-(`costs.fusion.on_chip`); bytes that products, and pointwise operators before and behind them, move
-from and to memory; those of chains that reduce; what collectives send over links, between hosts and
-between slices; their hops.
+"""Causes of time.
+
+"matrix": operations of products at the peak. "rereads": one byte of the memory on the chip per
+operation of a product. "kernel", "kernel_rereads": the same for products that a kernel keeps on the
+chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains that run together with
+products, move from and to memory. "passes": bytes of all other chains. "link", "network", "dcn":
+bytes of collectives over links, between hosts and between slices. "latency": their hops.
 """
 
 
 class Key(NamedTuple):
-    """What is priced together, as in `costs.cost.Item`."""
+    """Kind, axes, role and phase of instructions that are priced together (as in `Item`)."""
 
     kind: str
     axes: tuple[str, ...]
@@ -120,38 +122,38 @@ class Key(NamedTuple):
 
 
 Quantities = Mapping[str, float]
-"""Of "count", "flops", "wire_bytes" and `CAUSES`; what is not there is 0."""
+"""Amounts by "count", "flops", "wire_bytes" and the names in `CAUSES`; a missing amount is 0."""
 
 
 @dataclass(frozen=True)
 class ProgramAmounts:
-    """What a program does, and the datasheet's seconds of it by cause.
+    """Amounts of a program's work, with the datasheet's seconds by cause.
 
     Attributes:
-      rows: by kind, axes, role and phase.
-      pipelined: whether its layers are stages of a pipeline (`costs.pipelines.overheads`).
+      rows: quantities by kind, axes, role and phase.
+      pipelined: whether the layers are stages of a pipeline (`costs.pipelines.overheads`).
     """
 
     rows: Mapping[Key, Quantities]
     pipelined: bool = False
 
     def __add__(self, other: ProgramAmounts) -> ProgramAmounts:
-        """Both together."""
+        """Return the sum of both."""
         keys = dict.fromkeys((*self.rows, *other.rows))
         rows = {key: _sum(self.rows.get(key), other.rows.get(key)) for key in keys}
         return ProgramAmounts(rows, self.pipelined or other.pipelined)
 
     def __mul__(self, factor: float) -> ProgramAmounts:
-        """So many times."""
+        """Return all amounts times a factor."""
         rows = self.rows.items()
         made = {k: {name: factor * n for name, n in row.items()} for k, row in rows}
         return replace(self, rows=made)
 
     def by_cause(self) -> dict[str, float]:
-        """Seconds of each cause.
+        """Return the seconds of each cause.
 
         >>> key = Key("contraction", (), "", "forward")
-        >>> found = (Amounts({key: {"matrix": 1.0}}) * 3).by_cause()
+        >>> found = (ProgramAmounts({key: {"matrix": 1.0}}) * 3).by_cause()
         >>> found["matrix"], found["link"]
         (3.0, 0.0)
         """
@@ -166,7 +168,7 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 
 @dataclass(frozen=True)
 class _Moved:
-    """Quantities of a collective that is executed so often, by the bytes that a device holds."""
+    """Quantities of a collective, as a function of the bytes on a device and the executions."""
 
     attributes: Collective
     spans: Callable[[Digits], tuple[DigitSpan, ...]]
@@ -179,10 +181,11 @@ class _Moved:
 
 @dataclass(frozen=True)
 class _Computed:
-    """Quantities of a local operator that is executed so often, by its operations and bytes.
+    """Quantities of a local operator, as a function of its amounts and executions.
 
     Attributes:
-      rates: per amount its quantity, and what it is divided by to be seconds; None if it is none.
+      rates: for each amount, the name of its quantity and the rate that turns it into seconds;
+        the rate is None for a quantity that is not in seconds.
     """
 
     rates: tuple[tuple[str, float | None], ...]
@@ -196,7 +199,7 @@ class _Computed:
 
 
 class InstructionWork(NamedTuple):
-    """An instruction's part of a program's work: a function of numbers, and the sizes for it."""
+    """Work of one instruction: a function, and the sizes that it is called with."""
 
     key: Key
     quantities: Callable[..., Mapping[str, float]]
@@ -205,21 +208,21 @@ class InstructionWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a program does on one device, step by step, in the program's own sizes.
+    """Work of one call of a program on one device, step by step, in the program's own sizes.
 
     Attributes:
-      pipelined: as in `ProgramAmounts`.
+      pipelined: whether the layers are stages of a pipeline.
     """
 
     steps: tuple[InstructionWork, ...]
     pipelined: bool
 
     def amounts(self, each: Callable[..., Mapping[str, Any]] | None = None) -> ProgramAmounts:
-        """Sum the quantities of all steps.
+        """Return the sum of the quantities of all steps.
 
         Args:
-          each: calls a function on sizes; at many points of a program in formulas it is
-            `ExactPoints.each`, and the quantities are arrays. Default: sizes are numbers.
+          each: calls a function on sizes. For many points of a program in formulas it is
+            `ExactPoints.each`, and the quantities are arrays. None means that sizes are numbers.
         """
         rows: dict[Key, dict[str, Any]] = defaultdict(dict)
         for key, quantities, sizes in self.steps:
@@ -232,13 +235,13 @@ class Work:
 
 
 def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> ProgramAmounts:
-    """What one call of a program in numbers does on one device, which may share its cores."""
+    """Return the work of one call of a program in numbers on one device."""
     return work(program, graph, machine).amounts()
 
 
 @collection_paused()
 def work(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Work:
-    """The work of a program, whose sizes are numbers or recorded."""
+    """Return the work of a program whose sizes are numbers or recorded sizes."""
     split = _Split(program, graph, machine.shared(program.mesh.size))
     steps = tuple(
         split.moved(step) if moves(step) else split.computed(step)
@@ -249,7 +252,7 @@ def work(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Wo
 
 
 class _Split:
-    """Steps of single instructions."""
+    """Work of single instructions of a program."""
 
     def __init__(self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> None:
         self.program, self.graph, self.chip = program, graph, machine.chip
@@ -259,7 +262,7 @@ class _Split:
         self.spans = machine.wiring(program.mesh).spans
 
     def moved(self, step: Execution[Collective]) -> InstructionWork:
-        """Of a collective."""
+        """Return the work of a collective."""
         instruction, attributes = step.instruction, step.instruction.attributes
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
@@ -267,7 +270,7 @@ class _Split:
         return InstructionWork(key, _Moved(attributes, self.spans), (size, step.count))
 
     def computed(self, step: Execution) -> InstructionWork:
-        """Of a local operator."""
+        """Return the work of a local operator."""
         instruction, held = step.instruction, self.program.locals
         cause = "traffic" if self.chains.along(instruction) else "passes"
         moved = sum(held[v].bytes for v in traffic(instruction, self.inside))

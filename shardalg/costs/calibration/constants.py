@@ -1,4 +1,4 @@
-"""What the datasheet's seconds are multiplied with: named constants per family of chips."""
+"""Constants that the datasheet's seconds are multiplied with, per family of chips."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardalg.errors import HardwareError
 SCHEMA = "shardalg.calibration/1"
 FILES = Path(__file__).parent / "families"
 SKIPPED = 0.5
-"""Of the products of a kernel that a causal mask hides, which it does not execute."""
+"""Share of an attention kernel's products that a causal mask hides; the kernel skips them."""
 
 
 class Meaning(NamedTuple):
-    """Of a constant: its unit, what it is without measurements, and what it may be."""
+    """Unit, default and bounds of a constant, and a description."""
 
     unit: str
     default: float
@@ -64,7 +64,7 @@ CONSTANTS: Mapping[str, Meaning] = {
 }
 PIPELINED = "pipelined"
 MOST = 4
-"""Constants that a family may have."""
+"""Largest number of constants of a family."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,14 @@ class Calibration:
     """Constants of a family of chips, and where they are from.
 
     Attributes:
-      name: of the family; chips: those that share the constants.
-      values: constant to value; what is not there keeps its default.
-      provenance: which constants were fitted and on what, the errors, and how well each row is
-        foretold by the others.
+      name: name of the family.
+      chips: the chips that share the constants.
+      values: value of each constant; a missing constant keeps its default.
+      provenance: the fitted constants, the data, the errors, and the leave-one-out errors.
 
     Raises:
-      HardwareError: an unknown constant, a value outside its bounds, more than four.
+      HardwareError: a constant is unknown, a value is outside its bounds, or there are more than
+        four constants.
     """
 
     name: str
@@ -106,22 +107,23 @@ class Calibration:
                 )
 
     def __getitem__(self, name: str) -> float:
-        """A constant, or its default."""
+        """Return a constant, or its default."""
         return self.values.get(name, CONSTANTS[name].default)
 
     def weights(self, done: ProgramAmounts, overlap: str = "measured") -> dict[str, float]:
-        """What the seconds of each cause are multiplied with.
+        """Return the factor of the seconds of each cause.
 
-        No more communication is hidden than there is computation to hide it: a step takes at least
-        as long as its communication. Of a family with the constant "pipelined", computation of a
-        pipelined step takes so much longer, and its communication what the datasheet says.
+        A step takes at least as long as its communication, because only computation can hide it.
+        If the family has the constant "pipelined", the computation of a pipelined step takes longer
+        by this factor, and its communication has the datasheet's seconds.
 
         Args:
-          overlap: "measured" for the share of communication that was exposed; "none" for all of it,
-            and no less than was measured; "full" for what takes longer than the computation.
+          overlap: "measured" exposes the measured share of communication. "none" exposes all of it,
+            or the measured share if that is larger. "full" exposes only the communication that
+            takes longer than the computation.
 
         >>> from shardalg.costs.calibration.by_cause import Key
-        >>> done = Amounts({Key("contraction", (), "", "forward"): {"matrix": 1.0}})
+        >>> done = ProgramAmounts({Key("contraction", (), "", "forward"): {"matrix": 1.0}})
         >>> NOTHING.weights(done)["matrix"], NOTHING.weights(done, "full")["link"]
         (1.0, 0.0)
         """
@@ -137,7 +139,7 @@ class Calibration:
         return {**local, **dict.fromkeys(MOVED, exposed), "latency": waits[overlap]}
 
     def _local(self, slower: float) -> dict[str, float]:
-        """What the seconds of computation are multiplied with."""
+        """Return the factor of the seconds of each cause of computation."""
         share = slower / self["matrix_efficiency"]
         return {
             "matrix": share,
@@ -149,12 +151,12 @@ class Calibration:
         }
 
     def step_time_s(self, done: ProgramAmounts) -> float:
-        """Seconds of a step: computation, and the communication that it does not hide."""
+        """Return the seconds of a step: computation and exposed communication."""
         seconds = done.by_cause()
         return sum(weight * seconds[cause] for cause, weight in self.weights(done).items())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` reads."""
+        """Return plain data that `from_json` reads."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
@@ -163,10 +165,10 @@ NOTHING = Calibration("datasheet", (), {}, {})
 
 
 def from_json(data: Any, where: str = "calibration") -> Calibration:
-    """A `Calibration` from plain data.
+    """Return a `Calibration` from plain data.
 
     Raises:
-      HardwareError: another schema, a name that is missing, or what `Calibration` raises.
+      HardwareError: the schema is another one, a key is missing, or `Calibration` refuses a value.
 
     >>> from_json(NOTHING.to_json()) == NOTHING
     True
@@ -183,12 +185,12 @@ def from_json(data: Any, where: str = "calibration") -> Calibration:
 
 @cache
 def families() -> tuple[Calibration, ...]:
-    """The calibrations that come with the package."""
+    """Return the calibrations of the package."""
     found = sorted(FILES.glob("*.json"))
     return tuple(from_json(json.loads(path.read_text()), str(path)) for path in found)
 
 
 def calibration_of(chip: str) -> Calibration:
-    """The one of a chip's family; `NOTHING` for a chip that none was fitted for."""
+    """Return the calibration of a chip's family, or the datasheet's for an unknown chip."""
     found = (one for one in families() if chip in one.chips)
     return next(found, replace(NOTHING, chips=(chip,)))

@@ -1,8 +1,8 @@
-"""Constants from measured steps: bounded least squares on relative errors, and leave-one-out.
+"""Fits of constants and rates to measured steps, by least squares of relative errors.
 
-What a program takes of each figure of `OperatorRates`: measured seconds are fitted to it.
-
-Rates of one core from programs that were run on it: least squares of relative errors.
+`fit` finds the constants of a family of chips, within their bounds, with leave-one-out errors.
+`rate_amounts` counts a program's use of each figure of `OperatorRates`, and `core_fit` finds
+the rates of one core from programs that ran on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMORY = "hbm_bytes_per_s"
 
 
 class CostSample(NamedTuple):
-    """An instruction, how often it runs, and what each time takes: flops, bytes, executions."""
+    """An instruction, its executions, and the amounts of one execution by figure."""
 
     instruction: int
     times: int
@@ -46,17 +46,21 @@ class CostSample(NamedTuple):
 
 
 def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[CostSample, ...]:
-    """Of every instruction, by the `id` that it has.
-
-    The seconds that it takes where one unit of a figure takes a second, and of all others none.
+    """Return the amounts of every instruction, by figure: flops, bytes or executions.
 
     Args:
-      finely: by size classes of all contractions, and by the axes of collectives; else products of
-        bfloat16 stand apart, and kinds of collectives.
+      finely: whether to tell apart size classes of contractions and axes of collectives. Otherwise
+        only products of bfloat16 and kinds of collectives are told apart.
     """
+    # An amount is the seconds of an instruction on hardware on which one unit of the figure takes
+    # a second and everything else takes no time. So the amounts are those that prices use.
     plain = timed(program, graph, Hardware("nothing takes time"))
     rates = dict.fromkeys(_rates(program, graph, plain, finely=finely), math.inf)
-    sent = dict.fromkeys(_sent(plain, finely=finely))
+    sent = dict.fromkeys(
+        f"{price.kind}.{','.join(price.axes)}" if finely else price.kind
+        for price in plain
+        if price.kind in RING_BYTES
+    )
     free = {**rates, "operator_s": 0.0}
     free |= {f"collective_s.{detail}": 0.0 for detail in sent}
     free |= {f"collective_bytes_per_s.{detail}": math.inf for detail in sent}
@@ -75,7 +79,7 @@ def rate_amounts(program: SpmdProgram, graph: Graph, *, finely: bool) -> tuple[C
 
 
 def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
-    """What a device takes in a step."""
+    """Return the amounts of a whole step on one device."""
     total: Counter[str] = Counter()
     for one in taken:
         for name, amount in one.amounts.items():
@@ -83,17 +87,10 @@ def whole_step(taken: Iterable[CostSample]) -> dict[str, float]:
     return dict(total)
 
 
-def _sent(prices: Sequence[Timed], *, finely: bool) -> Iterable[str]:
-    """Kinds of collectives, and the axes that they go along."""
-    for price in prices:
-        if price.kind in RING_BYTES:
-            yield f"{price.kind}.{','.join(price.axes)}" if finely else price.kind
-
-
 def _rates(
     program: SpmdProgram, graph: Graph, prices: Sequence[Timed], *, finely: bool
 ) -> Iterable[str]:
-    """Figures of the classes of operators that a program has."""
+    """Yield the names of the rates of all operator classes in a program."""
     held = program.locals
     for price in prices:
         instruction = price.step.instruction
@@ -112,11 +109,12 @@ def _rates(
 
 @dataclass(frozen=True)
 class CoreTime:
-    """A program that was run.
+    """Measured core time of a program.
 
     Attributes:
-      amounts: per figure what it takes of it: flops, bytes, executions, on all devices together.
-      seconds: that it kept cores busy, all together.
+      name: name of the program.
+      amounts: flops, bytes or executions by figure, of all devices together.
+      seconds: busy seconds of all cores together.
     """
 
     name: str
@@ -126,12 +124,12 @@ class CoreTime:
 
 @dataclass(frozen=True)
 class CoreFit:
-    """What came of a fit.
+    """Result of a fit of core rates.
 
     Attributes:
-      seconds: per unit of each figure's amount: the inverse of a rate.
-      errors, left_out: per program, predicted over measured - 1; by the rates that all the others
-        give.
+      seconds: seconds per unit of each figure: the inverse of a rate.
+      errors: `predicted / measured - 1` of each program.
+      left_out: the same error, with rates that are fitted on all other programs.
     """
 
     seconds: Mapping[str, float]
@@ -140,7 +138,7 @@ class CoreFit:
 
 
 def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
-    """Seconds per unit of every figure, none negative, so that relative errors are least.
+    """Return the non-negative seconds per unit of every figure with the least relative errors.
 
     >>> rows = [CoreTime("a", {"f": 2.0}, 4.0), CoreTime("b", {"f": 1.0, "g": 3.0}, 5.0)]
     >>> {name: round(s, 9) for name, s in core_fit(rows).seconds.items()}
@@ -154,29 +152,31 @@ def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
     for place in range(len(rows)):
         others = np.delete(weights, place, axis=0)
         left_out.append(float(weights[place] @ _least(others) - 1))
-    told = [row.name for row in rows]
+    programs = [row.name for row in rows]
     return CoreFit(
         dict(zip(names, found.tolist(), strict=True)),
-        dict(zip(told, errors.tolist(), strict=True)),
-        dict(zip(told, left_out, strict=True)),
+        dict(zip(programs, errors.tolist(), strict=True)),
+        dict(zip(programs, left_out, strict=True)),
     )
 
 
 def _least(weights: np.ndarray) -> np.ndarray:
-    """What makes every row's sum as near to one as can be."""
+    """Return the non-negative least-squares solution of `weights @ x = 1`."""
     from scipy.optimize import nnls
 
+    # Columns differ by many orders of magnitude (flops and executions), so they are scaled first.
     scale = np.maximum(weights.max(axis=0, initial=0.0), np.finfo(float).tiny)
     return nnls(weights / scale, np.ones(len(weights)))[0] / scale
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A step that was measured.
+    """A measured step.
 
     Attributes:
-      amounts: of its plan, on the machine that it ran on.
-      step_time_s: seconds that it took.
+      name: name of the step.
+      amounts: amounts of its plan, on the machine that it ran on.
+      step_time_s: measured seconds.
     """
 
     name: str
@@ -189,8 +189,9 @@ class Fit:
     """A calibration, and its errors.
 
     Attributes:
-      errors: per step, predicted over measured, less one; left_out: by constants that were fitted
-        on all steps but that one.
+      calibration: the fitted constants.
+      errors: `predicted / measured - 1` of each step.
+      left_out: the same error, with constants that are fitted on all other steps.
     """
 
     calibration: Calibration
@@ -204,16 +205,17 @@ class Fit:
 
 
 def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[str]) -> Fit:
-    """The named constants that foretell the measured steps best.
+    """Return the named constants that predict the measured steps best.
 
-    Least squares of relative errors, each constant within its bounds (scipy's trust region).
+    The method is least squares of relative errors, with each constant within its bounds (scipy's
+    trust region).
 
     Args:
-      family: name and chips; constants that it has and that are not fitted are held.
+      family: name and chips of the family. Its constants that are not fitted keep their values.
 
     Raises:
-      TableError: fewer steps than constants, or two of one name. HardwareError: none or more than
-        four constants, or one that there is not, or that stands twice.
+      TableError: there are too few steps for the constants, or two steps have one name.
+      HardwareError: there are no constants or more than four, or one is unknown or given twice.
     """
     listed = isinstance(constants, Sequence) and not isinstance(constants, str)
     unknown = not listed or any(c not in tuple(CONSTANTS) for c in constants)
@@ -249,12 +251,12 @@ class _Problem:
     constants: tuple[str, ...]
 
     def calibration(self, values: Any) -> Calibration:
-        """The constants at a point of the search."""
+        """Return the calibration at a point of the search."""
         given = dict(zip(self.constants, map(float, values), strict=True))
         return replace(self.family, values={**self.family.values, **given}, provenance={})
 
     def solved(self, measured: Sequence[Measured]) -> Calibration:
-        """The constants of the least squares, searched in units of their bounds."""
+        """Return the least-squares constants, searched in units of their bounds."""
         from scipy.optimize import least_squares
 
         bounds = [(CONSTANTS[c].least, CONSTANTS[c].most) for c in self.constants]

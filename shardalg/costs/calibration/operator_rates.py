@@ -1,13 +1,14 @@
-"""What was measured of operators on a machine: rates per class, and a time per execution.
+"""Measured rates of operators on a machine: rates per class, and seconds per execution.
 
-Where a `Hardware` has them, a local operator takes its flops at the rate of its class, and what is
-not a contraction also its bytes to and from memory; a contraction takes a time per execution, which
-makes small ones slower; a collective takes a time per execution and its ring bytes at the rate of
-its kind. All of it adds up, as on cores that do one thing after the other.
+If a `Hardware` has measured rates, a local operator takes its flops at the rate of its class.
+A contraction also takes a time per execution, which makes small contractions slower. All other
+operators also take the time of their bytes to and from memory. A collective takes a time per
+execution, and its ring bytes at the rate of its kind. The times add up, because a core does one
+thing after the other.
 
-A figure may be finer: `operator_flops_per_s.matmul.float32.large` of one size class,
-`collective_s.all_reduce.X` of one mesh axis. What was measured of other sizes or axes alone is
-taken to be as slow as the slowest of them.
+A figure may be finer: `operator_flops_per_s.matmul.float32.large` is for one size class,
+`collective_s.all_reduce.X` for one mesh axis. If only other sizes or axes were measured,
+the slowest of their figures is used.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ OPERATOR_UNITS = {
     "collective_s": "s",
     "collective_bytes_per_s": "B/s",
 }
-"""Units of the figures; but for `operator_s` each has a detail: class and item type, or kind."""
+"""Units of the figures. Each except `operator_s` has a detail: class and item type, or a kind."""
 MATMUL, POINTWISE = "matmul", "pointwise"
 SIZE_CLASSES = {"small": 1 << 20, "medium": 1 << 26, "large": math.inf}
-"""Of contractions, by the flops that one execution on a device is below."""
+"""Size classes of contractions: the flops of one execution on a device are below these bounds."""
 
 
 @dataclass(frozen=True)
 class OperatorRates:
-    """Figures by their names in a hardware file; none of a data sheet's chip.
+    """Measured figures by their names in a hardware file; none for a datasheet's chip.
 
     >>> rates = OperatorRates((("operator_flops_per_s.matmul.float32", 2e9),))
     >>> rates.flops_per_s("matmul", "bfloat16"), rates.flops_per_s("pointwise", "float32")
@@ -48,7 +49,7 @@ class OperatorRates:
         return dict(self.figures)
 
     def flops_per_s(self, operator: str, dtype: str, size: str = "") -> float | None:
-        """Of a class of operators on items of `dtype`, else on float32; `size` of `size_class`."""
+        """Return the rate of a class of operators on a type, else on float32; None if unknown."""
         details = (
             detail
             for kind in (f"{operator}.{dtype}", f"{operator}.float32")
@@ -59,7 +60,7 @@ class OperatorRates:
     def _nearest(
         self, figure: str, details: Iterable[str], slowest: Callable[[list[float]], float]
     ) -> float | None:
-        """The first that there is; of one that only finer figures have, their slowest."""
+        """Return the first known figure; the slowest if only finer figures are known."""
         for detail in details:
             name = f"{figure}.{detail}"
             if name in self._by_name:
@@ -71,11 +72,11 @@ class OperatorRates:
 
     @property
     def operator_s(self) -> float:
-        """Seconds of every contraction, however small."""
+        """Seconds of every contraction, even of a small one."""
         return self._by_name.get("operator_s", 0.0)
 
     def collective(self, kind: str, axes: Sequence[str] = ()) -> tuple[float, float] | None:
-        """Seconds of every execution along axes, and ring bytes per second; None: not measured."""
+        """Return seconds per execution and ring bytes per second; None if not measured."""
         details = f"{kind}.{','.join(axes)}", kind
         seconds = self._nearest("collective_s", details, max)
         rate = self._nearest("collective_bytes_per_s", details, min)
@@ -84,21 +85,20 @@ class OperatorRates:
         return seconds or 0.0, math.inf if rate is None else rate
 
     def slower(self, turns: float) -> OperatorRates:
-        """Those of a device that has a core for one of so many turns."""
-        return OperatorRates(
-            tuple(
-                (name, value * turns if _unit(name) == "s" else value / turns)
-                for name, value in self.figures
-            )
-        )
+        """Return the rates of a device that has a core only in one of `turns` turns."""
+        found = []
+        for name, value in self.figures:
+            is_time = OPERATOR_UNITS[name.partition(".")[0]] == "s"
+            found.append((name, value * turns if is_time else value / turns))
+        return OperatorRates(tuple(found))
 
 
 DATA_SHEET = OperatorRates()
-"""Nothing was measured."""
+"""No measured rates."""
 
 
 def size_class(flops: float) -> str:
-    """Of one execution of a contraction on one device.
+    """Return the size class of one execution of a contraction on one device.
 
     >>> size_class(1000), size_class(2 * 512**3)
     ('small', 'large')
@@ -106,16 +106,13 @@ def size_class(flops: float) -> str:
     return next(name for name, bound in SIZE_CLASSES.items() if flops < bound)
 
 
-def _unit(figure: str) -> str:
-    return OPERATOR_UNITS[figure.partition(".")[0]]
-
-
 @lru_cache(maxsize=65536)
 def operator_class(signature: Signature) -> str:
-    """The class whose rate an operator has.
+    """Return the class of an operator, by which its rate is found.
 
-    A convolution is one of its number of spatial dimensions, as XLA's kernels differ by it; one
-    whose operand is dilated (the gradient of strides) multiplies by zeros, which do not count.
+    Convolutions are classed by their number of spatial dimensions, because XLA has other kernels
+    for each. A dilated operand (the gradient of strides) is a class of its own, because its kernel
+    also multiplies by zeros, which do not count as flops.
     """
     if not contracts(signature):
         return POINTWISE

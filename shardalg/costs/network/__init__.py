@@ -1,7 +1,6 @@
-"""How devices are joined: what a chip's links are like, and what lies under a mesh's axes.
+"""Links between devices, and the seconds of collectives over them.
 
-`interconnect.py` says how chips of one kind are joined, `placement.py` lays mesh axes onto that,
-`placement.py` is a part of an axis on links of one kind, `collective_seconds.py` prices
-collectives over
-spans.
+`interconnect.py` describes the links between chips of one kind. `placement.py` places mesh axes
+on these links: a span is a part of an axis on links of one kind. `collective_seconds.py` prices
+collectives over spans.
 """

@@ -1,4 +1,4 @@
-"""Seconds of a collective over spans, by the cheapest of the ways that a library has."""
+"""Seconds of a collective over spans of links, by the cheapest algorithm."""
 
 from __future__ import annotations
 
@@ -22,50 +22,51 @@ _OUTER_FIRST = (SLICES, HOSTS, LINK, TORUS, SWITCH, CHIP)
 
 @dataclass(frozen=True)
 class LinkStage:
-    """Spans of one kind, over which a collective goes at once.
+    """Spans of one kind of links, which a collective uses at the same time.
 
-    On a torus all dimensions carry a share of the data at the same time, each share taking them in
-    another order (Sack and Gropp, "Collective algorithms for multiported torus networks", ACM TOPC
-    1 (2015)): their speeds add up. Unknown links are one stage per axis.
+    On a torus each dimension carries a share of the data at the same time. The shares use
+    the dimensions in different orders (Sack and Gropp, "Collective algorithms for multiported torus
+    networks", ACM TOPC 1 (2015)), so the bandwidths add up. Unknown links are one stage per axis.
     """
 
     spans: tuple[DigitSpan, ...]
 
     @property
     def medium(self) -> str:
-        """Of all its spans."""
+        """Kind of all spans of the stage."""
         return self.spans[0].level.medium
 
     @property
     def cause(self) -> str:
-        """What its bytes are booked under."""
+        """Cause of the seconds of the stage's bytes."""
         return _CAUSE[self.medium]
 
     @property
     def count(self) -> Any:
-        """Things that it joins."""
+        """Number of things that the stage joins."""
         return math.prod(span.count for span in self.spans)
 
     @property
     def bytes_per_s(self) -> float:
-        """What one device sends, and receives, a second."""
+        """Bytes per second that one device sends, and receives."""
         return sum(span.bytes_per_s for span in self.spans)
 
     @property
     def copies(self) -> Any:
-        """How often a device sends what it holds until all have all of it, in one go."""
+        """Number of times that a device sends its data if all share it in a single pass."""
         return self.steps if self.medium in _SWITCHED else self.count - 1
 
     @property
     def latency_s(self) -> float:
-        """Of one hop."""
+        """Latency of one hop."""
         return self.spans[0].level.latency_s
 
     @property
     def steps(self) -> Any:
-        """Messages that follow one another until all have what the farthest sent.
+        """Number of consecutive messages until all devices have the farthest device's data.
 
-        By doubling through a switch; on a torus a chip passes on what it gets.
+        Through a switch the number is log2 n (recursive doubling). On a torus a chip passes data on
+        to its neighbours, so the number is the sum of the hops along all dimensions.
         """
         if self.medium in _SWITCHED:
             return (self.count - 1).bit_length()
@@ -73,7 +74,7 @@ class LinkStage:
 
 
 def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
-    """The stages of a collective, outermost and slowest first; a chip's own cores take no time."""
+    """Return the stages of a collective, slowest and outermost first; cores of a chip are free."""
     found: dict[Any, list[DigitSpan]] = {}
     for place, span in enumerate(spans):
         medium = span.level.medium
@@ -84,32 +85,33 @@ def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
 
 
 Seconds = dict[str, Any]
-"""Per cause, "link", "network", "dcn" or "latency"; numbers or formulas."""
+"""Seconds by cause ("link", "network", "dcn" or "latency"), in numbers or formulas."""
 
 
 def collective_s(kind: str, spans: Sequence[DigitSpan], local_bytes: Any) -> Seconds:
-    """Seconds of one execution of a collective, by cause.
+    """Return the seconds of one execution of a collective, by cause.
 
     Args:
-      kind: as in `costs.collectives.RING_BYTES`.
-      spans: of the digits along which it goes, major first.
-      local_bytes: what a device holds before it.
+      kind: a name of `costs.collectives.RING_BYTES`.
+      spans: spans of the digits along which the collective runs, major first.
+      local_bytes: bytes of the operand on one device.
 
     >>> from shardalg.algebra.digits import Digit
     >>> from shardalg.costs.network.placement import Level
     >>> line, ring = (Level(TORUS, 8, 1e9, 1e-6, wraps=wraps) for wraps in (False, True))
-    >>> collective_s("all_gather", [Span(line, Digit(1, 8))], 1_000_000)
+    >>> collective_s("all_gather", [DigitSpan(line, Digit(1, 8))], 1_000_000)
     {'link': 0.007, 'latency': 7e-06}
-    >>> collective_s("all_gather", [Span(ring, Digit(1, 8))], 1_000_000)
+    >>> collective_s("all_gather", [DigitSpan(ring, Digit(1, 8))], 1_000_000)
     {'link': 0.0035, 'latency': 4e-06}
     """
     return _WAYS[kind](stages(spans), local_bytes)
 
 
 def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """From the outermost stage inwards: the slowest links carry the fewest bytes.
+    """Return the seconds of an all-gather from the outermost stage inwards.
 
-    A stage of n devices sends `(n - 1) * bytes` of what a device holds by then.
+    A stage of n devices sends `(n - 1) * bytes`, where `bytes` is a device's data before the stage.
+    The outermost and slowest links come first, because data grows from stage to stage.
     """
     moved: list[tuple[LinkStage, Any]] = []
     for stage in over_stages:
@@ -119,30 +121,37 @@ def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
 
 def _reduce_scatter(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """An all-gather run backwards."""
-    return _all_gather(over_stages, quotient(held, _devices(over_stages)))
+    """Return the seconds of a reduce-scatter, which is an all-gather run backwards."""
+    return _all_gather(over_stages, quotient(held, math.prod(s.count for s in over_stages)))
 
 
 def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """The cheaper of a reduce-scatter with an all-gather, and of each stage in one go.
+    """Return the seconds of the cheaper of two all-reduce algorithms.
 
-    The second sends more and takes half of the hops: through a switch by doubling, `log2 n` times
-    the whole; on a torus all parts to all chips, which then add them. One ring of all devices
-    sends as much as the first and takes more hops.
+    The first is a reduce-scatter and an all-gather. The second takes each stage in a single pass.
+    It sends more bytes over half of the hops: through a switch `log2 n` times the whole (recursive
+    doubling), on a torus all parts to all chips, which then add them. A single ring of all devices
+    is never cheaper: it sends as many bytes as the first and takes more hops.
     """
-    share = quotient(held, _devices(over_stages))
-    halved = _all_gather(over_stages, share)
-    twice = {cause: seconds + seconds for cause, seconds in halved.items()}
-    once = _booked([(stage, held * stage.copies) for stage in over_stages])
-    return _cheaper(twice, once)
+    # Both passes of the first algorithm take the time of an all-gather.
+    scattered = _reduce_scatter(over_stages, held)
+    first = {cause: seconds + seconds for cause, seconds in scattered.items()}
+    second = _booked([(stage, held * stage.copies) for stage in over_stages])
+    one, other = total(first.values()), total(second.values())
+    if not has_formula((one, other)):
+        return first if one <= other else second
+    # In formulas the causes of bytes are those of the first algorithm. The latency is the rest of
+    # the smaller sum, so that all causes add up to it.
+    moved = {cause: seconds for cause, seconds in first.items() if cause != LATENCY}
+    return {**moved, LATENCY: smaller(one, other) - total(moved.values())}
 
 
 def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Through the middle of each dimension: of a torus of n chips half of all data cross it.
+    """Return the seconds of an all-to-all, which the bisection of a torus dimension bounds.
 
-    Along a dimension of k chips `k / 4` of what a chip holds goes each way over the one link of a
-    line, or the two of a ring. Through a switch, and over links of which nothing is known, a device
-    sends all but its own part.
+    Half of all data cross the middle of each dimension. Along a dimension of k chips, `k / 4` of
+    a chip's data goes each way, over the one link of a line or the two links of a ring. Through
+    a switch, and over unknown links, a device sends everything except its own part.
     """
     slowest: dict[str, Any] = {}
     for stage in over_stages:
@@ -158,7 +167,10 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
 
 def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """To a neighbour, over one link one way: as slow as the slowest that some device sends over."""
+    """Return the seconds of a permute to a neighbour, over one link one way.
+
+    A permute is as slow as the slowest link that some device uses: a link of the outermost stage.
+    """
     stage = over_stages[0]
     if stage.medium == CHIP:
         return {}
@@ -177,15 +189,11 @@ COLLECTIVES = tuple(_WAYS)
 """Kinds of collectives, as they are on the wire."""
 
 
-def _devices(over_stages: Sequence[LinkStage]) -> Any:
-    return math.prod(stage.count for stage in over_stages)
-
-
 def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
-    """Seconds per cause of what stages send.
+    """Return the seconds by cause of bytes that stages send one after the other.
 
-    Stages follow one another, but that the network between islands and the switches within carry
-    pieces of one collective at the same time: the slower of the two is booked.
+    The network between islands and the switches inside carry pieces of one collective at the same
+    time. Of these two only the slower counts.
     """
     found: Seconds = {}
     latency = []
@@ -202,18 +210,9 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
 
 
 def _waited(stage: LinkStage, sent: Any) -> Any:
-    """Latency of a stage: a formula where what it sends is one."""
+    """Return the latency of a stage; a formula if `sent` is a formula."""
     return _exactly(stage.steps, stage.latency_s, sent)
 
 
 def _exactly(steps: Any, latency_s: float, sent: Any) -> Any:
     return times(Formula.of(steps) if has_formula((sent,)) else steps, latency_s)
-
-
-def _cheaper(first: Seconds, second: Seconds) -> Seconds:
-    """The way of fewer seconds; of formulas their smaller sum, latency being what bytes are not."""
-    one, other = total(first.values()), total(second.values())
-    if not has_formula((one, other)):
-        return first if one <= other else second
-    moved = {cause: seconds for cause, seconds in first.items() if cause != LATENCY}
-    return {**moved, LATENCY: smaller(one, other) - total(moved.values())}

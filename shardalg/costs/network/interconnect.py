@@ -1,4 +1,4 @@
-"""How the chips of one kind are joined: tori that wrap or do not, islands of a switch, hosts."""
+"""Links between chips of one kind: a torus with or without wrapping, islands of a switch, hosts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardalg.errors import HardwareError
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What joins the chips of one kind; without `dimensions` or an `island` nothing is known.
+    """Links between chips of one kind; unknown without `dimensions` and `island`.
 
     Attributes:
       cores_per_chip: devices that JAX shows per chip; they share the chip's links.
-      chips_per_host: what shares a host's way into the data center network.
-      dimensions: the largest torus, in chips; () where a switch joins them.
-      wraps_at: a dimension that is a multiple of this wraps around; a smaller one is a line.
-      cubes: whether dimensions wrap only where all of them may.
+      chips_per_host: chips that share a host's link into the data center network.
+      dimensions: the largest torus, in chips; () if a switch joins the chips.
+      wraps_at: a dimension that is a multiple of this wraps around; other dimensions are lines.
+      cubes: whether dimensions wrap only if all of them can.
       island: GPUs that one switch joins (NVLink); 0 for a torus.
-      shapes: the slices that the vendor offers, by chips along each dimension.
-      asynchronous: kinds of collectives that its compiler splits into a start and a done, so that
-        they run beside what does not wait for them; the device waits for others.
-      source: where this is from.
+      shapes: shapes of the slices that the vendor offers, in chips along each dimension.
+      asynchronous: kinds of collectives that the chip's compiler splits into a start and a done.
+        Other instructions run between the two. A device waits for all other collectives.
+      source: the source of these values.
     """
 
     cores_per_chip: int = 1
@@ -39,7 +39,7 @@ class Interconnect:
     source: str = ""
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
-        """Whether each dimension of a slice is a ring.
+        """Return whether each dimension of a slice is a ring.
 
         >>> Interconnect(dimensions=(32, 32), wraps_at=32).wraps((32, 16))
         (True, False)
@@ -50,7 +50,7 @@ class Interconnect:
         return (all(able),) * len(able) if self.cubes else tuple(able)
 
     def default(self, chips: int) -> tuple[int, ...] | None:
-        """The vendor's slice of that many chips, or of GPUs whole islands; None if there is none.
+        """Return the vendor's slice of so many chips, or whole islands; None if there is none.
 
         >>> Interconnect(island=8).default(64), Interconnect(island=8).default(4)
         ((8, 8), (1, 4))
@@ -62,7 +62,7 @@ class Interconnect:
         return listed or self._of_cubes(chips)
 
     def _of_cubes(self, chips: int) -> tuple[int, ...] | None:
-        """Whole cubes, put together as nearly to a cube as they can be.
+        """Return a slice of whole 4x4x4 cubes, as close to a cube as possible; None if impossible.
 
         >>> torus = Interconnect(dimensions=(64, 64, 64), wraps_at=4, cubes=True)
         >>> torus.default(384), torus.default(96)
@@ -80,7 +80,7 @@ class Interconnect:
         return min(found, key=sum, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `read` reads: what differs from nothing known."""
+        """Return plain data that `read` reads: the fields that differ from the defaults."""
         plain = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in plain if value != getattr(UNKNOWN, name)}
 
@@ -89,10 +89,10 @@ UNKNOWN = Interconnect()
 
 
 def read(data: Any, where: str) -> Interconnect:
-    """An `Interconnect` from plain data, numbers and lists of numbers by the names of its fields.
+    """Return an `Interconnect` from plain data: numbers and lists of numbers by field name.
 
     Raises:
-      HardwareError: an unknown name, a value of another type, or no source.
+      HardwareError: a name is unknown, a value has another type, or the source is missing.
 
     >>> read({"island": 8, "source": "data sheet"}, "toy.json").island
     8

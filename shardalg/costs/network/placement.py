@@ -1,8 +1,7 @@
-"""Mesh axes laid onto the levels of a network, as JAX orders devices.
+"""Placement of mesh axes on the levels of a network, in JAX's order of devices.
 
-A part of a mesh axis that lies on links of one kind.
-
-The spans under any digits of a mesh: under its axes, their parts, and several of them.
+A span is a part of a mesh axis on links of one kind. `Wiring` gives the spans of any digits of
+a mesh: an axis, a part of an axis, or several axes.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.recorded import are_numbers
 
 CHIP, TORUS, SWITCH, HOSTS, SLICES, LINK = "chip", "torus", "switch", "hosts", "dcn", "link"
-"""Cores of a chip, chips of a torus, GPUs of an island, islands, slices; links of which nothing
-but the speed is known."""
+"""Cores of a chip, chips of a torus, GPUs of an island, islands, slices, and links of which only
+the speed is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Things of one kind that are joined alike: the chips along a dimension of a torus.
+    """Things of one kind that are joined in the same way: the chips along a torus dimension.
 
     Attributes:
       medium: one of the kinds above.
-      size: how many are joined.
-      bytes_per_s: what one of them sends one way along one link, to all devices that share it.
-      sharing: devices that share that link (the cores of a chip).
-      latency_s: of one hop.
-      wraps: whether the last is joined with the first, so that both directions carry.
+      size: number of things.
+      bytes_per_s: bandwidth of one link, one way, for all devices that share it.
+      sharing: devices that share the link (the cores of a chip).
+      latency_s: latency of one hop.
+      wraps: whether a link joins the last thing with the first, so that the level is a ring.
     """
 
     medium: str
@@ -45,11 +44,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class DigitSpan:
-    """Positions along a digit of a mesh that are neighbours on a level.
+    """Positions along a digit of a mesh that are neighbours on a level of the network.
 
     Attributes:
-      digit: of the device's position in the mesh.
-      stride: things from one to the next; on a torus the groups between share the links.
+      digit: the digit of a device's position in the mesh.
+      stride: distance of neighbours on the level. On a torus, groups in between share the links.
     """
 
     level: Level
@@ -58,32 +57,32 @@ class DigitSpan:
 
     @property
     def count(self) -> Any:
-        """Things that the span joins."""
+        """Number of things that the span joins."""
         return self.digit.size
 
     @property
     def wraps(self) -> bool:
-        """Whether the span is a ring: the whole of a level that wraps."""
+        """Whether the span is a ring: a whole level that wraps."""
         return self.level.wraps and self.count * self.stride == self.level.size
 
     @property
     def bytes_per_s(self) -> float:
-        """What one device sends one way, while all groups along the level do so too.
+        """Bytes per second that one device sends while all groups along the level send.
 
-        A ring is used both ways; on a line each end has one neighbour, so that one way bounds.
+        A ring is used both ways. An end of a line has only one neighbour, so one way is the bound.
         """
         ways = 2 if self.wraps and self.count > 2 else 1
         return self.one_way_bytes_per_s * ways
 
     @property
     def one_way_bytes_per_s(self) -> float:
-        """What one device sends to one neighbour."""
-        apart = self.stride if self.level.medium == TORUS else 1
-        return self.level.bytes_per_s / (self.level.sharing * apart)
+        """Bytes per second that one device sends to one neighbour."""
+        groups = self.stride if self.level.medium == TORUS else 1
+        return self.level.bytes_per_s / (self.level.sharing * groups)
 
     @property
     def hops(self) -> Any:
-        """From the first to the farthest: half of a ring, all of a line; one through a switch."""
+        """Hops from a position to the farthest: half of a ring, all of a line, 1 in a switch."""
         if self.level.medium in (SWITCH, HOSTS, SLICES):
             return 1
         if self.level.medium == CHIP:
@@ -92,24 +91,25 @@ class DigitSpan:
         return along * self.stride
 
     def part(self, digit: Digit) -> DigitSpan:
-        """The span of a part of the positions."""
+        """Return the span of a part of the positions."""
         return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
 
 
 Place = tuple[int, int, int]
-"""A level by its number, how many of it, and the stride between them."""
+"""Number of a level, number of its things that are used, and the stride between them."""
 Placement = dict[str, list[Place]]
-"""Per axis what it takes, major first."""
+"""The places that each axis takes, major first."""
 
 
 def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
-    """Each axis on whole levels, if there is such a way: the innermost axis chooses first.
+    """Return a placement of each axis on whole levels, or None if there is none.
 
-    It takes as many levels together as make its size, as `jax.make_mesh` does
-    (`jax.experimental.mesh_utils.create_device_mesh`).
+    The innermost axis chooses first. An axis takes several levels if their product is its size.
+    JAX's mesh utilities choose in the same way (function create_device_mesh).
 
     Args:
-      sizes: of the axes, major first. levels: sizes of the levels, outermost first.
+      sizes: sizes of the axes, major first.
+      levels: sizes of the levels, outermost first.
 
     >>> exact({"X": 8, "Y": 16}, [8, 8, 2]), exact({"X": 3}, [8])
     ({'X': [(1, 8, 1)], 'Y': [(0, 8, 1), (2, 2, 1)]}, None)
@@ -129,11 +129,12 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
 def filled(
     sizes: Mapping[str, int], levels: Sequence[int], *, shared: bool = False
 ) -> Placement | None:
-    """Axes and levels filled from the inside, one after the other; None where sizes do not divide.
+    """Return a placement that fills levels from the inside; None if sizes do not divide.
 
     Args:
-      shared: an axis takes of each level what divides both, and leaves the rest to axes outside of
-        it, as JAX splits dimensions of a torus (`allow_split_physical_axes`).
+      shared: whether an axis may take a part of a level and leave the rest to axes outside of it.
+        The part is the common divisor of both. JAX has the same option for a torus
+        (`allow_split_physical_axes`).
 
     >>> filled({"X": 4, "Y": 4}, [8, 2]), filled({"X": 3, "Y": 2}, [2, 3])
     ({'X': [(0, 4, 2)], 'Y': [(0, 2, 1), (1, 2, 1)]}, None)
@@ -144,6 +145,7 @@ def filled(
     left, strides = list(levels), [1] * len(levels)
     for name in reversed(list(sizes)):
         rest = sizes[name]
+        # A level that is used up has size 1, so each axis begins where the one before it ended.
         for i in reversed(range(len(left))):
             count = math.gcd(rest, left[i])
             if not shared and count < min(rest, left[i]):
@@ -161,42 +163,44 @@ def filled(
 def spans(
     placed: Placement, sizes: Mapping[str, int], levels: Sequence[Level]
 ) -> Iterator[tuple[str, tuple[DigitSpan, ...]]]:
-    """Per axis its spans, major first; their digits are those of the mesh with these axes."""
+    """Yield each axis with its spans, major first; digits are those of the mesh with these axes."""
     stride = math.prod(sizes.values())
     for name, size in sizes.items():
         stride //= size
         found, below = [], size
-        for i, count, apart in placed[name]:
+        for i, count, step in placed[name]:
             below //= count
-            found.append(DigitSpan(levels[i], Digit(stride * below, count), apart))
+            found.append(DigitSpan(levels[i], Digit(stride * below, count), step))
         yield name, tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """What lies under the axes of a mesh."""
+    """Spans under the axes of a mesh that is placed on a topology."""
 
     mesh: Mesh
     axes: dict[str, tuple[DigitSpan, ...]]
 
     def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
-        """Under several digits, major first; a digit in formulas is the whole of its axis."""
-        return tuple(chain.from_iterable(map(self._under, digits)))
-
-    def _under(self, digit: Digit) -> tuple[DigitSpan, ...]:
+        """Return the spans under digits, major first; a digit in formulas is the whole axis."""
         found: list[DigitSpan] = []
-        for name, part in axis_parts(self.mesh, digit):
+        for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
             whole = self.axes[name]
             if not are_numbers((part.size,)) or part == self.mesh.digit(name):
                 found += whole
             else:
-                found += (s for span in whole if (s := _common(span, part)) is not None)
+                # Digits of a span and of a part overlap in the strides that both contain.
+                for span in whole:
+                    low = max(span.digit.stride, part.stride)
+                    high = min(span.digit.stride * span.digit.size, part.stride * part.size)
+                    if high > low:
+                        found.append(span.part(Digit(low, -(-high // low))))
         return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
 class UnplacedAxes:
-    """Axes with links of their own, of which the speed is known and no more: one stage each.
+    """Axes with links of their own, of which only the speed is known; one stage each.
 
     Attributes:
       speeds: bytes per second along each axis, one way.
@@ -207,7 +211,7 @@ class UnplacedAxes:
     latency_s: float
 
     def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
-        """Under several digits: one span per axis, of all parts of it that there are."""
+        """Return one span per axis of the digits, for all parts of the axis together."""
         sizes: dict[str, Any] = {}
         for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
             sizes[name] = sizes[name] * part.size if name in sizes else part.size
@@ -218,19 +222,12 @@ class UnplacedAxes:
 
 
 def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
-    """The axes that a digit joins, major first, each with the part of it."""
+    """Return the axes that a digit belongs to, major first, each with the digit's part of it."""
     if are_numbers((digit.size,)):
         if digit.size == 1:
             return ()
         return tuple((ref.name, mesh.ref_digit(ref)) for ref in mesh.axis_refs(digit))
-    # A digit whose size is a formula is one axis, or a part of it: its stride tells which.
+    # A digit whose size is a formula is one axis or a part of it. The stride identifies the axis.
     axes = ((name, mesh.digit(name)) for name, size in mesh.axes if size > 1)
     names = [n for n, a in axes if a.stride <= digit.stride < a.stride * a.size]
     return tuple((name, digit) for name in names)
-
-
-def _common(span: DigitSpan, part: Digit) -> DigitSpan | None:
-    """The part of a span that a part of its axis takes."""
-    low = max(span.digit.stride, part.stride)
-    high = min(span.digit.stride * span.digit.size, part.stride * part.size)
-    return span.part(Digit(low, -(-high // low))) if high > low else None

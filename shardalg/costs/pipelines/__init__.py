@@ -1,7 +1,8 @@
-"""Pipelines: schedules in closed form, and what a planned program spends in bubbles, per device.
+"""Pipelines: schedules in closed form, and bubbles of a planned program.
 
-`schedules.py` has formulas of (L, M, R), the bubble ratio among them. `overheads.py` finds the
-loops of a program that are pipelines, by the name of the site that `models.pipeline` leaves on what
-shifts, and prices their bubbles as a share of the whole step. `events.py` lays every instruction on
-the time axis of every stage; `joined.py` joins stages that were planned on meshes of their own.
+`schedules.py` has formulas in (L, M, R), such as the bubble ratio. `overheads.py` finds the loops
+of a program that are pipelines and prices their bubbles as a share of the whole step.
+`models.pipeline` marks such a loop with a named site on the buffer that shifts. `events.py` gives
+the time of every instruction on every stage. `joined.py` schedules stages that were planned on
+meshes of their own.
 """

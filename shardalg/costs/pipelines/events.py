@@ -1,9 +1,10 @@
-"""Every instruction of a program on a time axis, a row per pipeline stage.
+"""Times of all instructions of a program, with a row per pipeline stage.
 
 All devices run the same instructions, one after the other. All-reduces that are sent as one follow
-the last of their operands (`analyses.together.in_order`). In a trip of a pipeline in which a stage
-has no microbatch it computes on padding, which is a bubble. Stage s has one in the trips of time t
-with s <= t < T - (L - 1 - s), forward and, the loop running from the last t to the first, backward.
+the last of their operands (`analyses.overlap.in_order`). A stage without a microbatch computes on
+padding, which is a bubble. Stage s of L has a microbatch in trip t of T if
+s <= t < T - (L - 1 - s). This holds for the backward pass too, whose loop runs from the last t to
+the first.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """What the devices of one stage do for a while.
+    """An interval of time on the devices of one stage.
 
     Attributes:
-      stage: row; kind: "compute", "bubble", or the kind of a collective.
-      trip: of a pipeline, its place in time; None outside.
+      stage: number of the stage.
+      kind: "compute", "bubble", or the kind of a collective.
+      trip: number of the pipeline's trip in time; None outside of a pipeline.
     """
 
     stage: int
@@ -47,7 +49,7 @@ class StageEvent:
 def events(
     program: SpmdProgram, graph: Graph, hardware: Hardware | Topology
 ) -> tuple[StageEvent, ...]:
-    """All events in the order of time; of one stage, each begins where the one before ends."""
+    """Return all events in order of time; the events of one stage have no gaps."""
     loops = pipeline_loops(graph)
     rows = max((loop.stages for loop in loops.values()), default=1)
     found: list[StageEvent] = []
@@ -60,11 +62,14 @@ def events(
     steps = sorted(
         timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
     )
+    # Neighbours in the same pipeline loop are one trip of it, which is repeated for each trip.
     for around, inside in groupby(steps, pipelined):
         one = [*parts([*inside], around)]
         trips: Sequence[int | None] = [None]
         if around is not None:
-            trips = _times(around)
+            loop = around.attributes
+            assert isinstance(loop, Loop), "a pipeline is a scan"
+            trips = range(loop.length)[::-1] if loop.reverse else range(loop.length)
         for trip in trips:
             for stage in range(rows):
                 idle = around is not None and _idle(loops, around, stage, trip)
@@ -73,23 +78,17 @@ def events(
     return tuple(found)
 
 
-def _times(loop: Instruction) -> list[int | None]:
-    attributes = loop.attributes
-    assert isinstance(attributes, Loop), "a pipeline is a scan"
-    times: list[int | None] = [*range(attributes.length)]
-    return times[::-1] if attributes.reverse else times
-
-
 def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:
     assert loop.node is not None and trip is not None, "a pipeline is a loop of the function"
     stages = loops[loop.node].stages
-    stage %= stages  # where another pipeline has more
+    # A program may have several pipelines. A stage beyond those of this one repeats its stages.
+    stage %= stages
     return not stage <= trip < loop.attributes.executions - (stages - 1 - stage)
 
 
 @dataclass(frozen=True, slots=True)
 class EventGroup:
-    """Neighbours of one sort, which take these seconds."""
+    """Neighbouring instructions of one kind, with their seconds."""
 
     kind: str
     axes: tuple[str, ...]
@@ -98,7 +97,7 @@ class EventGroup:
 
 
 def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup]:
-    """Seconds of neighbours of one sort; of a pipeline, those of one trip."""
+    """Yield neighbours of one kind with their seconds; in a pipeline, the seconds of one trip."""
     trips = around.attributes.executions if around is not None else 1
 
     def sort(each: Timed) -> tuple[str, tuple[str, ...], str]:

@@ -1,13 +1,13 @@
-"""Stages of unequal programs joined in time: when each microbatch is where, and who waits.
+"""Schedule of a pipeline whose stages run different programs, with the waits of each stage.
 
-Each stage runs its own program on devices of its own, one microbatch after the other in the order
-of a schedule. A microbatch begins when its stage is free and what it takes has arrived:
+Each stage runs its own program on its own devices, one microbatch after the other in the order of
+a schedule. A task starts when its stage is free and its input has arrived:
 
-    start(task) = max(end of the task before it on the stage, end of its source + seconds sent)
+    start(task) = max(end of the stage's previous task, end of its source + seconds of the transfer)
 
-GPipe: all microbatches forward, then backward, the last one first. 1F1B: a stage begins with one
-microbatch for each stage behind it, and then takes a forward and a backward one in turns, so that
-it keeps no more microbatches than there are stages from it to the last one (PipeDream-Flush,
+GPipe runs all microbatches forward, then backward, the last microbatch first. In 1F1B a stage
+begins with one microbatch for each later stage, and then alternates between forward and backward.
+It therefore keeps at most one microbatch per stage from itself to the last stage (PipeDream-Flush,
 arXiv:2006.09503). Sending is asynchronous: it takes no time of either stage.
 """
 
@@ -23,14 +23,14 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class MicrobatchTask(NamedTuple):
-    """A microbatch on a stage, forward or backward."""
+    """Forward or backward pass of a microbatch on a stage."""
 
     phase: str
     microbatch: int
 
 
 class StageDependency(NamedTuple):
-    """What a task waits for beside its own stage: a task of another one, and what it sends."""
+    """A task on another stage that a task depends on, and the seconds of the transfer."""
 
     stage: int
     task: MicrobatchTask
@@ -38,11 +38,12 @@ class StageDependency(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """What one stage spends.
+    """Seconds of one stage.
 
     Attributes:
-      forward, backward: of one microbatch, in parts. after: of the step, when all have passed.
-      sends_s, returns_s: from this stage to the next one forward, and from that one back.
+      forward, backward: parts of one microbatch's forward and backward pass.
+      after: parts of the step after all microbatches.
+      sends_s, returns_s: seconds of a transfer to the next stage forward, and back from it.
     """
 
     forward: tuple[EventGroup, ...]
@@ -72,14 +73,14 @@ ORDERS: dict[str, Callable[[int, int, int], Iterator[MicrobatchTask]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
 }
-"""Of (stages, stage, microbatches), the order in which a stage takes its tasks."""
+"""Functions of (stages, stage, microbatches) that yield the tasks of a stage in order."""
 
 
 def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[MicrobatchTask, ...], ...]:
-    """The tasks of each stage, in its order.
+    """Return the tasks of each stage, in order.
 
     Raises:
-      PipelineError: there is no such schedule.
+      PipelineError: the schedule is unknown.
 
     >>> [f"{task.phase[0]}{task.microbatch}" for task in orders("1f1b", 3, 4)[0]]
     ['f0', 'f1', 'f2', 'b0', 'f3', 'b1', 'b2', 'b3']
@@ -90,7 +91,7 @@ def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[Microba
 
 
 def in_flight(order: Sequence[MicrobatchTask]) -> int:
-    """Microbatches that a stage has taken forward and not yet backward, at most.
+    """Return the largest number of microbatches that a stage keeps for the backward pass.
 
     >>> [in_flight(order) for order in orders("1f1b", 3, 4)]
     [3, 2, 1]
@@ -107,7 +108,7 @@ def in_flight(order: Sequence[MicrobatchTask]) -> int:
 def joined(
     stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
 ) -> tuple[StageEvent, ...]:
-    """What every stage does when, its waits as bubbles, in the order of time."""
+    """Return the events of all stages in order of time; waits are bubbles."""
     starts = _starts(stages, order)
     end = max(
         starts[s, order[s][-1]] + _length(t, order[s][-1]) + _sum(t.after)
@@ -130,7 +131,7 @@ def joined(
 def _starts(
     stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
 ) -> dict[tuple[int, MicrobatchTask], float]:
-    """When each task begins: the longest way through what it waits for."""
+    """Return the start of each task: the longest path through its dependencies."""
     starts: dict[tuple[int, MicrobatchTask], float] = {}
     ends: dict[tuple[int, MicrobatchTask], float] = {}
     free = [0.0] * len(stages)
@@ -153,7 +154,7 @@ def _starts(
 def _source(
     stages: Sequence[StageTimes], stage: int, task: MicrobatchTask
 ) -> StageDependency | None:
-    """What a task waits for, if anything but its own stage."""
+    """Return the task that a task depends on, in addition to the order of its stage, or None."""
     if task.phase == FORWARD:
         return StageDependency(stage - 1, task, stages[stage - 1].sends_s) if stage else None
     if stage < len(stages) - 1:

@@ -1,13 +1,13 @@
-"""What a planned program spends in bubbles and in recomputation, as shares of the whole step.
+"""Bubbles and recomputation of a planned program, as shares of the whole step.
 
-The closed forms of schedules are in `schedules.py`; here all is read off a program.
-A loop is a pipeline if its body has a site named "pipeline_state" on the buffer that shifts by one
-stage per trip: `models.pipeline` leaves it there, and `sa.annotate(state, "pipeline_state")` in a
-loop of one's own does the same, if it says how often it runs (a `while` does not). Of T trips on L
-stages every device works on padding in L - 1, whatever the schedule (GPipe: T = M + L - 1,
-circular: T = R M + L - 1); these trips take as long as all others.
+`schedules.py` has closed forms; here everything is read from a program. A loop is a pipeline if its
+body has a site named "pipeline_state" on the buffer that shifts by one stage per trip.
+`models.pipeline` sets this site. `sa.annotate(state, "pipeline_state")` sets it in any other loop
+with a known trip count (not in a `while`). In L - 1 of T trips on L stages a device works on
+padding, with any schedule (GPipe: T = M + L - 1, circular: T = R M + L - 1). These trips take as
+long as all others.
 
-Which operators of the backward pass compute values of the forward pass again (remat).
+`recomputed` finds the operators of the backward pass that repeat the forward pass (remat).
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import timed
 from shardalg.costs.topology import Topology
-from shardalg.graph.ir import Graph, Node, Site
-from shardalg.spmd.instruction import Instruction
+from shardalg.graph.ir import Graph, Site
 from shardalg.spmd.program import SpmdProgram
 
 BARRIER = "optimization_barrier"
 
 
 def recomputed(graph: Graph) -> frozenset[int]:
-    """Nodes of the backward pass, inside a remat span, that no cotangent reaches.
+    """Return the nodes of the backward pass, inside a remat span, that no cotangent reaches.
 
-    Backward operators outside such spans make cotangents; what follows from them, through the
-    carries of loops too, is gradient. The rest of a span repeats the forward pass.
+    Backward operators outside of such spans make cotangents. All values that depend on these, also
+    through the carries of loops, are gradients. The rest of a span repeats the forward pass.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -56,7 +55,7 @@ def recomputed(graph: Graph) -> frozenset[int]:
 
 
 def _spans(graph: Graph) -> set[int]:
-    """Regions that are a remat span, or a body inside one."""
+    """Return the regions that are a remat span, or inside one."""
     found: set[int] = set()
     for region in graph.regions:
         parent = region.parent
@@ -68,27 +67,23 @@ def _spans(graph: Graph) -> set[int]:
 
 
 def _reached(graph: Graph, seeds: set[int]) -> set[int]:
-    """Values that depend on the seeds."""
+    """Return the values that depend on the given values."""
     follows: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
         follows[argument.source].append(argument.target)
     for node in graph.nodes:
-        if not node.bodies:
-            for source, targets in _flows(node):
-                follows[source].extend(targets)
+        if node.bodies:
+            continue
+        # Each result of a barrier is one operand; any other result depends on all operands.
+        barrier = node.primitive == BARRIER
+        for place, operand in enumerate(node.operands):
+            follows[operand].extend(node.results[place : place + 1] if barrier else node.results)
     reached, ahead = set(seeds), list(seeds)
     while ahead:
         new = [value for value in follows[ahead.pop()] if value not in reached]
         reached.update(new)
         ahead.extend(new)
     return reached
-
-
-def _flows(node: Node) -> list[tuple[int, tuple[int, ...]]]:
-    """What each operand goes into; a barrier hands its operands on one by one."""
-    if node.primitive == BARRIER:
-        return [(a, (b,)) for a, b in zip(node.operands, node.results, strict=True)]
-    return [(operand, node.results) for operand in node.operands]
 
 
 SHIFTED = "pipeline_state"
@@ -101,7 +96,7 @@ class PipelineLoop:
 
     Attributes:
       node: the graph node of the loop.
-      stages: of the leading dimension of what shifts, but for those that `vmap` added.
+      stages: size of the buffer's leading dimension, not counting dimensions that vmap added.
     """
 
     node: int
@@ -113,11 +108,11 @@ class Overheads:
     """Seconds of one step on one device.
 
     Attributes:
-      step_s: of the whole step, one instruction after the other.
-      pipelined_s: inside pipelines, bubbles included.
-      bubble_s: of trips whose results no microbatch reads.
-      recompute_s: of what the backward pass computes again, its collectives and those of bubbles
-        included.
+      step_s: seconds of the whole step, one instruction after the other.
+      pipelined_s: seconds inside pipelines, bubbles included.
+      bubble_s: seconds of trips whose results no microbatch reads.
+      recompute_s: seconds of operators that the backward pass repeats, with their collectives;
+        bubbles are included.
     """
 
     step_s: float
@@ -137,7 +132,7 @@ class Overheads:
 
 
 def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
-    """The pipelines of a function, by the node of their loop."""
+    """Return the pipelines of a function, by the node of their loop."""
     found: dict[int, PipelineLoop] = {}
     for site in graph.sites:
         if site.name == SHIFTED:
@@ -150,17 +145,17 @@ def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
 
 
 def _loop_around(graph: Graph, site: Site) -> int | None:
-    """The node of the loop in whose trips the site stands; None where these are not counted."""
+    """Return the node of the loop around a site; None if its trip count is unknown."""
     region = graph.regions[graph.nodes[site.node].region]
     while region.kind in ("remat", "cond"):
         parent = region.parent if region.node is None else graph.nodes[region.node].region
-        assert parent is not None, "only the whole program stands in nothing"
+        assert parent is not None, "only the whole program has no parent"
         region = graph.regions[parent]
     return region.node if region.kind == "scan" and region.trip_count else None
 
 
 def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Overheads:
-    """What a program spends in the bubbles of its pipelines, and on what it computes again.
+    """Return the seconds that a program spends in bubbles and in recomputation.
 
     The shares are of the whole step, with everything before and after the pipelines and the
     optimizer: the basis on which section 5.2 of GSPMD (arXiv:2105.04663) reports them.
@@ -174,11 +169,8 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
         around = next((i for i in each.step.loops if i.node in loops), None)
         if around is not None:
             pipelined_s += seconds
-            bubble_s += seconds * _bubble_ratio(around, loops)
+            # As in `Schedule.bubble_ratio`: the share of idle trips in the trips of the loop.
+            assert around.node is not None, "a pipeline is a loop of the function"
+            trips = around.attributes.executions
+            bubble_s += seconds * min(1.0, (loops[around.node].stages - 1) / trips)
     return Overheads(step_s, pipelined_s, bubble_s, recompute_s)
-
-
-def _bubble_ratio(loop: Instruction, loops: dict[int, PipelineLoop]) -> float:
-    """As `Schedule.bubble_ratio`: idle trips of all, in the trips that the program makes."""
-    assert loop.node is not None, "a pipeline is a loop of the function"
-    return min(1.0, (loops[loop.node].stages - 1) / loop.attributes.executions)

@@ -1,12 +1,13 @@
-"""Pipeline schedules in closed form: iterations, bubbles, what is stashed, what is sent.
+"""Pipeline schedules in closed form: iterations, bubbles, stashed activations, permutes.
 
-A device holds one of L stages; M microbatches pass, in R rounds, in each of which a stage runs one
-of R pieces of its layers. Bubbles are shares of the time in which the pipeline runs. The unit of
-`stash` is what a whole stage keeps of one microbatch for its backward pass, that of `permutes` the
-activations of one microbatch.
+A device holds one of L stages. M microbatches pass in R rounds. In each round a stage runs one of
+R pieces of its layers. Bubbles are shares of the time in which the pipeline runs. The unit of
+`stash` is the memory that a whole stage keeps of one microbatch for its backward pass. The unit of
+`permutes` is the activations of one microbatch.
 
-GPipe and the circular schedule are loops that every device runs alike (`models.pipeline`). The
-others give each device a program of its own, which is not lowered here: they are for comparison.
+GPipe and the circular schedule are loops in which all devices run the same program
+(`models.pipeline`). In the other schedules each device has its own program. shardalg does not
+lower these; they are for comparison.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from shardalg.tables import Table
 class Schedule:
     """Stages, microbatches and rounds of a pipeline, numbers or sympy symbols.
 
-    With one round it is GPipe, with more the circular schedule: both are loops that every device
-    runs alike, so that in bubbles a device computes on padded data.
+    A single round is GPipe, more rounds are the circular schedule. Both are loops in which all
+    devices run the same program, so a device computes on padded data during a bubble.
 
     Attributes:
       stages: L, partitions of the layers.
       microbatches: M, parts of the batch.
-      rounds: R, how often the layers go round the stages.
+      rounds: R, the number of times that a microbatch passes all stages.
 
     Raises:
-      PipelineError: a number below 1, or fewer microbatches than stages in more than one round.
+      PipelineError: a number is below 1, or there are several rounds and fewer microbatches than
+        stages.
 
     >>> Schedule(stages=4, microbatches=16).bubble_ratio
     0.15789473684210525
@@ -50,8 +52,11 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches", "rounds"):
             value = getattr(self, name)
-            if isinstance(value, bool) or isinstance(value, int | float | str | None):
-                _check_count(name, value)
+            # Symbols are not checked.
+            plain = isinstance(value, int | float | str | None)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if plain and (not whole or value < 1):
+                raise PipelineError(f"{name} must be an integer of at least 1, got {value!r}.")
         if isinstance(self.rounds, int) and self.rounds > 1 and self.microbatches < self.stages:
             raise PipelineError(
                 f"{self.microbatches} microbatches, {self.stages} stages, {self.rounds} rounds: "
@@ -62,7 +67,7 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """The schedule is "gpipe", or "circular" with more than one round."""
+        """Name of the schedule: "gpipe", or "circular" with more than one round."""
         return "gpipe" if self.rounds == 1 else "circular"
 
     @property
@@ -77,7 +82,7 @@ class Schedule:
 
     @property
     def stash(self) -> Any:
-        """What a device keeps at the peak: a piece per iteration, those on padding too."""
+        """Memory that a device keeps at the peak: one piece per iteration, also on padding."""
         return self.iterations / self.rounds
 
     @property
@@ -86,10 +91,10 @@ class Schedule:
         return self.iterations
 
     def layers_per_round(self, layers: int) -> int:
-        """Layers that a stage runs in one iteration.
+        """Return the number of layers that a stage runs in one iteration.
 
         Raises:
-          PipelineError: stages times rounds do not divide the layers.
+          PipelineError: the number of layers is no multiple of stages times rounds.
 
         >>> Schedule(4, 8, rounds=2).layers_per_round(16)
         2
@@ -105,10 +110,10 @@ class Schedule:
         return layers // pieces
 
     def microbatch_size(self, batch: int) -> int:
-        """Samples of one microbatch.
+        """Return the number of samples in one microbatch.
 
         Raises:
-          PipelineError: the microbatches do not divide the batch, or it is empty.
+          PipelineError: the batch is empty, or no multiple of the number of microbatches.
 
         >>> Schedule(4, 8).microbatch_size(32)
         4
@@ -124,10 +129,10 @@ class Schedule:
         return batch // self.microbatches
 
     def microbatches_per_stage(self) -> int:
-        """Microbatches that lie on each stage, where they lie on all of them (`stream_io`).
+        """Return the number of microbatches on each stage with `stream_io`.
 
         Raises:
-          PipelineError: the stages do not divide the microbatches.
+          PipelineError: the number of microbatches is no multiple of the number of stages.
 
         >>> Schedule(4, 8).microbatches_per_stage()
         2
@@ -136,7 +141,7 @@ class Schedule:
             near = -(-self.microbatches // self.stages) * self.stages
             raise PipelineError(
                 f"{self.microbatches} microbatches are not divisible by {self.stages} stages: "
-                f"with stream_io each stage holds as many. Take microbatches={near}, or "
+                f"stream_io shards them evenly over the stages. Take microbatches={near}, or "
                 "stream_io=False."
             )
         return self.microbatches // self.stages
@@ -144,7 +149,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mpmd(Schedule):
-    """A schedule in which every device has a program of its own: not lowered here.
+    """A schedule in which every device has a program of its own; not lowered here.
 
     Attributes:
       kind: a name of `MPMD`.
@@ -153,7 +158,7 @@ class Mpmd(Schedule):
     0.058823529411764705
 
     Raises:
-      PipelineError: there is no schedule of that kind.
+      PipelineError: the kind is unknown.
     """
 
     kind: str = "1f1b"
@@ -165,18 +170,18 @@ class Mpmd(Schedule):
 
     @property
     def name(self) -> str:
-        """Its kind."""
+        """Kind of the schedule."""
         return self.kind
 
     @property
     def bubble_ratio(self) -> Any:
-        """Share of the time in which a device waits, of backward passes twice the forward ones."""
+        """Share of the time in which a device waits; a backward pass counts as two forward."""
         waits = MPMD[self.kind].waits * (self.stages - 1)
         return waits / (3 * self.rounds * self.microbatches + waits)
 
     @property
     def stash(self) -> Any:
-        """What the device that keeps most keeps, with microbatches enough to fill the pipeline."""
+        """Memory of the device that keeps most, if the microbatches fill the pipeline."""
         return MPMD[self.kind].stash(self.stages, self.rounds)
 
     @property
@@ -187,11 +192,12 @@ class Mpmd(Schedule):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of one MPMD schedule.
+    """Closed forms of one MPMD schedule.
 
     Attributes:
-      waits: of a device, per stage but one, in forward passes of one piece.
-      stash: of stages and rounds.
+      waits: time that a device waits per other stage, in forward passes of one piece.
+      stash: stash as a function of stages and rounds.
+      source: the paper.
     """
 
     waits: int
@@ -207,14 +213,14 @@ MPMD = {
     "zero-bubble H1": _Kind(1, lambda stages, rounds: stages, "arXiv:2401.10241"),
     "zero-bubble H2": _Kind(0, lambda stages, rounds: 2 * stages - 1, "arXiv:2401.10241"),
 }
-"""Schedules to compare with. Zero-bubble ones have one round, and weight gradients apart."""
+"""Schedules for comparison. Zero-bubble schedules have one round and delay weight gradients."""
 
 
 def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:
-    """Every schedule with its bubbles, what it keeps and what it sends: numbers or formulas.
+    """Return a row per schedule: bubbles, stash and permutes, in numbers or formulas.
 
     Raises:
-      PipelineError: as of `Schedule`.
+      PipelineError: `Schedule` refuses the numbers.
 
     >>> table = compared(4, 16, 2)
     >>> list(zip(table["schedule"], table["stash"]))[:3]
@@ -224,18 +230,12 @@ def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:
     chosen += [Schedule(stages, microbatches, rounds)] if rounds != 1 else []
     for kind in MPMD:
         chosen.append(Mpmd(stages, microbatches, rounds if kind == "interleaved" else 1, kind))
-    rows = ((s.name, s.rounds, s.bubble_ratio, s.stash, s.permutes, _lowered(s)) for s in chosen)
+    rows = []
+    for s in chosen:
+        lowered = "yes"
+        if isinstance(s, Mpmd):
+            lowered = f"not lowered here ({MPMD[s.kind].source})"
+        rows.append((s.name, s.rounds, s.bubble_ratio, s.stash, s.permutes, lowered))
     return Table(
         ("schedule", "rounds", "bubble_ratio", "stash", "permutes", "lowered"), tuple(rows)
     )
-
-
-def _lowered(schedule: Schedule) -> str:
-    if not isinstance(schedule, Mpmd):
-        return "yes"
-    return f"not lowered here ({MPMD[schedule.kind].source})"
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PipelineError(f"{name} must be an integer of at least 1, got {value!r}.")
