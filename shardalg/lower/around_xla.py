@@ -1,22 +1,21 @@
-"""Operands of a local operator, so that XLA's simplifier does not make another operator of it.
+"""Workarounds for faults of XLA, and barriers that keep its simplifier from merging operators.
 
-XLA makes one slice of two, and one update of two, and adds their starts without clamping each
-(openxla/xla issue 49121). In a partitioned program the second of them is the device's block.
+**Two slices, two updates.** XLA makes one slice of two and one update of two, and adds their starts
+without clamping each (openxla/xla issue 49121). In a partitioned program the second one is the
+device's block. The operands of such operators are therefore changed before they run.
 
-Copies that a program makes twice on purpose: freed after the forward pass, gathered again.
+**Gathered copies.** XLA merges equal operators. A plan that frees a gathered value after the
+forward pass and gathers it again (`keep_gathers` is off) would keep it alive until the backward
+pass. As `jax.checkpoint` does, the operand of the second collective therefore goes through an
+`optimization_barrier` together with
+- the other operand of its consumer that is computed last before it, so that no compiler can gather
+  earlier;
+- values computed from gathered copies that are not read any more. A compiler that delays the
+  gradients of weights until the optimizer reads them would hold the gathered activations until
+  then. The last copy is left out, so that two copies are alive at a time: one can be gathered
+  while the other one is used.
 
-XLA merges equal operators. The second of two equal collectives would then be the first one, whose
-result is alive from the forward pass to the backward pass: what the plan frees (`keep_gathers`) is
-held after all. So the operand of the second goes through an `optimization_barrier`, as that of what
-`jax.checkpoint` computes again, together with
-- what its consumer reads beside the copy, the latest that is there by then: no compiler can gather
-  before that is made;
-- what became of the gathered copies that are not read any more, repeated ones and others: a
-  compiler that computed the gradients of weights when the optimizer asks for them would hold the
-  gathered activations until then. The last one is not waited for, so that two are left at a time,
-  and one can move while the other is used.
-
-Pallas kernels in a lowered program: interpreted ones run on CPU devices, others do not.
+**Pallas kernels.** Interpreted kernels run on CPU devices; others do not.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Operands = tuple[Array, ...]
 def around_faults(
     program: SpmdProgram, graph: Graph, instruction: Instruction[Apply]
 ) -> Callable[..., Operands]:
-    """What is done to the operands of an `Apply` before it runs; mostly nothing."""
+    """Return a function that changes an operator's operands before it runs; mostly the identity."""
     if _writes_at_indices(graph, instruction):
         return _apart
     if instruction.attributes.primitive == "dynamic_slice":
@@ -65,7 +64,7 @@ def around_faults(
 
 
 def _writes_at_indices(graph: Graph, instruction: Instruction[Apply]) -> bool:
-    """Whether it writes updates over its own block, at places known at run time."""
+    """Return True if the operator writes updates over its own block, at run-time places."""
     if not instruction.attributes.loops:
         return False
     rows = rules(node_of(graph, instruction).signature)
@@ -73,18 +72,21 @@ def _writes_at_indices(graph: Graph, instruction: Instruction[Apply]) -> bool:
 
 
 def _apart(block: Array, *rest: Array) -> Operands:
-    """An index that misses the block would write what another block holds."""
+    """Put a barrier before the written block.
+
+    XLA would otherwise write another device's element for an index that misses the block.
+    """
     return lax.optimization_barrier(block), *rest
 
 
 def _clamped_starts(x: Array, starts: Operands, sizes: tuple[int, ...]) -> Operands:
-    """Starts of a dynamic slice, clamped as the operator does it."""
+    """Clamp the starts of a dynamic slice as the operator does."""
     highest = (size - length for size, length in zip(x.shape, sizes, strict=True))
     return x, *(_clipped(start, h) for start, h in zip(starts, highest, strict=True))
 
 
 def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Operands) -> Operands:
-    """Indices of a gather that clips."""
+    """Clamp the indices of a gather that clips."""
     node, (x, indices) = node_of(graph, instruction).signature, operands
     param: dict[str, Any] = dict(node.params) | dict(instruction.attributes.params)
     for component, dim in enumerate(numbers(node).selected if param.get("mode") == "CLIP" else ()):
@@ -106,7 +108,7 @@ AT_ONCE = 2
 
 
 def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
-    """The collectives of a block that are equal to an earlier one of it.
+    """Return the collectives of a block that equal an earlier one, each with values to run after.
 
     Returns:
       Position in the block to the locals that the collective waits for.
@@ -128,7 +130,7 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
 
 
 def _copies(block: Block, phase: str) -> list[int]:
-    """Where whole values are gathered in a phase."""
+    """Return the positions of the all-gathers of a phase."""
     found = enumerate(block.instructions)
     return [at for at, i in found if type(i.attributes) is AllGather and i.phase == phase]
 
@@ -162,7 +164,7 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
 
 
 def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
-    """Of what the nearest consumer reads beside a result, the latest that is made before it."""
+    """Return the other operand of the result's nearest consumer that is computed last before it."""
     mine = set(block.instructions[position].results)
     for instruction in block.instructions[position + 1 :]:
         if mine.isdisjoint(instruction.operands):
@@ -176,7 +178,7 @@ def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
 
 
 def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]:
-    """A local, or what it is made of, as far as instructions before the position make it."""
+    """Yield a local, or the values that it is computed from, made before the position."""
     at = made.get(local)
     if at is None or at == position:
         return
@@ -188,7 +190,7 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
 
 
 def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int]:
-    """What is made of a copy before `end` and still read after it, nearest to the copy."""
+    """Yield values computed from a copy before `end` and read after it, nearest first."""
     seen: set[int] = set()
     waiting = list(block.instructions[copy].results)
     while waiting:
@@ -204,7 +206,7 @@ def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int
 
 
 def _reads(block: Block, position: int, readers: Readers) -> list[int]:
-    """Where the results of an instruction are read."""
+    """Return the positions that read the results of an instruction."""
     return [at for local in block.instructions[position].results for at in readers[local]]
 
 
@@ -282,7 +284,7 @@ def _without_mesh(value: Any, known: dict[Any, Any]) -> Any:
 
 
 def _type_without_mesh(kind: Any) -> Any:
-    """Return the type of a value, or of what a reference holds, without a layout."""
+    """Return the type of a value, or of a reference's content, without a sharding."""
     if hasattr(kind, "inner_aval"):
         return kind.update(inner_aval=_type_without_mesh(kind.inner_aval))
     if getattr(kind, "sharding", None) is None:

@@ -61,7 +61,7 @@ class ArrayBorder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no elements."""
+        """True if the array has no elements."""
         return 0 in self.sharding.shape
 
     @property
@@ -78,11 +78,11 @@ class ArrayBorder:
         return jax.ShapeDtypeStruct(self.padded_shape, item_type(self.dtype), sharding=self.run)
 
     def block(self) -> Array:
-        """The block of a device, of an array without elements."""
+        """Return a device's block of an array without elements."""
         return _empty(self.sharding.shard_shape, self.dtype)
 
     def fits(self, array: Any) -> bool:
-        """Whether `array` has the true or the padded shape, and the item type once JAX holds it.
+        """Return True if `array` has the true or the padded shape, and JAX's item type.
 
         Of a function that gives blocks, each is looked at when it is there.
         """
@@ -97,12 +97,12 @@ class ArrayBorder:
         return known and dtype == item_type(self.dtype)
 
     def reaches(self, array: Any) -> bool:
-        """Whether this process can lay `array` out: it has it whole, or it lies on the devices."""
+        """Return True if the process or the devices have all of `array`, so that it can be sharded."""
         here = not isinstance(array, jax.Array) or array.is_fully_addressable
         return here or array.sharding.device_set == self.inner.device_set
 
     def placed(self, array: Any) -> jax.Array:
-        """Padded and laid out; an array that already is so is returned itself."""
+        """Return the array padded and sharded; an array that already is so is returned itself."""
         blocks = self.blocks(array)
         if blocks is not None:
             return blocks.placed(self.padded_shape, self.inner)
@@ -111,7 +111,7 @@ class ArrayBorder:
         return _padder(self.padded_shape, self.inner)(put(array, self.outer))
 
     def blocks(self, array: Any) -> Blocks | None:
-        """What the host has of `array`; None where devices have it."""
+        """Return the host's blocks of `array`; None if the devices hold it."""
         item = item_type(self.dtype)
         if callable(array):
             return Blocks(self.path, self.sharding.shape, item, array, checked=True)
@@ -131,15 +131,15 @@ class ArrayBorder:
         return array if np.shape(array) == shape else array[tuple(map(slice, shape))]
 
     def taken(self, array: jax.Array) -> jax.Array:
-        """What `placed` gives, as the executable takes it."""
+        """Return the result of `placed` with the sharding that the executable takes."""
         return _seen(array, self.seen)
 
     def handed(self, array: jax.Array) -> jax.Array:
-        """What the executable returns, on the devices on which it lies."""
+        """Return the executable's result with its sharding on the devices that hold it."""
         return array if self.seen is None else _seen(array, self.inner)
 
     def leave(self, array: jax.Array) -> jax.Array:
-        """Stripped of padding; an even result is returned itself."""
+        """Return the array without padding; an even result is returned itself."""
         array = self.handed(array)
         if self.is_empty:
             return put(_strip(array, shape=self.sharding.shape), self.outer)
@@ -153,7 +153,7 @@ def without_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """`function` of blocks, from and to those that have elements; it makes the others itself."""
+    """Return `function` of blocks without empty arguments and results, which it creates itself."""
 
     def run(*blocks: Array) -> list[Array]:
         given = iter(blocks)
@@ -168,7 +168,7 @@ def with_empty(
     arguments: Sequence[ArrayBorder],
     results: Sequence[ArrayBorder],
 ) -> Callable[..., list[Array]]:
-    """`function` of global arrays with elements, from and to all of them."""
+    """Return `function` of global arrays with its empty arguments and results."""
 
     def run(*arrays: Array) -> list[Array]:
         given = zip(arguments, arrays, strict=True)
@@ -183,7 +183,7 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) -> ArrayBorder:
-    """The border of one value: over the user's mesh where its axes can say it."""
+    """Return the border of one value, on the user's mesh if its axes can name the sharding."""
     held = whole(sharding) if 0 in sharding.shape else sharding
     outer = even_prefix(sharding)
     return ArrayBorder(path, dtype, sharding, _named(held, run, user), _named(outer, run, user))
@@ -192,25 +192,25 @@ def border(path: str, dtype: str, sharding: Sharding, *, run: Axes, user: Axes) 
 def turned(
     plain: ArrayBorder, sharding: Sharding, mesh: Mesh, *, run: Axes, user: Axes
 ) -> ArrayBorder:
-    """The border of a value that lies in another order of the devices of the program's mesh."""
+    """Return the border of a value in another device order than the program's mesh."""
     places = sharding.mesh.places(mesh)
     there = {"run": run.turned(places), "user": user.turned(places)}
     return replace(border(plain.path, plain.dtype, sharding, **there), seen=plain.inner)
 
 
 def on_axes(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """The border of a program that names these axes alone."""
+    """Return the border for a program that names only these axes."""
     held = whole(plain.sharding) if plain.is_empty else plain.sharding
     return replace(plain, seen=axes.named(held))
 
 
 def even_on(plain: ArrayBorder, axes: Axes) -> ArrayBorder:
-    """As `on_axes`, of a program that takes and returns arrays of true size."""
+    """Return the border for a program on these axes that takes and returns arrays of true size."""
     return replace(plain, inner=plain.run, outer=axes.named(even_prefix(plain.sharding)))
 
 
 def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
-    """The same blocks on the same devices, as an array that is laid out as `target` says."""
+    """Return the same blocks on the same devices, as an array with the sharding `target`."""
     if target is None or array.sharding == target:
         return array
     blocks = [shard.data for shard in array.addressable_shards]
@@ -223,7 +223,7 @@ def _named(sharding: Sharding, run: Axes, user: Axes) -> NamedSharding:
 
 
 def put(array: Any, target: NamedSharding) -> jax.Array:
-    """`array` laid out as `target`; itself where it already is."""
+    """Return `array` with the sharding `target`; itself if it already has it."""
     if isinstance(array, jax.Array) and (
         array.sharding == target or array.sharding.is_equivalent_to(target, array.ndim)
     ):
@@ -234,7 +234,7 @@ def put(array: Any, target: NamedSharding) -> jax.Array:
 def place(
     graph: Graph, borders: Sequence[ArrayBorder], args: Sequence[Any], *, padded: bool = True
 ) -> list[jax.Array]:
-    """`args` flattened, checked, padded unless told otherwise, and laid out as `borders` say.
+    """Flatten, check, pad (unless told otherwise) and shard the arguments by their `borders`.
 
     Raises:
       LoweringError: JAX traces the call, an argument has no numbers, is masked or is deleted, or
@@ -266,7 +266,7 @@ def place(
 
 
 def _difference(got: Any, planned: Any, where: str) -> str:
-    """Where two structures differ first, in words."""
+    """Return a sentence about the first difference between two structures."""
     (kind, data), (own, own_data) = map(_node, (got, planned))
     below = got.children(), planned.children()
     if kind is own and data == own_data and len(below[0]) == len(below[1]):
@@ -281,7 +281,7 @@ def _difference(got: Any, planned: Any, where: str) -> str:
 
 
 def _node(tree: Any) -> tuple[Any, Any]:
-    """Type of the uppermost node, and what it holds beside its children; of a leaf an array's."""
+    """Return the type and data of the root node; a leaf counts as an array."""
     data: tuple[Any, Any] | None = tree.node_data()
     return data or (jax.Array, None)
 
@@ -308,7 +308,7 @@ _AROUND = 60
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
-    """Raise unless each array is there, is as planned, and can be laid out.
+    """Raise unless each array exists, is as planned, and can be sharded.
 
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
     """
@@ -351,7 +351,7 @@ def _typed(value: Any) -> str:
 
 
 def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """What JAX's compiled program gives.
+    """Call JAX's compiled program.
 
     Raises:
       LoweringError: JAX lays an argument out otherwise than it compiled for, as it does integers of
@@ -370,7 +370,7 @@ def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
 
 
 def filled(graph: Graph, leaves: list[Any]) -> Any:
-    """The function's results in their pytree, those that hold nothing among them."""
+    """Return the function's results in their pytree, with the leaves of type float0."""
     return leaves if graph.trees is None else with_float0(graph.trees[1].unflatten(leaves))
 
 

@@ -46,7 +46,7 @@ class Axes:
     mesh: JaxMesh | AbstractMesh
 
     def names(self, digits: Digits) -> tuple[str, ...]:
-        """The axes that write the partition id of `digits`, major first."""
+        """Return the axes that write the partition id of `digits`, major first."""
         return tuple(name for digit in digits for name in _inside(self.places, digit))
 
     @property
@@ -55,13 +55,13 @@ class Axes:
         return tuple(name for name, _ in self.places)
 
     def turned(self, positions: np.ndarray) -> Axes:
-        """The same axes over the devices at these positions."""
+        """Return the same axes over the devices at these positions."""
         devices = np.asarray(self.mesh.devices).ravel()[positions].reshape(self.mesh.devices.shape)
         mesh = JaxMesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
         return replace(self, mesh=mesh)
 
     def spec(self, sharding: Sharding) -> PartitionSpec:
-        """The layout of `sharding` over these axes."""
+        """Return `sharding` as a PartitionSpec of these axes."""
         return PartitionSpec(*(self.names(digits) or None for digits in sharding.dims))
 
     def named(self, sharding: Sharding) -> NamedSharding:
@@ -86,23 +86,23 @@ def used_digits(program: SpmdProgram) -> Iterator[Digit]:
 
 
 def user_axes(mesh: Mesh, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """The user's own mesh; a digit that is no whole axis has no name on it."""
+    """Return the user's own mesh; a digit that is no whole axis has no name on it."""
     return Axes(tuple((name, mesh.digit(name)) for name in mesh.axis_names), jax_mesh)
 
 
 def on_whole_axes(mesh: Mesh, digits: Iterable[Digit]) -> bool:
-    """Whether every digit is an axis of `mesh`, or names one device."""
+    """Return True if every digit is an axis of `mesh`, or has size 1."""
     whole = {mesh.digit(name) for name in mesh.axis_names}
     return all(digit.size == 1 or digit in whole for digit in digits)
 
 
 def run_axes(program: SpmdProgram, jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """The user's mesh if it can name every digit of `program`, else a mesh of places over it."""
+    """Return the user's mesh if it can name every digit of `program`, else a mesh of places."""
     return axes_of(program.mesh, set(used_digits(program)), jax_mesh)
 
 
 def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) -> Axes:
-    """The user's mesh if it can name every one of `digits`, else a mesh of places over it.
+    """Return the user's mesh if it can name every one of `digits`, else a mesh of places.
 
     Raises:
       LoweringError: two digits cut the position at borders of which neither divides the other.
@@ -124,7 +124,7 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
 
 
 def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
-    """The same devices, or none, on a mesh of places."""
+    """Return the same devices, or none, on a mesh of places."""
     shape, names = tuple(place.size for _, place in places), tuple(name for name, _ in places)
     types = (AxisType.Auto,) * len(names)
     if isinstance(jax_mesh, AbstractMesh):
@@ -145,7 +145,7 @@ FORCED = "xla_force_host_platform_device_count"
 
 
 def host_devices(n: int) -> list[jax.Device]:
-    """The first `n` CPU devices; sets their number if JAX has not started yet.
+    """Return the first `n` CPU devices; set their number if JAX has not started yet.
 
     Raises:
       DeviceError: JAX has started, or was told to start, with fewer.
@@ -173,7 +173,7 @@ def host_devices(n: int) -> list[jax.Device]:
 
 
 def first_device() -> jax.Device:
-    """The first of JAX's devices."""
+    """Return the first of JAX's devices."""
     return jax.devices()[0]
 
 
@@ -183,7 +183,7 @@ Read = Callable[[tuple[slice, ...]], Any]
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the host has of one array.
+    """The host's data of one array.
 
     Attributes:
       path: the array's name in messages.
@@ -199,7 +199,9 @@ class Blocks:
     checked: bool = False
 
     def placed(self, padded: tuple[int, ...], target: NamedSharding) -> jax.Array:
-        """As `target` lays it out, padded by zeros; only blocks of this process's devices are read.
+        """Return the array with the sharding `target`, padded by zeros.
+
+        Only blocks of this process's devices are read.
 
         Raises:
           LoweringError: a block of another shape or item type than its place has.

@@ -1,14 +1,14 @@
-"""Where a step's time goes: JAX's own profiler trace by the plan's instructions, beside prices.
+"""A step's time by instruction: JAX's profiler trace compared with the plan's prices.
 
-Every instruction is emitted in a scope named by its first result (`%5` of the printed program is
-`at_v5`), and the compiler keeps the scopes of its operators. What it fused has the scope of what
-the fusion ends with, so that only collectives and contractions have a row of their own; all other
-compute is one row, and operators without a scope (copies of the compiler's) another.
+Every instruction is emitted in a scope named by its first result ("at_v5" for `%5` of the printed
+program), and the compiler keeps the scopes of its operators. A fusion has the scope of its last
+operator. Only collectives and contractions therefore have a row of their own; all other compute is
+one row, and operators without a scope (the compiler's copies) are another.
 
-A collective's time has the waiting for the slowest device in it. CPU devices share the machine's
-cores: predict with hardware that was measured with as many devices at work (`measure_hardware`).
-
-A measured step on a time axis, in the shape of a planned one (`costs.pipelines.events`).
+A collective's time includes the delay of the slowest device. CPU devices share the machine's cores,
+so the prediction needs hardware that was measured with as many devices at work
+(`sa.measure_hardware`). The measured step has the form of a planned timeline
+(`costs.pipelines.events`).
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ class Breakdown:
 
     @property
     def predicted_s(self) -> float:
-        """Of the step, nothing overlapping."""
+        """The predicted seconds of the step, without overlap."""
         return sum(row.predicted_s for row in self.rows)
 
     @property
     def largest(self) -> Row:
-        """The row that explains most of what is between prediction and measurement."""
+        """The row that explains most of the difference between prediction and measurement."""
         return max(self.rows, key=lambda row: abs(row.difference_s))
 
     def table(self) -> Table:
-        """A row per collective and contraction, one of other compute; ratio: predicted/measured."""
+        """Return a row per collective and contraction, and one of all other compute."""
         rows = tuple(
             (r.name, r.kind, ",".join(r.axes), r.predicted_s, r.measured_s,
              r.predicted_s / r.measured_s if r.measured_s else None)
@@ -144,7 +144,7 @@ def breakdown(
 
 
 def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
-    """What the profiler says of the operators of a program while something runs."""
+    """Return the profiler's events of a program's operators during a run."""
     with tempfile.TemporaryDirectory(prefix="shardalg-trace-") as folder:
         with jax.profiler.trace(folder):
             run()
@@ -155,7 +155,7 @@ def recorded(run: Callable[[], Any], module: HloModule) -> list[DeviceEvent]:
 
 
 def events(folder: Path, module: HloModule) -> Iterable[DeviceEvent]:
-    """What a trace says of the operators of a program, those around others left out."""
+    """Yield a trace's events of a program's operators; enclosing operators are left out."""
     ops = {name: op for ops in module.computations.values() for name, op in ops.items()}
     for file in folder.rglob("*.xplane.pb"):
         data = jax.profiler.ProfileData.from_file(str(file))  # its parts live as long as it does
@@ -206,7 +206,7 @@ def scopes_of(module: HloModule) -> dict[str, int | None]:
 
 
 def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Iterable[Row]:
-    """A row per collective and contraction in the order of the program, then the others."""
+    """Yield a row per collective and contraction in the order of the program, then the others."""
     left, predicted = dict(measured), 0.0
     for price in prices:
         seconds = price.seconds * price.step.count
@@ -222,7 +222,7 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
 
 
 class EventKind(NamedTuple):
-    """What an event is, as a planned one says it."""
+    """The kind of an event, in the terms of a planned event."""
 
     kind: str
     axes: tuple[str, ...]

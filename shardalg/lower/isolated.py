@@ -68,7 +68,7 @@ class Alone:
 
     @property
     def seconds(self) -> float:
-        """Of all executions in a step."""
+        """Seconds of all executions in a step."""
         return self.count * self.timing.step_s
 
 
@@ -110,7 +110,7 @@ def each_alone(
 
 
 def table(rows: Sequence[Alone]) -> Table:
-    """A row per operator: measured and predicted are of all its executions in a step."""
+    """Return a row per operator: measured and predicted seconds of all its executions in a step."""
     names = ("instruction", "kind", "mesh_axes", "shapes", "executions", "predicted_s", "alone_s")
     return Table(
         names,
@@ -130,7 +130,7 @@ def table(rows: Sequence[Alone]) -> Table:
 
 
 def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKind]:
-    """The collectives and contractions of a program, those that are alike together.
+    """Return the collectives and contractions of a program; equal ones are joined.
 
     Args:
       seconds: predicted, by the `id` of the instruction.
@@ -165,7 +165,7 @@ def _sent(attributes: Any) -> bool:
 
 
 def _operation(lowered: Lowered, instruction: Instruction) -> Any:
-    """What is done, to what: alike where two instructions cannot be told apart by their times."""
+    """Return the operation and its types, equal for instructions that take equal time."""
     attributes, held = instruction.attributes, lowered.program.locals
     what: Any = attributes
     if type(attributes) is Apply and instruction.node is not None:
@@ -210,7 +210,7 @@ def _nothing(*blocks: Any) -> list[Any]:
 
 
 def _ones(mesh: Any, names: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """A block of ones on every device, with a dimension in front that numbers the devices."""
+    """Return a block of ones on every device, with a leading dimension over the devices."""
     layout = NamedSharding(mesh, PartitionSpec(names))
     make = jax.jit(lambda: jnp.ones((mesh.size, *shape), item_type(dtype)), out_shardings=layout)
     return make()
@@ -219,7 +219,7 @@ def _ones(mesh: Any, names: tuple[str, ...], shape: tuple[int, ...], dtype: str)
 def _compiled(
     mesh: Any, names: tuple[str, ...], function: Callable[..., Any], blocks: Sequence[jax.Array]
 ) -> Callable[[], Any]:
-    """A call of a function of blocks on all devices."""
+    """Compile a call of a function of blocks on all devices."""
 
     def on_blocks(*stacked: Any) -> list[Any]:
         return [x[None] for x in function(*(x[0] for x in stacked))]
@@ -256,15 +256,15 @@ class StandIns(Emitter):
     """Emits what the device at position 0 does alone."""
 
     def partition_id(self, digits: Any) -> Any:
-        """That of position 0; an array, so that no compiler folds what depends on it."""
+        """Return the id of position 0 as an array, so that no compiler folds its uses."""
         return jnp.zeros((), jnp.int32)
 
     def rotated(self, digits: Any, x: Any, hop: int) -> Any:
-        """A copy: nobody else is there."""
+        """Return a copy, because there is only one device."""
         return _shaped(x, x.shape, x.dtype.name)
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Any]]:
-        """As on devices, but for collectives."""
+        """Return the emitting function of the devices, except for collectives."""
         if not isinstance(instruction.attributes, Collective):
             return EMIT[type(instruction.attributes)]
         return _stood_in
@@ -277,7 +277,7 @@ def _stood_in(emitter: Emitter, instruction: Instruction, *operands: Any) -> lis
 
 
 def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A copy in another shape, repeated or cut."""
+    """Return a copy in another shape, repeated or cut."""
     size, own = math.prod(shape), max(1, x.size)
     flat = jnp.tile(x.ravel(), -(-size // own))[:size] if x.size else jnp.zeros(size, x.dtype)
     return jax.lax.optimization_barrier(flat.reshape(shape).astype(item_type(dtype)))
@@ -319,7 +319,7 @@ class OneShard:
         return jax.jit(body(emitter)).lower(*self._structs).compile()
 
     def measure(self, repeats: int = 20) -> ShardMeasurement:
-        """Its times on blocks of ones, and its memory."""
+        """Measure its times on blocks of ones, and its memory."""
         blocks = [jax.device_put(jnp.ones(s.shape, s.dtype), self.device) for s in self._structs]
         shared = self.device.platform == "cpu"
         timing = repeated(lambda: self.compiled(*blocks), repeats, shared=shared)

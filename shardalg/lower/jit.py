@@ -32,14 +32,14 @@ class UserCall(Protocol):
         """(inner, args, kwargs) -> what the user's function returns, `inner` called on arrays."""
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `work` makes of the arrays of a call, which ends there."""
+        """Return the result of `work` on the arrays of a call, without calling the function."""
 
 
 class _OnArrays:
     """A function that takes pytrees of arrays by position."""
 
     def through(self, inner: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The function itself."""
+        """Return the result of `inner` in the place of the function's own arrays."""
         return inner(*args, **kwargs)
 
     inside = through
@@ -92,7 +92,7 @@ def _typed(result: jax.Array, mesh: JaxMesh | AbstractMesh | None) -> jax.Array:
 
 
 def platforms(named: str | None) -> tuple[str, ...] | None:
-    """What JAX lowers for; None: for its devices."""
+    """Return the platforms that JAX lowers for; None for the platforms of its devices."""
     return None if named is None else (named,)
 
 
@@ -163,19 +163,19 @@ class Twin:
         return self.stage.compile()
 
     def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
-        """The flattened arguments as the executable takes them."""
+        """Return the flattened arguments in the executable's shardings."""
         return self.call.inside(self._placed, args, kwargs)
 
     def _placed(self, *arrays: Any) -> list[jax.Array]:
         return place(self.graph, self.arguments, arrays, padded=False)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The results, at their true sizes already; those without elements are laid out."""
+        """Return the results at their true sizes; those without elements are sharded here."""
         pairs = zip(self.results, outputs, strict=True)
         return [b.leave(x) if b.is_empty else x for b, x in pairs]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's results."""
+        """Return the function's results."""
         return self.call.through(self._run, args, kwargs)
 
     def _run(self, *arrays: Any) -> Any:

@@ -38,7 +38,7 @@ SCHEMA = "shardalg.measurement/1"
 
 
 class Executable(Protocol):
-    """What can be measured: `Lowered` and its XLA twin."""
+    """An executable that can be measured: `Lowered` or its XLA twin."""
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -46,17 +46,17 @@ class Executable(Protocol):
 
     @property
     def compiled(self) -> Any:
-        """What runs, on arguments as `entering` gives them."""
+        """The compiled program; `entering` returns its arguments."""
 
     def entering(self, *args: Any) -> list[jax.Array]:
-        """The arguments as the executable takes them."""
+        """Return the arguments in the executable's shardings."""
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Its results at their true sizes."""
+        """Return the results at their true sizes."""
 
 
 class TimedRun(NamedTuple):
-    """One run: seconds by the clock; those that this process kept all cores busy."""
+    """One run: seconds by the clock, and seconds in which this process kept all cores busy."""
 
     seconds: float
     busy_s: float
@@ -77,7 +77,7 @@ class Timing:
 
     @staticmethod
     def of(runs: Sequence[TimedRun], *, shared: bool, warm_up_s: float | None = None) -> Timing:
-        """From runs; `shared` says that the devices share this process's cores."""
+        """Make a timing from runs; `shared` means that the devices share this process's cores."""
         busy = tuple(run.busy_s for run in runs) if shared else ()
         return Timing(tuple(run.seconds for run in runs), warm_up_s, busy)
 
@@ -87,7 +87,7 @@ class Timing:
         return statistics.median(self.busy_s or self.seconds)
 
     def without(self, other: Timing) -> Timing:
-        """The same without what the middle run of another one takes, but not less than nothing."""
+        """Subtract the median run of another timing, but not below zero."""
         least, busy = other.median_s, other.step_s
         return Timing(
             tuple(max(0.0, s - least) for s in self.seconds),
@@ -106,7 +106,7 @@ class Timing:
 
     @cached_property
     def quartiles_s(self) -> tuple[float, float]:
-        """First and third quartile: half of the runs lie between them."""
+        """First and third quartile; half of the runs are between them."""
         if len(self.seconds) < 2:
             return self.seconds[0], self.seconds[0]
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -119,7 +119,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, as the compiler counts them; `in_use` is the backend's own peak."""
+    """Bytes on one device by the compiler's count; `in_use_bytes` is the backend's own peak."""
 
     argument_bytes: int
     result_bytes: int
@@ -146,7 +146,7 @@ class Split(NamedTuple):
 
     @property
     def rest_s(self) -> float:
-        """What runs beside each other or is fused (negative), and all other compute."""
+        """The difference from overlap and fusion (negative) and from all other compute."""
         return self.measured_s - self.predicted_s - self.rates_s
 
 
@@ -197,7 +197,7 @@ class Measurement:
         return self.drawn(self.events, self.mesh)
 
     def split(self) -> Split:
-        """The error of the prediction as one of rates, and the rest.
+        """Split the prediction's error into an error of rates and the rest.
 
         Raises:
           LoweringError: nothing was run alone, or nothing predicted it.
@@ -323,7 +323,7 @@ def cores() -> int:
 
 
 def memory_bytes(device: jax.Device) -> float:
-    """Of the machine, where devices share it, else of the device."""
+    """Return the memory of the machine if devices share it, else of the device."""
     stats = device.memory_stats() or {}
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return float(stats.get("bytes_limit", whole))
@@ -335,7 +335,7 @@ def _device(executable: Executable) -> jax.Device:
 
 
 def memory(executable: Executable) -> Memory:
-    """What the compiler and the backend say of an executable's memory."""
+    """Return an executable's memory, from the compiler and the backend."""
     stats = executable.compiled.memory_analysis()
     backend = _device(executable).memory_stats() or {}
     return Memory(
@@ -367,7 +367,7 @@ _HOW = "measured in this process, all devices at once, median of 5 runs"
 
 
 def probed(devices: Sequence[jax.Device]) -> Hardware:
-    """What one of `devices` does while all of them work; of CPU devices, what a core does.
+    """Measure one of `devices` while all of them work; for CPU devices, one core.
 
     Flops: f32 matmuls of 512; memory: `x + 1` on 4 MiB, read and written; link: an all-reduce of
     4 MiB per device, ring bytes; latency: an all-reduce of one element, per hop of its ring.

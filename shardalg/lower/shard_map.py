@@ -73,13 +73,13 @@ class Lowered:
     drawn: Callable[..., Any] | None = None
 
     def __deepcopy__(self, memo: object = None) -> Lowered:
-        """A lowered program never changes: its copy is itself."""
+        """Return the program itself, because it never changes."""
         return self
 
     __copy__ = __deepcopy__
 
     def __reduce__(self) -> Never:
-        """It stands for an executable of these devices.
+        """Raise: an executable of these devices cannot be pickled.
 
         Raises:
           LoweringError: always.
@@ -114,7 +114,7 @@ class Lowered:
 
     @cached_property
     def _names_one_mesh(self) -> bool:
-        """Whether JAX asks that all layouts of a program name the same axes.
+        """True if JAX requires all shardings of the program to name the same axes.
 
         It does so where a primitive is lowered for devices at hand (jax 0.10.2).
         """
@@ -168,7 +168,7 @@ class Lowered:
 
     @property
     def tiled(self) -> bool:
-        """Whether collectives are emitted tiled: everywhere but on CPU."""
+        """True if collectives are emitted tiled: everywhere except on CPU."""
         return self._platform != "cpu"
 
     @property
@@ -176,7 +176,7 @@ class Lowered:
         return self.platform or self.run.mesh.devices.flat[0].platform
 
     def _foreign(self, error: Exception) -> LoweringError | None:
-        """What to do about primitives of other packages; None where there are none."""
+        """Return the error for primitives of other packages; None if there are none."""
         pairs = zip(self.graph.nodes, self.graph.bindings, strict=False)
         found = [n for n, bound in pairs if bound is not None and bodies(bound[0])]
         if not found:
@@ -217,7 +217,7 @@ class Lowered:
         return differences(self.program, self.compiled.as_text()).df
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's results, on the user's mesh, uneven ones on their longest even prefix.
+        """Return the results on the user's mesh; uneven ones on their longest even prefix.
 
         Args:
           args, kwargs: the function's own arguments, with global arrays of numpy or JAX; padded
@@ -231,7 +231,7 @@ class Lowered:
         return filled(self.graph, on_explicit_axes(results, mesh))
 
     def padded(self, *args: Any, **kwargs: Any) -> Any:
-        """As a call, but uneven results keep their padding and their full layout."""
+        """Call the function; uneven results keep their padding and their full sharding."""
 
         def run(*arrays: Any) -> Any:
             outputs = called(self.compiled, self._taken(*arrays))
@@ -245,11 +245,11 @@ class Lowered:
         return filled(self.graph, self.leave(jax.tree.leaves(without_float0(results))))
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The executable's results at their true sizes."""
+        """Return the executable's results at their true sizes."""
         return [b.leave(x) for b, x in zip(self.results, outputs, strict=True)]
 
     def place(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The arguments, padded and laid out as planned, for calls: they then move nothing.
+        """Return the arguments padded and sharded as planned; calls with them move nothing.
 
         An array may be given by a function from the place of a block (a slice with start and stop
         per dimension, of the true shape) to its elements: it is asked for the blocks of this
@@ -263,7 +263,7 @@ class Lowered:
         return tuple(leaves if self.graph.trees is None else self.graph.trees[0].unflatten(leaves))
 
     def entering(self, *args: Any, **kwargs: Any) -> list[jax.Array]:
-        """What `place` gives, flattened: as `compiled` takes it."""
+        """Return the flattened result of `place`, as `compiled` takes it."""
         return self.call.inside(self._taken, args, kwargs)
 
     def _placed(self, *arrays: Any) -> list[jax.Array]:
@@ -294,7 +294,7 @@ class Lowered:
         checkpoint.save(path, borders, state)
 
     def load_state(self, path: str | Path, *, argument: int = 0) -> Any:
-        """What `save_state` wrote, padded and laid out as this argument of this plan.
+        """Read the state of `save_state`, padded and sharded as this argument of this plan.
 
         Raises:
           CheckpointError: it is not complete, a file is cut or missing, or it is the state of
@@ -306,7 +306,7 @@ class Lowered:
         return checkpoint.load(path, borders, tree.unflatten(borders))
 
     def _argument(self, number: int) -> tuple[Sequence[ArrayBorder], Any]:
-        """The borders of one argument of the function, and its pytree."""
+        """Return the borders of one argument of the function, and its pytree."""
         if self.graph.trees is None:
             return self.arguments[number : number + 1], jax.tree.structure(0)
         arguments = self.graph.trees[0].children()
@@ -317,7 +317,7 @@ class Lowered:
         return self.arguments[first : first + tree.num_leaves], tree
 
     def jit(self) -> Twin:
-        """The same function partitioned by XLA, with the same shardings at the same places.
+        """Return the same function partitioned by XLA, with the same shardings at the same places.
 
         Raises:
           LoweringError: something lies in another order of the devices, which JAX takes in none of
@@ -395,7 +395,7 @@ class Lowered:
     def breakdown(
         self, *args: Any, hardware: str | Hardware | Topology, repeats: int = 10
     ) -> Breakdown:
-        """Where a step's time goes: each collective and contraction, predicted beside measured.
+        """Measure a step by instruction: each collective and contraction, predicted and measured.
 
         Args:
           hardware: what predicts: a chip's name, "v3:8x8", or what `measure_hardware` gave.
@@ -417,7 +417,7 @@ class Lowered:
 
 
 def _predicted_s(lowered: Lowered, hardware: Hardware | Topology) -> float:
-    """Of a step, nothing overlapping."""
+    """Return the predicted seconds of a step, without overlap."""
     prices = timed(lowered.program, lowered.graph, hardware)
     return sum(price.seconds * price.step.count for price in prices)
 

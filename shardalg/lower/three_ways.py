@@ -22,7 +22,7 @@ from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Answer):
-    """What came of the three.
+    """The results of the three runs.
 
     Attributes:
       measurement: ours and XLA's, timed in turns.
@@ -40,7 +40,7 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Table:
-        """A row for each: the largest relative error, seconds of the median run, what it sends."""
+        """A row for each: largest relative error, seconds of the median run, collectives, bytes."""
         taken = self.measurement
         sent = sum(c.wire_bytes * c.count for c in self.xla_collectives)
         kinds = ", ".join(sorted({c.kind for c in self.xla_collectives}))
@@ -65,7 +65,7 @@ class Comparison(Answer):
 
 @dataclass(frozen=True, eq=False)
 class DumpedTwin:
-    """The XLA twin, compiled with a dump of what its partitioner made."""
+    """The XLA twin, compiled with a dump of its partitioner."""
 
     twin: Twin
     mesh: Mesh
@@ -86,16 +86,16 @@ class DumpedTwin:
         return self.twin.donated
 
     def entering(self, *args: Any) -> list[jax.Array]:
-        """The arguments as the executable takes them."""
+        """Return the arguments in the executable's shardings."""
         return self.twin.entering(*args)
 
     def leave(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Its results at their true sizes."""
+        """Return the results at their true sizes."""
         return self.twin.leave(outputs)
 
 
 def one_device(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` compiled for the first device alone: what partitioned runs are held against."""
+    """Return `fn` compiled for the first device alone: the reference of partitioned runs."""
     return jax.jit(fn)
 
 

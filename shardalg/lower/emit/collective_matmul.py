@@ -36,7 +36,7 @@ class _LoweredRing:
         self.block = emitter.program.locals[held[0]].shape[self.dim]
 
     def gathered(self) -> Array:
-        """All directions step by step: what they send and what they multiply lie side by side."""
+        """Run all directions step by step: a step's permutes and products are independent."""
         own = self.env[self.collective.operands[0]]
         made = self.a.along[-1]
         pieces = [lax.slice_in_dim(own, d.first, d.first + d.size, 1, self.dim) for d in self._ways]
@@ -62,7 +62,7 @@ class _LoweredRing:
         return result
 
     def scattered(self) -> Array:
-        """A sum moves on while the product that is added to it next is made."""
+        """Run a reduce-scatter: a sum is permuted during the product that is added to it next."""
         sums: dict[int, Array] = {}
         for t in range(max(d.products for d in self._ways)):
             for d in self._ways:
@@ -77,11 +77,11 @@ class _LoweredRing:
         return self.a.directions
 
     def start(self, direction: Direction, t: int) -> Array:
-        """Where what product `t` is of begins, on the device that executes."""
+        """Return the first element of the piece of product `t`, on the device that executes."""
         return direction.block(self.id, t, self.n) * self.block + direction.first
 
     def multiplied(self, direction: Direction, t: int, travelling: Array | None) -> Array:
-        """The product of one piece of each operand; what travels is a piece already."""
+        """Return the product of one piece of each operand; `travelling` is already a piece."""
         operands = []
         for local, dim in zip(self.product.operands, self.a.along, strict=False):
             if self.a.gathers and local == self.collective.results[0]:
@@ -97,6 +97,6 @@ class _LoweredRing:
         return made
 
     def permuted(self, piece: Array, hop: int) -> Array:
-        """What the member that is so many places on holds."""
+        """Return the piece of the member that is `hop` places further in the ring."""
         with named_scope(f"{SCOPE}{self.collective.results[0]}"):
             return self.emitter.rotated(self.a.ring, piece, hop)

@@ -87,7 +87,7 @@ def pieces(x: Array, dim: int, n: int) -> Array:
 
 
 def swapped(sent: Array, names: tuple[str, ...]) -> Array:
-    """Piece `k` goes to member `k`; those that arrive, by their senders.
+    """Send piece `k` to member `k`; return the received pieces in the order of their senders.
 
     Pieces with dimensions of size 1 may get different layouts, which XLA's verifier then refuses
     (jaxlib 0.10.2, where one exchange reads another): on one dimension there is no choice.
@@ -98,7 +98,7 @@ def swapped(sent: Array, names: tuple[str, ...]) -> Array:
 
 
 def _by_member(sent: Array, digits: Digits, cut: Digits) -> Array:
-    """Pieces in the order of their takers' ids in `digits`, from that of their ids in `cut`."""
+    """Reorder pieces from their receivers' ids in `cut` to their ids in `digits`."""
     if cut == digits:
         return sent
     grid = sent.reshape(*(digit.size for digit in cut), *sent.shape[1:])
@@ -141,7 +141,7 @@ def _permute(
 def _halo_exchange(
     emitter: Emitter, instruction: Instruction[HaloExchange], *xs: Array
 ) -> list[Array]:
-    """What arrives is sent once; a reading takes it where it is served, and else its own block."""
+    """Emit the permutes once; a reading takes the block that arrives, or else the own block."""
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
@@ -157,7 +157,7 @@ def _halo_exchange(
 def _read(
     emitter: Emitter, digits: Digits, reading: Reading, x: Array, arrived: list[Array]
 ) -> Array:
-    """The block that a device wants; who is neither served nor wants its own wants nothing."""
+    """Return the block of a reading; a device without one may return any block."""
     everyone = range(emitter.program.mesh.size)
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
@@ -170,7 +170,7 @@ def _read(
 
 
 def _at(emitter: Emitter, positions: list[int]) -> Array:
-    """Whether the device that executes is at one of some positions."""
+    """Return True on the devices at the given positions."""
     chosen = np.isin(np.arange(emitter.program.mesh.size), positions)
     return jnp.asarray(chosen)[lax.axis_index(emitter.axes.all_names)]
 
@@ -183,7 +183,7 @@ def _all_gather(emitter: Emitter, instruction: Instruction[AllGather], x: Array)
 
 
 def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
-    """The blocks of all members along a dimension."""
+    """Return the blocks of all members along a dimension."""
     if not x.size:  # XLA gathers no empty arrays
         return jnp.concatenate([x] * lax.axis_size(names), dim)
     if tiled or dim == 0:
@@ -213,7 +213,7 @@ def _reduced(x: Array, names: tuple[str, ...], combine: str) -> Array:
 
 
 def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
-    """What one device at most has bits of is sent as whole numbers: a zero keeps its sign.
+    """Send the bits as integers if at most one device has nonzero bits; this keeps a zero's sign.
 
     A sum of floats would start from +0 (CPU), or add that of a device which has nothing.
     """
@@ -249,7 +249,7 @@ _FOLDS: dict[str, Callable[..., Array]] = {
 
 
 def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """The same, but NaN where the first one is NaN, too.
+    """Return the function with NaN where its first operand is NaN.
 
     There `lax` takes the second one, which may be the neutral number of a device that has none.
     """

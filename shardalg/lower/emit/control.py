@@ -1,4 +1,4 @@
-"""What every device runs: its blocks of instructions, one inside another.
+"""The function that every device runs, with its nested blocks of instructions.
 
 An operator of the function, on the device's blocks.
 """
@@ -58,7 +58,7 @@ Operands = tuple[Array, ...]
 
 
 def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
-    """The function that every device runs, from its argument blocks to its result blocks."""
+    """Return the function that every device runs, from its argument blocks to its result blocks."""
 
     def run(*blocks: Array) -> tuple[Array, ...]:
         block = emitter.program.block
@@ -83,7 +83,7 @@ def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) ->
 
 
 def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
-    """The results of a block inside an instruction."""
+    """Return the results of a block inside an instruction."""
     env = constants(emitter) | dict(zip(block.arguments, arguments, strict=True))
     return run_block(emitter, block, env)
 
@@ -116,7 +116,7 @@ def _manual(emitter: Emitter, instruction: Instruction[Manual], *operands: Array
 
 
 def constants(emitter: Emitter) -> dict[int, Array]:
-    """The program's constants on every device: its own block of a sharded one."""
+    """Return the program's constants on a device: its own block of a sharded one."""
     data = dict(emitter.graph.constants)
     env = {}
     for index, value in emitter.program.constants:

@@ -1,4 +1,4 @@
-"""What every instruction is emitted with, and the function of each kind that emits it."""
+"""The context of emission, and the table of functions that emit each kind of instruction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Operands = ParamSpec("Operands")
 
 @dataclass(frozen=True)
 class Emitter:
-    """What every instruction is emitted with.
+    """The context in which every instruction is emitted.
 
     Attributes:
       tiled: whether collectives are tiled along any dimension, and copies that are made twice are
@@ -46,14 +46,14 @@ class Emitter:
         return lax.axis_index(names) if names else 0
 
     def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
-        """The function that emits an instruction; what moves random keys moves their words."""
+        """Return the function that emits an instruction; moves of random keys move their words."""
         emit = EMIT[type(instruction.attributes)]
         if isinstance(instruction.attributes, Apply | Control):
             return emit
         return lambda emitter, it, *operands: by_word(partial(emit, emitter, it), *operands)
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
-        """What the member of a group that is so many places on holds."""
+        """Return the block of the group's member that is `hop` places further."""
         at, n = {}, parts(digits)
         for p in range(self.program.mesh.size):
             group = p - sum(digit.at(p) * digit.stride for digit in digits)
@@ -63,7 +63,7 @@ class Emitter:
         return lax.ppermute(x, self.axes.all_names, pairs)
 
     def start(self, start: Start) -> Array:
-        """The element number on the device that executes."""
+        """Return the element number on the device that executes."""
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
 
 

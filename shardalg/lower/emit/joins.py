@@ -1,4 +1,4 @@
-"""What devices found along a sharded loop becomes one."""
+"""Joins of the devices' partial results along a sharded loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top
 def _exclusive_scan(
     emitter: Emitter, instruction: Instruction[ExclusiveScan], x: Array
 ) -> list[Array]:
-    """All blocks' on a new leading dimension; those of the members before are folded."""
+    """Gather all blocks on a new leading dimension, and fold the earlier members' blocks."""
     a = instruction.attributes
     every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
     member, own = lax.broadcasted_iota(jnp.int32, every.shape, 0), emitter.partition_id(a.digits)
@@ -33,7 +33,7 @@ def _exclusive_scan(
 def _arg_reduce(
     emitter: Emitter, instruction: Instruction[ArgReduce], value: Array, place: Array
 ) -> list[Array]:
-    """The best of the members' best: what is best of a block, once more."""
+    """Return the best of the members' best values, with its place."""
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     values, places = (lax.all_gather(x, names, axis=0, tiled=False) for x in (value, place))
@@ -50,7 +50,7 @@ _RANKS = {"argmax": lax.argmax, "argmin": lax.argmin}
 def _top(
     emitter: Emitter, instruction: Instruction[Top], value: Array, place: Array
 ) -> list[Array]:
-    """The best of all members' best: what is best of a block, once more."""
+    """Return the best values among the best of all members, with their places."""
     a = instruction.attributes
     names, count = emitter.axes.names(a.digits), value.shape[a.dim]
     place = place + jnp.asarray(emitter.partition_id(a.digits) * a.block).astype(place.dtype)

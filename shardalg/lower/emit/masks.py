@@ -1,4 +1,4 @@
-"""What depends on the place.
+"""Instructions that depend on an element's place.
 
 Indices of gathers and scatters, counted from the own block on.
 """

@@ -33,7 +33,7 @@ Ids = Callable[[Digits], Array]
 
 
 def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
-    """What the block has of the box, 0 elsewhere."""
+    """Return the part of the box in this block, with 0 elsewhere."""
     first = _starts(a.places, ids, (x.shape, a.sizes), starts)
     shape = _met(a.places, x.shape, a.sizes)
     result, at = _read(x, first, shape)
@@ -43,7 +43,7 @@ def extracted(a: Extract, ids: Ids, x: Array, starts: Sequence[Array]) -> Array:
 
 
 def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array]) -> Array:
-    """The block with what it has of the box written over."""
+    """Return the block, overwritten by its part of the box."""
     first = _starts(a.places, ids, (x.shape, new.shape), starts)
     shape = _met(a.places, x.shape, new.shape)
     held, at = _read(x, first, shape)
@@ -57,7 +57,7 @@ def inserted(a: Insert, ids: Ids, x: Array, new: Array, starts: Sequence[Array])
 
 
 def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
-    """The most that a block has of a box."""
+    """Return the largest shape of the intersection of a block and a box."""
     cut = {dim for dim, _, _ in places}
     return tuple(
         min(n, m) if d in cut else m for d, (n, m) in enumerate(zip(block, box, strict=True))
@@ -67,7 +67,7 @@ def _met(places: Places, block: Sequence[int], box: Sequence[int]) -> tuple[int,
 def _starts(
     places: Places, ids: Ids, shapes: tuple[Sequence[int], Sequence[int]], starts: Sequence[Array]
 ) -> list[Array]:
-    """The first element of the box per dimension, counted in places of the block, in 32 bits.
+    """Return the box's first element per dimension, in places of the block, in 32 bits.
 
     Starts are clamped in their own type, which may not count to the end of a dimension.
 
@@ -88,7 +88,7 @@ def _starts(
 def _read(
     x: Array, first: Sequence[Array], shape: tuple[int, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The places of the block nearest to a box, and where they begin."""
+    """Return the part of the block nearest to a box, and its first element."""
     at = tuple(
         jnp.clip(jnp.asarray(f), 0, n - m).astype(jnp.int32)
         for f, n, m in zip(first, x.shape, shape, strict=True)

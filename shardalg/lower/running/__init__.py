@@ -1,6 +1,6 @@
-"""A lowered plan on one process or several: started, joined, stepped, kept.
+"""A lowered plan on one process or several: started, joined, stepped, saved.
 
-`local_processes` starts processes on this machine, `members` joins what a cluster set, `steps` runs
-a plan step by step, its results fed back, `checkpoint` keeps what it is fed, told apart by
-`array_digest`.
+`processes` starts processes on this machine and joins those that a cluster started. `steps` runs a
+plan step by step and feeds its results back. `checkpoint` saves the state of a plan with a digest
+per array.
 """

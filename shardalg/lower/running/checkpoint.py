@@ -36,8 +36,9 @@ _FACTORS = (0x7FEB352D, 0x846CA68B)  # odd: a product modulo 2**32 with one lose
 def digest(array: jax.Array, shape: tuple[int, ...]) -> str:
     """64 bits of an array's true part, as text; every process of its devices takes part.
 
-    Twice the sum of `mix(word ^ mix(place))` modulo 2**32, `mix` losing no bit, so that one flipped
-    bit always changes it, and others do but for one time in 2**64. Computed where the blocks lie.
+    The text has two sums of mix(word ^ mix(place)) modulo 2**32. The function mix loses no bit, so
+    that one flipped bit always changes the digest, and other changes are missed once in 2**64.
+    Each device computes the sums of its own blocks.
 
     Args:
       shape: the true shape; what the array has beyond it is padding.
@@ -73,7 +74,7 @@ def _mixed(word: jax.Array) -> jax.Array:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """The bits as whole numbers of at most 32 bits; wider items have a dimension more."""
+    """Return the bits as integers of at most 32 bits; wider items get one more dimension."""
     if array.dtype.kind == "c":
         return _words(jnp.stack([array.real, array.imag], -1))
     bits = jax.dtypes.itemsize_bits(array.dtype)
@@ -112,17 +113,17 @@ class StoredArray:
         return [self.border.dtype, list(self.border.sharding.shape)]
 
     def digest(self, stored: jax.Array) -> str:
-        """Of what is stored, its padding left out."""
+        """Return the digest of the stored array without its padding."""
         return digest(stored, (*self.border.sharding.shape, *self._words))
 
     def stored(self, array: Any) -> jax.Array:
-        """As it is written."""
+        """Return the array in its stored form."""
         held = self.border.placed(array)
         return jax.random.key_data(held) if self._words else held
 
     @property
     def wanted(self) -> Any:
-        """As orbax is asked for it."""
+        """The restore arguments for orbax."""
         import orbax.checkpoint as ocp
 
         inner = self.border.inner
@@ -135,14 +136,14 @@ class StoredArray:
         )
 
     def loaded(self, array: jax.Array) -> jax.Array:
-        """What was read, as the plan lays it out."""
+        """Return a restored array in the plan's sharding."""
         if self._words:
             key: Any = item_type(self.border.dtype)
             array = jax.random.wrap_key_data(array, impl=key._impl.name)
         return self.border.placed(array)
 
     def empty(self) -> jax.Array:
-        """An array that files do not have."""
+        """Return an array without elements, which files do not store."""
         return self.border.placed(
             jnp.zeros(self.border.sharding.shape, item_type(self.border.dtype))
         )
@@ -174,7 +175,7 @@ def save(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> None:
 
 
 def load(path: str | Path, borders: Sequence[ArrayBorder], state: Any) -> Any:
-    """The state in the pytree of `state`, laid out as `borders` say.
+    """Read the state into the pytree of `state`, sharded by its `borders`.
 
     Raises:
       CheckpointError: it is not complete, a file is cut, missing or changed, or cannot be read, it
@@ -231,7 +232,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _checked(folder: Path, arrays: Sequence[StoredArray]) -> Mapping[str, str]:
-    """The digests of the arrays; raises unless the folder is complete, and holds just these."""
+    """Return the digests of the arrays; raise unless the folder holds exactly these, complete."""
     content = _listed(folder)
     there = _files(folder)
     for file, size in content["files"].items():

@@ -38,7 +38,7 @@ _NOISE = ("[Gloo]",)  # what the transport says of every connection
 
 @dataclass(frozen=True)
 class LocalProcesses:
-    """How many, with how many CPU devices each, on which port, and for how long at most.
+    """The number of processes, CPU devices of each, port, and time limit.
 
     Attributes:
       port: of the first process, to which the others connect; None takes a free one.
@@ -136,7 +136,7 @@ def _started(
 
 
 def _port(wanted: int | None) -> int:
-    """A port that is free now."""
+    """Return the port if it is free, or any free port."""
     with socket.socket() as probe:
         try:
             probe.bind((_HOST, wanted or 0))
@@ -210,17 +210,17 @@ class Job:
 
     @classmethod
     def this(cls) -> Job:
-        """The job of this process, perhaps it alone."""
+        """Return the job of this process, which may be its only one."""
         return cls(jax.process_index(), jax.process_count(), jax.device_count())
 
 
 def leave() -> None:
-    """Wait for the others, and part."""
+    """Synchronise with the other processes, then leave the job."""
     jax.distributed.shutdown()
 
 
 def abandon() -> None:
-    """End with this process, after an error, and not as JAX does, which waits for the others."""
+    """End this process at once after an error; JAX would block until the others end."""
 
     def end() -> None:
         sys.stdout.flush()
@@ -231,7 +231,7 @@ def abandon() -> None:
 
 
 def agree(text: str, what: str) -> None:
-    """Raise unless every process has the same text: programs that differ would wait for each other.
+    """Raise unless all processes have equal texts; different programs would block each other.
 
     Raises:
       RunError: they differ.
@@ -249,7 +249,7 @@ def agree(text: str, what: str) -> None:
 
 
 def on_host(array: jax.Array) -> np.ndarray:
-    """The whole array, on every process; types that only JAX has as exact wider ones.
+    """Return the whole array on every process; types that only JAX has become exact wider ones.
 
     Key arrays become their words, bfloat16 and smaller floats float32.
     """

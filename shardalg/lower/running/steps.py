@@ -17,7 +17,7 @@ from shardalg.lower.shard_map import Lowered
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of some steps.
+    """The results of some steps.
 
     Attributes:
       results: of the last step, padded where uneven.
@@ -84,7 +84,7 @@ def stepped(
 def _next(
     now: Sequence[Any], args: Sequence[Any], results: Any, carry: Mapping[int, int]
 ) -> list[Any]:
-    """The arguments of the next step; one that the step consumed is placed again."""
+    """Return the arguments of the next step; consumed arguments are placed again."""
     parts = results if isinstance(results, tuple | list) else (results,)
     bad = [number for number in carry.values() if number >= len(parts)]
     if bad:

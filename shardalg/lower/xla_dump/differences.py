@@ -1,8 +1,7 @@
-"""Where the collectives of a compiled program differ from the planned ones, and why.
+"""Differences between the collectives of a compiled program and the planned ones, with reasons.
 
-Each instruction of a program is lowered under a name, `at_v7` for the one that makes local 7. XLA
-keeps it as the name of what it compiles, so that each compiled collective belongs to one
-instruction. An instruction may be lowered as several collectives; they are compared together.
+Each instruction of a program is lowered under a name, "at_v7" for the one with result 7. XLA keeps
+the names of its operators, so that each compiled collective belongs to one instruction. An instruction may be lowered as several collectives; they are compared together.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Sent:
     wire_bytes: int
 
     def equals(self, other: Sent, mesh: Mesh) -> bool:
-        """Whether the other one, as compiled, has the kind, the axes and the bytes of this one."""
+        """Return True if the other one, as compiled, has the kind, axes and bytes of this one."""
         near = abs(self.wire_bytes - other.wire_bytes) <= _TOLERANCE * max(1, len(other.kinds))
         if not near or set(self.kinds) != set(other.kinds):
             return False
@@ -56,7 +55,7 @@ class Sent:
         return _digits(self.axes, mesh) == _digits(other.axes, mesh)
 
     def cells(self) -> tuple[str, str, int]:
-        """The cells of a row."""
+        """Return the cells of a row."""
         return ", ".join(dict.fromkeys(self.kinds)), ",".join(self.axes), self.wire_bytes
 
 
@@ -64,12 +63,12 @@ NOTHING = Sent((), (), 0)
 
 
 def _axis(name: str) -> str:
-    """The axis of a sub-axis."""
+    """Return the axis of a sub-axis."""
     return name.partition(":(")[0]
 
 
 def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
-    """The digits that axes and sub-axes cover, in one spelling; None if one is unknown."""
+    """Return the digits of axes and sub-axes in canonical form; None if one is unknown."""
     found = []
     for name in names:
         part = _PART.search(name)

@@ -70,14 +70,14 @@ class HloCollective:
 
     @property
     def is_scattered(self) -> bool:
-        """Whether it stands for a reduce-scatter: an all-reduce of which only a block is read."""
+        """True for an all-reduce of which only a block is read: a reduce-scatter in effect."""
         return self.sliced_by is not None and self.sliced_by >= self.group_size
 
 
 def collectives(
     text: str, mesh: Mesh, *, is_final: bool = False, told: Told = lambda loop: None
 ) -> tuple[HloCollective, ...]:
-    """The collectives of HLO text, in order; groups of one device are left out.
+    """Return the collectives of HLO text, in order; groups of one device are left out.
 
     Args:
       mesh: names the axes; partition ids are its positions.
@@ -114,7 +114,7 @@ def _record(
 
 
 def _plain(exact: Any) -> int | float:
-    """A number of bytes: of what a device sends of one flag, fractions of a byte count."""
+    """Return a number of bytes; for a single flag it is a fraction."""
     return int(exact) if exact == int(exact) else float(exact)
 
 
@@ -131,7 +131,7 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
 
 
 def _scatter_fusions(module: HloModule) -> dict[str, int]:
-    """Computation of a TPU fusion `%all-reduce-scatter*` to the bytes of the fusion's result."""
+    """Return the result bytes per computation of TPU fusions `%all-reduce-scatter*`."""
     fusions = (i for c in module.computations.values() for i in c.values() if i.opcode == "fusion")
     called = ((i, i.attributes.get("calls", "").lstrip("%")) for i in fusions)
     return {name: i.bytes for i, name in called if "all-reduce-scatter" in name + i.name}
@@ -173,14 +173,14 @@ def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
 def _kept_by(
     user: HloInstruction, users: dict[str, list[HloInstruction]], whole_bytes: int
 ) -> float:
-    """The factor by which a user slices the value, perhaps behind a reshape; 1 if it does not."""
+    """Return the factor by which a user slices the value, also after a reshape; 1 if not."""
     while user.opcode in _THROUGH and len(users[user.name]) == 1:
         user = users[user.name][0]
     return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
 
 
 def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
-    """A sharding of XLA's on a mesh whose positions are its partition ids; None: no digits say it.
+    """Parse XLA's sharding on a mesh whose positions are its partition ids; None without digits.
 
     >>> layout("{devices=[2,4]<=[8]}", (8, 8), Mesh({"x": 2, "y": 4})).text()
     '[x, y]'
@@ -202,7 +202,7 @@ class Dump:
 
 
 class Dumping:
-    """Where XLA puts what it makes, for as long as it is asked.
+    """A temporary folder for XLA's dumps, deleted on exit.
 
     Attributes:
       folder: of its own, gone at the end; options: that the compiler takes.
@@ -225,7 +225,7 @@ class Dumping:
         self._temporary.cleanup()
 
     def read(self) -> Dump:
-        """What was dumped."""
+        """Return the dumped texts."""
         return Dump(self._largest(_BEFORE), self._largest(_AFTER))
 
     def _largest(self, name: re.Pattern[str]) -> str | None:

@@ -21,7 +21,7 @@ Groups = list[list[int]]
 
 
 def parse_groups(text: str, n_devices: int) -> Groups:
-    """Lists of partition ids; no groups are one group of all.
+    """Parse lists of partition ids; an empty list is one group of all.
 
     >>> parse_groups("{{0,1},{2,3}}", 4), parse_groups("[2,2]<=[2,2]T(1,0)", 4)
     ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
@@ -81,7 +81,7 @@ def _named(axes: str, rest: str) -> Groups:
 
 
 def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] | None:
-    """The axes, major first, that groups run along; None if they are no axes or sub-axes.
+    """Return the axes, major first, along which the groups run; None if they are no axes.
 
     >>> group_axes([[0, 2], [1, 3]], Mesh({"x": 2, "y": 2}))
     ('x',)
@@ -97,7 +97,7 @@ def group_axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...] |
 
 
 def _radix(members: Sequence[int]) -> Digits:
-    """The digits, major first, whose positions with all else 0 are `members`, if there are any."""
+    """Return the digits, major first, whose positions are `members`; empty if there are none."""
     digits: list[Digit] = []
     covered = 1
     while covered < len(members):
@@ -123,7 +123,7 @@ def _cut(digit: Digit, mesh: Mesh) -> list[Digit]:
 
 
 def moved_axes(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
-    """The axes along which source and target of a permute differ.
+    """Return the axes along which source and target of a permute differ.
 
     >>> moved_axes([(0, 1), (1, 0)], Mesh({"x": 2, "y": 2}))
     ('y',)
@@ -176,7 +176,7 @@ class HloInstruction:
 
     @property
     def bytes(self) -> int:
-        """Of the result."""
+        """Bytes of the result."""
         return leaves_bytes(self.leaves)
 
 
@@ -384,7 +384,7 @@ def _callees(instruction: HloInstruction) -> list[str]:
 
 
 def trip_count(module: HloModule, loop: HloInstruction) -> int | None:
-    """Executions of a while: what the compiler noted, or its condition's bound; else None."""
+    """Return a while loop's trip count: the compiler's note or the condition's bound, or None."""
     config = loop.attributes.get("backend_config", "")
     noted = re.search(r'known_trip_count"?:\s*\{"n":\s*"?(\d+)', config)
     if noted:
@@ -409,7 +409,7 @@ def _constants(module: HloModule, computation: str) -> list[int]:
 def _constant(
     module: HloModule, computation: str, name: str, loop: HloInstruction | None
 ) -> int | None:
-    """The number that a value is; one that enters by the loop's tuple is looked up outside."""
+    """Return the constant number of a value; the loop's tuple is followed outside."""
     instruction = module.computations[computation].get(name)
     if instruction is None:
         return None
