@@ -97,7 +97,7 @@ class ArrayBorder:
         return known and dtype == item_type(self.dtype)
 
     def reaches(self, array: Any) -> bool:
-        """Return True if the process or the devices have all of `array`, so that it can be sharded."""
+        """Return True if the process or the devices have all of `array`; it can then be sharded."""
         here = not isinstance(array, jax.Array) or array.is_fully_addressable
         return here or array.sharding.device_set == self.inner.device_set
 

@@ -1,7 +1,8 @@
 """Differences between the collectives of a compiled program and the planned ones, with reasons.
 
 Each instruction of a program is lowered under a name, "at_v7" for the one with result 7. XLA keeps
-the names of its operators, so that each compiled collective belongs to one instruction. An instruction may be lowered as several collectives; they are compared together.
+the names of its operators, so that each compiled collective belongs to one instruction. An
+instruction may be lowered as several collectives; they are compared together.
 """
 
 from __future__ import annotations
