@@ -137,8 +137,8 @@ COLUMNS = (
 def levels(plans: Mapping[Any, Plan]) -> Table:
     """Return each plan's wire bytes per step by kind of collective, and its memory by class.
 
-    The columns parameters_bytes and optimizer_state_bytes are alive at the peak. The column
-    gradients_bytes has all gradients together, in the shardings in which the update reads them (site "gradients").
+    The first two columns of memory are alive at the peak. The column "gradients_bytes" has all
+    gradients together, in the shardings in which the update reads them (site "gradients").
 
     Args:
       plans: the entry of the first column, to its plan.

@@ -1,4 +1,4 @@
-"""Which value of a graph is which instruction of XLA's dump, and where the two shardings differ.
+"""Matching values of a graph with instructions of XLA's dump, and differences of their shardings.
 
 Anchors are the operators that survive compilation: dots, convolutions, reductions, constraints,
 gathers, scatters, sorts. The signature of one is its kind, its shape, and the signatures of the
@@ -45,7 +45,7 @@ class Match:
 
     @property
     def agrees(self) -> bool:
-        """Whether both are the same layout.
+        """True if both shardings are equal.
 
         >>> mesh = Mesh({"x": 2, "y": 4})
         >>> rows, none = Sharding(mesh, (8,), (mesh.digits("x"),)), replicated((8,), mesh)
@@ -105,13 +105,13 @@ def _results(done: ShardedGraph, results: tuple[Sharding | None, ...]) -> Iterat
 
 
 def _is_free(done: ShardedGraph, value: int) -> bool:
-    """Whether completion decides the layout of a value, or of some dimensions of it."""
+    """Return True if completion decides the sharding of a value, or of some of its dimensions."""
     sharding = done.shardings[value]
     return bool(sharding.shape) and (value not in done.fixed or bool(sharding.unspecified_dims))
 
 
 def layout_of(instruction: HloInstruction, mesh: Mesh, leaf: int = 0) -> Sharding | None:
-    """The layout of one of an instruction's results; None where it is no digits of the mesh."""
+    """Return the sharding of one result of an instruction; None if the mesh has no such digits."""
     text = instruction.attributes.get("sharding")
     shape = instruction.leaves[leaf][1]
     if text is None:

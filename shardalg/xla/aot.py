@@ -38,7 +38,7 @@ SCHEMA = "shardalg.aot/1"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler of a chip says of one program; bytes and flops are those of one device.
+    """The chip compiler's figures for one program; bytes and flops of one device.
 
     Attributes:
       compile_s: seconds that it took.
@@ -61,7 +61,7 @@ class Compiled:
 
 
 def key(*parts: str | bytes) -> str:
-    """The name of a content.
+    """Return a name made from the content's hash.
 
     >>> key("v3:8x8", b"module") == key("v3:8x8m", b"odule")
     False
@@ -80,7 +80,7 @@ def folder() -> Path:
 
 
 def load(name: str, notes: list[str]) -> Compiled | None:
-    """The answer of that key; None where there is none, or the file is damaged, which is noted.
+    """Read the stored answer with this key; None if it is absent or damaged (a note says so).
 
     Args:
       notes: what the user is told.
@@ -118,7 +118,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for.
+    """A compilation target: the compiler and its devices.
 
     Attributes:
       compiler: its name and version.
@@ -138,7 +138,7 @@ class Target:
 
 
 def target_of(topology: Topology, mesh: Mesh) -> Target:
-    """What compiles for a topology, with the mesh laid onto it.
+    """Return the target for a topology, with the mesh placed on it.
 
     Raises:
       DeviceError: the compiler of such chips is not installed. HardwareError: the mesh does not
@@ -155,7 +155,7 @@ def target_of(topology: Topology, mesh: Mesh) -> Target:
 
 
 def libtpu() -> str:
-    """The version of the TPU compiler, or the library that `TPU_LIBRARY_PATH` names.
+    """Return the version of the TPU compiler, or the library that `TPU_LIBRARY_PATH` names.
 
     Raises:
       DeviceError: there is none.
@@ -224,7 +224,7 @@ def _gpus(topology: Topology, mesh: Mesh) -> Target:
 
 
 def _cuda() -> str:
-    """The version of JAX's plugin for NVIDIA GPUs."""
+    """Return the version of JAX's plugin for NVIDIA GPUs."""
     for major in (13, 12):
         if find_spec(f"jax_cuda{major}_plugin") is not None:
             return f"jax_cuda{major}_plugin {version(f'jax-cuda{major}-plugin')}"
@@ -237,7 +237,7 @@ def _cuda() -> str:
 def compile_for(
     target: Target, programs: Mapping[str, Any], mesh: Mesh
 ) -> tuple[dict[str, Compiled], list[str]]:
-    """What the compiler says of each program, and notes for the user.
+    """Compile each program; return the compiler's figures, and notes for the user.
 
     Args:
       programs: JAX's lowered programs by name, lowered for no devices.
@@ -259,7 +259,7 @@ def compile_for(
 
 
 def _text(stage: Any) -> str:
-    """A program without the places in files that it came from."""
+    """Return a program's text without source locations."""
     return stage.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
 
 

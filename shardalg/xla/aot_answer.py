@@ -1,4 +1,4 @@
-"""A plan's figures beside those of the compiler of a chip, row by row.
+"""A plan's figures compared with the figures of a chip's compiler, row by row.
 
 Memory that an array takes on a TPU, whose rows and columns are stored in tiles.
 """
@@ -51,7 +51,7 @@ def _tiled(rows: int, columns: int) -> int:
 
 
 def _power_of_two(size: int) -> int:
-    """The first one that is no smaller."""
+    """Return the smallest power of two that is not smaller."""
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -74,7 +74,7 @@ Moved = Mapping[tuple[str, str], tuple[int, int | float]]
 
 @dataclass(frozen=True)
 class Figures:
-    """What a plan says of one device.
+    """A plan's figures for one device.
 
     Attributes:
       peak_memory_bytes, flops: of one call; argument_bytes: as tiled, on a TPU.
@@ -90,7 +90,7 @@ class Figures:
 
     @staticmethod
     def of(program: SpmdProgram, cost: Cost, sent: Table, platform: str) -> Figures:
-        """The figures of a program, from its price and the table of its collectives."""
+        """Return the figures of a program, from its price and its table of collectives."""
         rows = ((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in sent)
         products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
         held = [program.locals[local] for local in program.block.arguments]
@@ -161,7 +161,7 @@ class BesideCompiler(Answer):
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
-        """Where, what does not fit, the table, the differences, and notes."""
+        """Return the target, a line if it does not fit, the table, the differences, and notes."""
         told = [f"{self.where}: planned, compiled, and the same function partitioned by XLA."]
         for name, made in (("the lowered program", self.compiled), ("XLA's program", self.xla)):
             if made.out_of_memory is not None:
@@ -170,7 +170,7 @@ class BesideCompiler(Answer):
 
 
 def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> BesideCompiler:
-    """A program lowered for no devices, and its twin, as a compiler has them.
+    """Compile a program lowered without devices, and its twin, and compare both with the plan.
 
     Raises:
       LoweringError: as `compile_for`.
@@ -183,13 +183,13 @@ def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> Besid
 
 
 def moved(made: Compiled) -> Moved:
-    """The collectives of a compiled program by kind and axes."""
+    """Return the collectives of a compiled program by kind and axes."""
     rows = ((c.kind, ",".join(c.axes), c.count, c.wire_bytes) for c in made.collectives)
     return summed(rows)
 
 
 def summed(rows: Iterable[tuple[str, str, int, int | float]]) -> Moved:
-    """Executions and bytes of rows (kind, axes, executions, bytes of each), by kind and axes.
+    """Sum rows (kind, axes, executions, bytes of each) by kind and axes.
 
     Groups along two axes are the same in either order.
 
@@ -235,7 +235,7 @@ def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:
 
 
 def _less(both: tuple[Moved, Moved], kind: str, axes: str) -> tuple[int, float]:
-    """By how much the compiler has less of a kind than planned: how many, and their bytes."""
+    """Return how many fewer collectives of a kind the compiler has, and their bytes."""
     (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in both)
     return count - its_count, sent - its
 

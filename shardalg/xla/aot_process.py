@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
 
 
 def topology(request: dict[str, Any]) -> list[Any]:
-    """The devices that the compiler is told of."""
+    """Return the devices of the topology in the request."""
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(platform=request["platform"], **request["options"])
@@ -53,7 +53,7 @@ def topology(request: dict[str, Any]) -> list[Any]:
 
 
 def placed(devices: list[Any], places: list[list[int]]) -> list[Any]:
-    """The device of every position of the mesh."""
+    """Return the device at every position of the mesh."""
     if len(places[0]) == 1:
         return [devices[number] for (number,) in places]
     found = {_place(device): device for device in devices}
@@ -72,7 +72,7 @@ def _place(device: Any) -> tuple[int, ...]:
 
 
 def compiled(module: bytes, devices: list[Any], text: Path, more: dict[str, Any]) -> dict[str, Any]:
-    """What the compiler says of a program; its HLO goes to `text`."""
+    """Compile a program and return the compiler's figures; write its HLO to `text`."""
     import jax
     import numpy as np
     from jax.extend.backend import get_compile_options

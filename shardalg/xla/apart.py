@@ -25,7 +25,7 @@ _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
 class Request(NamedTuple):
-    """What another process is asked about a module.
+    """A question to another process about a module.
 
     Attributes:
       open_arguments, open_results: for each, whether XLA lays it out.
@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 
 def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> tuple[list[str], str]:
-    """The results' layouts, as HLO text, of a program compiled in another process, and its log.
+    """Compile a program in another process; return its results' layouts as HLO text, and its log.
 
     Args:
       stage: JAX's lowered program.
@@ -64,7 +64,7 @@ def compile_apart(stage: Any, dumping: Dumping, asked: Request) -> tuple[list[st
 def run_apart(
     script: Path, folder: Path, longest_s: int, more: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A script of this room on a folder, in a process that sees what this one imports.
+    """Run a script of this folder in a process with this one's import path.
 
     Args:
       more: variables of its environment.
@@ -90,7 +90,7 @@ def run_apart(
 
 
 def last_words(stderr: str) -> str:
-    """The check that failed, where XLA names one: a trace of its stack follows it."""
+    """Return the failed check that XLA names before its stack trace, or else the last lines."""
     failed = [line for line in stderr.splitlines() if "Check failed" in line]
     return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]
 

@@ -44,7 +44,7 @@ _CALLBACKS = ("pure_callback", "io_callback")
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """What XLA made of one function.
+    """XLA's completion of one function.
 
     Attributes:
       partitioner: "gspmd" or "shardy".
@@ -65,7 +65,7 @@ class Completion:
 
 
 def partitioners() -> tuple[str, ...]:
-    """The partitioners that this JAX can be told to use.
+    """Return the partitioners that this JAX can use.
 
     >>> "shardy" in partitioners()
     True
@@ -102,7 +102,7 @@ def ask(
     partitioner: str = "gspmd",
     devices: Sequence[jax.Device] | None = None,
 ) -> Completion:
-    """XLA's completion of a graph under the same annotations; what has none, XLA completes.
+    """Ask XLA to complete a graph under the same annotations.
 
     It is asked about the user's regions over some axes (`shard_map`) as they are written: what it
     makes inside has no node, and layouts that a strategy gives to names inside are not told to it.
@@ -144,7 +144,7 @@ def ask(
 
 
 def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotations]:
-    """The graph with regions of the user's as they are written, and the annotations around them."""
+    """Return the graph with the user's manual regions as written, and their annotations."""
     if graph.as_written is None:
         return graph, annotations
     written = graph.as_written()
@@ -161,7 +161,7 @@ def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotati
 
 
 def _said(graph: Graph, site: Site) -> object:
-    """What tells a site from others, whatever its number is."""
+    """Return a key of a site that does not depend on its number."""
     node = graph.nodes[site.node]
     return node.source, node.signature.results, replace(site, node=0)
 
@@ -230,7 +230,7 @@ def _completion(
     *,
     loops: Told,
 ) -> Completion:
-    """What the dump says; `results` are their layouts in HLO text, and their shapes."""
+    """Read the completion from a dump; `results` are their layouts and shapes."""
     if dump.before is None or dump.after is None:
         raise LoweringError(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "
@@ -301,7 +301,7 @@ class _ConstrainedFunction:
     sites: dict[int, Sharding]
 
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
-        """Of the arguments, and of one more, if asked for, that nothing reads."""
+        """Compute the results of the arguments; an additional, unused argument is allowed."""
         annotations = self.annotations
         inside = map(self._uneven, leaves, annotations.arguments)
         results = evaluate(self.graph, *inside, annotate=self._at_site, scope=_named)
@@ -335,7 +335,7 @@ def _named(node: Node) -> Any:
 
 
 def node_of(op_name: str, graph: Graph | None = None) -> int | None:
-    """The node that an instruction of XLA's was made of; None where it says none.
+    """Return the node that an instruction of XLA was made from; None if its name has none.
 
     What moves an argument may be named for it, and is then the first node's of `graph` that reads
     the argument.
@@ -353,5 +353,5 @@ def node_of(op_name: str, graph: Graph | None = None) -> int | None:
 
 
 def _opened(entry: object) -> object:
-    """An open dimension; JAX has no word for one that is open behind given axes."""
+    """Return an open dimension; JAX cannot express one that is open behind given axes."""
     return PartitionSpec.UNCONSTRAINED if entry is None else entry

@@ -1,4 +1,4 @@
-"""Signatures of the anchors of a graph, and of those of HLO text."""
+"""Signatures of the anchors of a graph and of HLO text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRAPH_KINDS = {
 
 
 def graph_kind(node: Node) -> str | None:
-    """The kind of anchor that a node is, None if none."""
+    """Return the kind of anchor of a node; None if it is no anchor."""
     return GRAPH_KINDS.get(node.primitive)
 
 
@@ -39,7 +39,7 @@ POSITIONS = ("argmax", "argmin")
 
 
 def _reduced(node: Node) -> int:
-    """How many results XLA's reduction has, where the node is one."""
+    """Return the number of results of XLA's reduction for this node."""
     return 1 + (node.primitive in POSITIONS)
 
 
@@ -48,7 +48,7 @@ def _hlo_reduced(instruction: HloInstruction) -> int:
 
 
 def hlo_kind(instruction: HloInstruction) -> str | None:
-    """The kind of anchor that an instruction is, None if none."""
+    """Return the kind of anchor of an instruction; None if it is no anchor."""
     moved = instruction.opcode in ("copy", "custom-call")
     if moved and instruction.op_name.endswith("sharding_constraint"):
         return "constraint"
@@ -64,7 +64,10 @@ def _numbered(signature: object, numbers: dict[object, int]) -> int:
 
 
 def _anchor(what: tuple[object, ...], above: Iterable[Above], numbers: dict[object, int]) -> int:
-    """The number of an anchor; compilers swap operands, so their order does not count."""
+    """Return the number of an anchor.
+
+    Compilers swap operands, so their order does not count.
+    """
     return _numbered((*what, tuple(sorted(tuple(sorted(a)) for a in above))), numbers)
 
 
@@ -237,7 +240,7 @@ class HloSide:
         return NOTHING.union(*map(self.above, chosen))
 
     def _call(self, instruction: HloInstruction, element: int | None) -> Above:
-        """What the called computations hand out, and, of a loop, what it starts with."""
+        """Return the anchors above a call's results, and above a loop's initial values."""
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":
             roots += self._operands(instruction)
@@ -261,7 +264,7 @@ _CALLS = {
 
 
 def _callees(instruction: HloInstruction) -> list[str]:
-    """The computations that an instruction runs and hands values on to."""
+    """Return the computations that an instruction runs and whose results it returns."""
     keys, attributes = _CALLS.get(instruction.opcode, ()), instruction.attributes
     listed = ",".join(attributes[key].strip("{}") for key in keys if key in attributes)
     return [name.strip().lstrip("%") for name in listed.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""XLA in a process of its own, with as many CPU devices as it is told: run as a script.
+"""XLA in a process of its own with a given number of CPU devices; run as a script.
 
 Its folder holds `module`, the StableHLO of a lowered program, and `request.json`: the partitioner,
 the number of devices, and for each argument and result whether XLA may lay it out. XLA dumps what

@@ -176,7 +176,7 @@ class Loops:
 
     @cached_property
     def _has_divided_taps(self) -> bool:
-        """Whether an operand is sharded along a loop of a window that is summed."""
+        """True if an operand is sharded along a loop of a window that is summed."""
         taps = self._window.intersection(self._summed)
         tensors = [(self.layouts[k], dims) for k, dims in self.rule.operands.items()]
         pairs = [pair for tensor in tensors for pair in zip(*tensor, strict=True)]

@@ -1,4 +1,4 @@
-"""StableHLO text as a traced JAX function: what `jax.jit(f).lower(...)` and `jax.export` print.
+"""StableHLO text, from `jax.jit(f).lower(...)` or `jax.export`, as a traced JAX function.
 
 `read_stablehlo` (read_text.py) has jaxlib parse the text, and interprets it (`interpret.py`): each
 operator is looked up in a table and calls the function of `lax` that it came from (`called.py`,

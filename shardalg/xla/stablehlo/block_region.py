@@ -78,7 +78,7 @@ def _pending(layout: Any, axes: set[str]) -> tuple[str, ...]:
 
 
 def _on(spec: Any, axes: set[str]) -> PartitionSpec:
-    """What of a spec is on these axes."""
+    """Return the part of a spec on these axes."""
     entries = [() if e is None or e is PartitionSpec.UNCONSTRAINED else e for e in spec]
     held = [(e,) if isinstance(e, str) else e for e in entries]
     kept = [tuple(axis for axis in e if axis in axes) for e in held]
@@ -96,14 +96,14 @@ def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
 
 
 def _choices(step: TextStep) -> Iterator[tuple[str, ...]]:
-    """Sets of manual axes, small ones first."""
+    """Yield sets of manual axes, small ones first."""
     axes = tuple(step.mesh)
     for count in range(1, len(axes) + 1):
         yield from combinations(axes, count)
 
 
 def _axes(step: TextStep) -> tuple[str, ...]:
-    """The axes along which the groups of a collective lie."""
+    """Return the axes along which the groups of a collective run."""
     said = np.asarray(step.op.attributes["replica_groups"])
     for axes in _choices(step):
         if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, said.tolist())}:
@@ -112,7 +112,7 @@ def _axes(step: TextStep) -> tuple[str, ...]:
 
 
 def _permute(step: TextStep, x: Any) -> Any:
-    """The same steps along the same axes in every group."""
+    """Permute by the same steps along the same axes in every group."""
     said = {*map(tuple, step.pairs("source_target_pairs", 0))}
     for axes in _choices(step):
         groups = _groups(axes, step.mesh)
@@ -161,7 +161,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 
 
 def _while(step: TextStep, *carry: Any) -> Any:
-    """A loop that counts runs so often as it counts; any other until its condition fails."""
+    """Run a loop: a counting loop as a `jax.lax.fori_loop`, any other until its condition fails."""
     condition, body = step.region(0), step.region(1)
     turns = _turns(step, carry)
     if turns is None:
@@ -170,7 +170,7 @@ def _while(step: TextStep, *carry: Any) -> Any:
 
 
 def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
-    """How often the body runs, where a carried counter goes up by one to a constant."""
+    """Return the trip count if a carried counter goes up by one to a constant, else None."""
     condition, body = (region.blocks[0] for region in step.op.regions)
     *_, compare, end = condition.operations
     compare = compare.operation
@@ -193,7 +193,7 @@ def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
 
 
 def _number(value: Any) -> int | None:
-    """The number that a constant is."""
+    """Return the number of a constant, else None."""
     owner = value.owner
     if getattr(owner, "name", "") != "stablehlo.constant":
         return None

@@ -26,7 +26,7 @@ _TARGET = re.compile(r"lapack_[sdcz](\w+)_ffi")
 
 
 def called(target: str) -> Callable[..., Any] | None:
-    """The reading of a call; None of one that has none.
+    """Return the function that reads a call; None if there is none.
 
     >>> called("lapack_spotrf_ffi").__name__, called("lapack_sgeqrf_ffi"), called("my_kernel")
     ('_cholesky', None, None)
@@ -36,7 +36,7 @@ def called(target: str) -> Callable[..., Any] | None:
 
 
 def _said(step: TextStep, name: str) -> str:
-    """A letter of LAPACK, such as L or U for the triangle."""
+    """Return a letter of LAPACK, such as L or U for the triangle."""
     said = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
     if name not in said:
         raise step.refused(f" of LAPACK without {name}")
@@ -125,14 +125,14 @@ def _plain(name: str) -> Reading:
 
 
 def _constant(step: TextStep) -> Any:
-    """A scalar stays a literal, one number everywhere is a broadcast."""
+    """Return a constant: a scalar as a literal, equal elements as a broadcast."""
     value = literal(step.op)
     same = value.size > 1 and bool((value == value.flat[0]).all())
     return lax.full(value.shape, value.flat[0]) if same else value
 
 
 def _broadcast(step: TextStep, x: Any) -> Any:
-    """To its own shape it is the value, which a reduction is to know for its identity."""
+    """Broadcast; to its own shape the value itself, so that reductions recognise an identity."""
     if np.shape(x) == step.shape:
         return x
     return lax.broadcast_in_dim(x, step.shape, step.ints("broadcast_dimensions"))
@@ -156,7 +156,7 @@ def _convert(step: TextStep, x: Any) -> Any:
 
 
 def _custom_call(step: TextStep, *operands: Any) -> Any:
-    """A constraint of HLO, or LAPACK's; every other target is a kernel of somebody's."""
+    """Read a custom call: HLO's constraint, LAPACK, or a third-party kernel."""
     target = str(step.op.attributes["call_target_name"].value)
     of_lapack = called(target)
     if of_lapack is not None:

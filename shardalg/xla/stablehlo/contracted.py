@@ -129,7 +129,7 @@ def _scatter(step: TextStep, *operands: Any) -> Any:
 
 
 def _writes(step: TextStep) -> bool:
-    """Whether the computation returns the update as it is."""
+    """Return True if the computation returns the update unchanged."""
     block = step.op.regions[0].blocks[0]
     only = list(block.operations)
     return len(only) == 1 and list(only[0].operands) == [block.arguments[1]]

@@ -26,7 +26,7 @@ _RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 
 @dataclass(frozen=True, eq=False)
 class StablehloProgram:
-    """A module's functions, and the mesh on which its shardings are said.
+    """A module's functions, and the mesh of its shardings.
 
     Attributes:
       functions: by name, of the parser.
@@ -41,7 +41,7 @@ class StablehloProgram:
     meshes: Mapping[str, Mesh] = field(default_factory=dict)
 
     def layout(self, said: Any, shape: Sequence[int]) -> Any:
-        """A sharding of the text on its mesh; None of one on a mesh without axes: it says nothing.
+        """Parse a sharding on its mesh; None on a mesh without axes, where it has no meaning.
 
         Raises:
           NotationError, ShardingError: it does not fit.
@@ -60,7 +60,7 @@ class StablehloProgram:
         return read_layout(said, shape, own, self.mesh)
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
-        """What a function of the module returns.
+        """Return the results of a function of the module.
 
         Raises:
           TraceError: an operator that no table has.
@@ -103,7 +103,7 @@ class StablehloProgram:
                 (env[value],) = self._operator(op, env, [env[value]])
 
     def _operator(self, op: Any, env: Env, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """What is called is written out, in the scopes and below the lines of the call."""
+        """Run an operator; called functions are inlined in the scopes and lines of the call."""
         location = str(op.location)
         run, step = self._found(op, env, location)
         try:
@@ -122,7 +122,7 @@ class StablehloProgram:
             raise type(error)(f"{place}: {op.name}: {error}") from None
 
     def _found(self, op: Any, env: Env, location: str) -> tuple[Callable[..., Any], Any]:
-        """What an operator calls, and its first argument; a composite is the operator it names."""
+        """Return the function of an operator and its first argument; composites are unwrapped."""
         name = op.attributes["name"].value if op.name == COMPOSITE else op.name
         if op.name in _CALLS and name not in OPERATORS:
             return self.call, op.attributes[_CALLS[op.name]].value

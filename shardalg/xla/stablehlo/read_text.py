@@ -68,7 +68,7 @@ def read_stablehlo(text: str | Path) -> Any:
 
 
 def _text(text: str | Path) -> tuple[str, str]:
-    """The text, and what its places are called."""
+    """Return the text and the name of its source."""
     if not isinstance(text, str | Path):
         raise TraceError(
             f"{text!r:.80} is no text: pass what jax.jit(f).lower(...).as_text() prints, or a path."
@@ -122,7 +122,7 @@ def _traced(module: Any, path: str) -> Any:
 
 
 def _attributes(main: Any, name: str, count: int) -> list[Any]:
-    """Per argument or result, what stands beside it."""
+    """Return the attributes of each argument or result."""
     return [*main.attributes[name]] if name in main.attributes else [{}] * count
 
 
@@ -159,7 +159,7 @@ def _layouts(
 
 
 def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
-    """What the arguments are called in the text's locations, as far as they differ."""
+    """Return the arguments' names in the text's locations, if they differ."""
     names = [re.sub(r"\W+", "_", str(value.location)[4:-1]).strip("_") for value in arguments]
     fitting = len({*names}) == len(names) and all(name.isidentifier() for name in names)
     chosen = names if fitting else [f"arg{i}" for i in range(len(names))]
@@ -169,7 +169,7 @@ def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
 def _meshes(
     module: Any, operators: Sequence[Any], path: str
 ) -> tuple[Mesh | None, str, dict[str, Mesh]]:
-    """The one of Shardy that shardings name, else what HLO's share; and all that are stated."""
+    """Return Shardy's mesh that the shardings name, or else HLO's common mesh, and all meshes."""
     text = str(module)
     stated = [op.attributes for op in operators if op.name == "sdy.mesh"]
     read = {each["sym_name"].value: shardy_mesh(each["mesh"]) for each in stated}

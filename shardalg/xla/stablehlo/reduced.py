@@ -32,7 +32,7 @@ _RUNNING = {
 
 
 def _computation(step: TextStep) -> Any:
-    """The function of `lax` that the region is, else the region; pairs for JAX."""
+    """Return the function of `lax` that the region computes, or else the region itself."""
     known = _MONOIDS.get(step.only())
     if known is not None:
         return known
@@ -79,7 +79,7 @@ def _arg_reduce(step: TextStep, operands: tuple[Any, ...], dims: tuple[int, ...]
 
 
 def _keeps_first(step: TextStep, kept: Callable[..., Any], types: tuple[Any, Any]) -> bool:
-    """Whether the computation, tried on values of every kind, keeps the place that `kept` does.
+    """Return True if the computation, tried on values of every kind, keeps `kept`'s place.
 
     Of two NaNs JAX keeps the left one, whose place is the first in the order of a reduction.
     """
@@ -117,7 +117,7 @@ _SELECTS = {"GE": "ge", "LE": "le"}
 
 
 def _select_and_scatter(step: TextStep, x: Any, source: Any, init: Any) -> Any:
-    """As the gradient of a maximum over windows has it."""
+    """Read a select-and-scatter, as in the gradient of a maximum over windows."""
     compare = step.op.regions[0].blocks[0].operations[0].operation
     word = str(compare.attributes["comparison_direction"])[-3:-1] if compare.operands else ""
     if (
@@ -143,7 +143,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _sort(step: TextStep, *operands: Any) -> Any:
-    """JAX sorts upwards by its first operands: those that the comparison reads."""
+    """Sort ascending by the operands that the comparison reads."""
     block = step.op.regions[0].blocks[0]
     keys = sum(bool(list(argument.uses)) for argument in block.arguments[::2])
     if not _is_upwards(step, keys, [x.dtype for x in operands]):
@@ -154,7 +154,7 @@ def _sort(step: TextStep, *operands: Any) -> Any:
 
 
 def _is_upwards(step: TextStep, keys: int, types: Sequence[Any]) -> bool:
-    """Whether the comparison, tried on values, is that of these many first operands in order."""
+    """Return True if the comparison, tried on values, orders by the first `keys` operands."""
     if not 1 <= keys <= _MOST_KEYS:
         return False
     cases = list(product((0, 1, 2), repeat=2 * keys))

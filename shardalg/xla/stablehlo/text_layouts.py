@@ -68,7 +68,7 @@ def per_value(attribute: Any) -> list[Any]:
 
 
 def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
-    """The mesh of fewest axes on which tiled HLO shardings can be said; None where none is tiled.
+    """Return the mesh of fewest axes for all tiled HLO shardings; None if none is tiled.
 
     An axis ends wherever a split of one of them ends.
 
@@ -101,7 +101,7 @@ def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
 
 
 def _rank(text: str) -> int:
-    """Of the tensor that a tiled sharding is for."""
+    """Return the rank of a tiled sharding's tensor."""
     tiles = text.partition("devices=[")[2].partition("]")[0].count(",") + 1
     kinds = text.partition("last_tile_dims={")[2].partition("}")[0]
     last = kinds.count(",") + 1 if kinds else "last_tile_dim_replicate" in text
@@ -160,7 +160,7 @@ def constrained(x: Any, layout: Sharding | None) -> Any:
 
 
 def _abstract(mesh: Mesh) -> AbstractMesh:
-    """Of axes along which the partitioner decides, whatever JAX takes where nothing is said."""
+    """Return a mesh of automatic axes, whatever JAX's default is."""
     sizes = mesh.shape
     automatic = (AxisType.Auto,) * len(sizes)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=automatic)

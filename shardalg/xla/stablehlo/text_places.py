@@ -35,7 +35,7 @@ def frames(location: str, path: str) -> Frames:
 
 
 def shown(location: str, path: str) -> str:
-    """A location as messages say it: its innermost line, `model.py:41`."""
+    """Return a location for messages: its innermost line, `model.py:41`."""
     return next((f"{file}:{line}" for file, line in frames(location, path)), path)
 
 
@@ -54,7 +54,7 @@ def called_from(places: Frames, fn: Callable[..., Any], *args: Any) -> Any:
 
 @cache
 def _frame(file: str, line: int) -> Callable[..., Any]:
-    """A function that calls its first argument, and that stands at this line."""
+    """Return a function at this line that calls its first argument."""
 
     def call(fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*args)
@@ -93,7 +93,7 @@ def _parts(location: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """A path, split where no bracket is open."""
+    """Split a path where no bracket is open."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -105,7 +105,7 @@ def _split(text: str) -> list[str]:
 
 
 def _taken_apart(part: str) -> tuple[list[str], str]:
-    """Transforms around a scope, outermost first: `transpose(jvp(mlp))`.
+    """Return the transforms around a scope, outermost first: `transpose(jvp(mlp))`.
 
     >>> _taken_apart("transpose(jvp(mlp))")
     (['transpose', 'jvp'], 'mlp')

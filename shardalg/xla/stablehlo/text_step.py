@@ -25,7 +25,7 @@ _KINDS = {"ui": "uint", "i": "int", "f": "float"}
 
 @dataclass(frozen=True, eq=False)
 class TextStep:
-    """An operator and what it stands in.
+    """An operator with its module, values and location.
 
     Attributes:
       op: of the parser.
@@ -48,52 +48,52 @@ class TextStep:
 
     @property
     def attributes(self) -> Any:
-        """Its own, or those of the operator that a composite stands for."""
+        """Attributes of the operator, or of a composite's inner operator."""
         own = self.op.attributes
         return own["composite_attributes"] if self.name == COMPOSITE else own
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first result."""
+        """Shape of the first result."""
         return array_type(self.op.results[0].type)[0]
 
     @property
     def dtype(self) -> Any:
-        """Of the first result."""
+        """Type of the first result."""
         return array_type(self.op.results[0].type)[1]
 
     def has(self, name: str) -> bool:
-        """Whether an attribute is said."""
+        """Return True if the attribute is present."""
         return name in self.attributes
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """An attribute that is a list of numbers."""
+        """Return an attribute that is a list of numbers."""
         return tuple(map(int, self.attributes[name])) if self.has(name) else default
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
-        """An attribute that is a matrix of two columns; zeros where it is not said."""
+        """Return an attribute that is a matrix of two columns; zeros if it is absent."""
         if not self.has(name):
             return ((0, 0),) * count
         flat = np.asarray(self.attributes[name]).reshape(-1, 2).tolist()
         return tuple((low, high) for low, high in flat)
 
     def number(self, name: str) -> int:
-        """An attribute that is a number."""
+        """Return an attribute that is a number."""
         return int(self.attributes[name].value)
 
     def word(self, name: str) -> str:
-        """An attribute that is a word of an enumeration: `GT` of `#stablehlo<... GT>`."""
+        """Return an attribute that is a word of an enumeration: "GT" of "#stablehlo<... GT>"."""
         return re.findall(r"\w+", str(self.attributes[name]))[-1]
 
     def only(self, region: int = 0) -> str:
-        """The one operator that a region applies to its own arguments; "" if it is another."""
+        """Return the one operator that a region applies to its own arguments, or ""."""
         block = self.op.regions[region].blocks[0]
         first, *rest = block.operations
         plain = len(rest) == 1 and list(first.operands) == list(block.arguments)
         return str(first.operation.name).partition(".")[2] if plain else ""
 
     def refused(self, what: str) -> TraceError:
-        """The error that it cannot be read."""
+        """Return the error that the operator cannot be read."""
         return TraceError(
             f"{self.place}: {self.name}{what} cannot be read. Plan the JAX function itself, or "
             "write the operator with ones that can: shardalg.xla.stablehlo lists them."
@@ -125,7 +125,7 @@ def array_type(kind: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
-    """The same of an argument or a result.
+    """Return the shape and type of an argument or a result.
 
     Raises:
       TraceError: it has 64 bits, and JAX is to hold 32.
@@ -146,7 +146,7 @@ def _small(element: str) -> str:
 
 
 def literal(op: Any) -> Any:
-    """The array of a constant.
+    """Return the array of a constant.
 
     Raises:
       TraceError: elements that are not plain numbers.
@@ -164,7 +164,7 @@ def literal(op: Any) -> Any:
 
 
 def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The same of elements that numpy does not have, read from text."""
+    """Parse the elements of a type that numpy lacks."""
     raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
     if raw:
         return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
