@@ -1,4 +1,4 @@
-"""What an `Apply` runs: JAX's own primitive with the parameters that replace its own."""
+"""The node of an instruction, and the primitive with the parameters that it runs on a device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from shardalg.spmd.instructions import Apply, Fold
 
 
 def node_of(graph: Graph, instruction: Instruction) -> Node:
-    """The graph node that an instruction was emitted for.
+    """Return the graph node that an instruction was emitted for.
 
     Raises:
-      ProgramError: it stands at the program's border, and is for none.
+      ProgramError: the instruction is at the program's border and has no node.
     """
     if instruction.node is None:
         kind = type(instruction.attributes).__name__
-        raise ProgramError(f"{kind} {instruction.results} is for no node, and needs one.")
+        raise ProgramError(f"{kind} {instruction.results} has no node, and needs one.")
     return graph.nodes[instruction.node]
 
 
 def bound(graph: Graph, instruction: Instruction[Apply | Fold]) -> tuple[Binding | None, Params]:
-    """(binding, parameters) for `graph.evaluate.apply`.
+    """Return (binding, parameters) for `graph.evaluate.apply`.
 
-    The binding is None for a node that normalisation made and in a loaded graph; the parameters
-    then are all of the node's, with those that the instruction changes.
+    The binding is None for a node that normalisation made, and in a loaded graph. The parameters
+    are then the node's, with the instruction's changes.
     """
     changed, node = instruction.attributes.params, instruction.node
     if node is None:

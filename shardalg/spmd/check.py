@@ -1,4 +1,4 @@
-"""Structure of a program: every value made once, before it is read, in the shape it should have."""
+"""Structure of a program: each value is made once, before it is read, with the declared shape."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardalg.spmd.program import SpmdProgram
 
 
 def check(program: SpmdProgram) -> SpmdProgram:
-    """Return `program` if its structure is sound.
+    """Return the program if its structure is sound.
 
     Raises:
-      ProgramError: a local is read before it is made or made twice, a shape is not what its
-        instruction gives, a dimension does not divide, digits are not on the mesh, or anything but
-        a permute has to do with another order of the devices.
+      ProgramError: a local is read before it is made or made twice, a shape is not the one that
+        its instruction gives, a dimension does not divide, digits are not on the mesh, or an
+        instruction other than a permute uses another device order.
     """
     known = {local for local, _ in program.constants}
     mesh = program.mesh
@@ -51,28 +51,33 @@ def check(program: SpmdProgram) -> SpmdProgram:
 
 
 def _check_orders(program: SpmdProgram, block: Block, other_order: set[int]) -> None:
-    """Nothing but a permute reads or makes a local in another order of the devices."""
+    """Raise if an instruction other than a permute uses a local in another device order."""
     for instruction in block.instructions:
-        apart = other_order.intersection((*instruction.operands, *instruction.results))
-        if apart and type(instruction.attributes) is not CollectivePermute:
-            what = f" has to do with %{min(apart)}, which lies in another order of the devices."
+        uses = other_order.intersection((*instruction.operands, *instruction.results))
+        if uses and type(instruction.attributes) is not CollectivePermute:
+            what = f" uses %{min(uses)}, which is in another device order: permute it first."
             raise _fault(program, instruction, what)
         for body in instruction.attributes.bodies:
             _check_orders(program, body, other_order)
 
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
+    # Bound methods and a set of checked instructions: a program has tens of thousands of these.
     made, sound = known | set(block.arguments), set()
     has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
     for instruction in block.instructions:
         if not (has_all(instruction.operands) and has_none(instruction.results)):
-            raise _order_fault(program, instruction, made)
+            for local in instruction.operands:
+                if local not in made:
+                    raise _fault(program, instruction, f" reads %{local}, which is not made yet.")
+            again = next(local for local in instruction.results if local in made)
+            raise _fault(program, instruction, f" makes %{again} again.")
         kind = type(instruction.attributes)
-        # What an Apply gives is what its primitive gives: its locals say it.
+        # JAX alone knows the result types of a primitive, so an Apply's locals declare them.
         if kind in _BORDERS:
             _BORDERS[kind](program, instruction)
         elif kind is not Apply:
-            # equal instructions are checked once
+            # Layers repeat instructions on the same types: check equal ones once.
             values = (*instruction.operands, *instruction.results)
             types = tuple([_type(program, local) for local in values])
             common_shape = instruction.attributes, types, len(instruction.operands)
@@ -88,19 +93,11 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
         raise ProgramError(f"the block returns %{lost[0]}, which nothing makes.")
 
 
-def _order_fault(program: SpmdProgram, instruction: Instruction, made: set[int]) -> ProgramError:
-    """What is read before it is made, or made again."""
-    for local in instruction.operands:
-        if local not in made:
-            return _fault(program, instruction, f" reads %{local}, which is not made yet.")
-    again = next(local for local in instruction.results if local in made)
-    return _fault(program, instruction, f" makes %{again} again.")
-
-
 def _check_types(program: SpmdProgram, instruction: Instruction) -> None:
-    """Results are what the instruction makes of its operands."""
+    """Raise unless the results have the types that the instruction infers from its operands."""
     attributes = instruction.attributes
     try:
+        # `axis_ref` raises if the digit is not one of the mesh.
         for digit in getattr(attributes, "digits", ()):
             program.mesh.axis_ref(digit)
         made = infer_types(attributes, [_type(program, local) for local in instruction.operands])
@@ -123,7 +120,7 @@ def _type(program: SpmdProgram, local: int) -> Type:
 
 
 def _type_texts(first: Type, second: Type) -> tuple[str, str]:
-    """Two types in words: shapes alone where these differ."""
+    """Return two different types in words: the shapes if they differ, otherwise the item types."""
     if first[0] != second[0]:
         return str(first[0]), str(second[0])
     return first[1], second[1]
@@ -143,6 +140,7 @@ def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
     loop = instruction.attributes
     first, both = loop.num_consts[0], sum(loop.num_consts)
     operands, count = instruction.operands, len(instruction.operands)
+    # The condition reads its own constants and the carry, which follow the body's constants.
     given = ((*operands[:first], *operands[both:]), loop.condition.arguments, count)
     _check_arguments(program, instruction, given)
     _check_arguments(program, instruction, (operands[first:], loop.body.arguments, count))
@@ -151,18 +149,16 @@ def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
     )
     carries = zip(loop.body.arguments[loop.num_consts[1] :], loop.body.results, strict=True)
     _check_carries(program, instruction, carries)
+    # The condition reads the same carry as the body, so its arguments have to agree with it as
+    # well.
     carries = zip(loop.condition.arguments[first:], loop.body.results, strict=True)
     _check_carries(program, instruction, carries)
-
-
-def _check_branches(program: SpmdProgram, instruction: Instruction) -> None:
-    _check_blocks(program, instruction, instruction.operands[1:])
 
 
 def _check_blocks(
     program: SpmdProgram, instruction: Instruction, operands: tuple[int, ...]
 ) -> None:
-    """Every block takes these operands, and gives the instruction's results."""
+    """Raise unless every block takes these operands and gives the instruction's results."""
     count = len(operands)
     for block in instruction.attributes.bodies:
         _check_arguments(program, instruction, (operands, block.arguments, count))
@@ -174,7 +170,8 @@ def _check_blocks(
 _BORDERS: dict[type, Callable[[SpmdProgram, Any], None]] = {
     Loop: _check_loop,
     While: _check_while,
-    Branches: _check_branches,
+    # Operand 0 is the number of the block that runs.
+    Branches: lambda program, one: _check_blocks(program, one, one.operands[1:]),
     Manual: lambda program, instruction: _check_blocks(program, instruction, instruction.operands),
     CollectiveMatmul: lambda program, one: _check_blocks(program, one, one.operands),
 }
@@ -205,8 +202,12 @@ def _check_carries(
 def _type_mismatches(
     program: SpmdProgram, length: int, pairs: _Pairs
 ) -> Iterator[tuple[tuple[int, str], tuple[int, str]]]:
-    """(local, type) outside and inside a loop that do not fit; stacked from `pairs[2]` on."""
+    """Yield (local, type) outside and inside a loop where the types differ.
+
+    From number `pairs[2]` on, the outer value is stacked over the iterations.
+    """
     for number, (outer, inner) in enumerate(zip(*pairs[:2], strict=True)):
+        # Outside a loop, `xs` and `ys` have the iterations as leading dimension.
         here, (shape, dtype) = _type(program, outer), _type(program, inner)
         there = shape if number < pairs[2] else (length, *shape), dtype
         if here != there:
@@ -215,7 +216,7 @@ def _type_mismatches(
 
 
 def _fault(program: SpmdProgram, instruction: Instruction, what: str) -> ProgramError:
-    """The error that names the instruction, its results and the mesh."""
+    """Return the error that names the instruction, its results and the mesh."""
     results = ", ".join(f"%{r}" for r in instruction.results)
     kind = type(instruction.attributes).__name__
     return ProgramError(f"{kind} ({results}) on {program.mesh!r}{what}")

@@ -1,6 +1,6 @@
-"""Whether every field of a program is what its class declares: nothing is coerced or guessed.
+"""Check that every field of a program has its declared type: nothing is coerced or guessed.
 
-The declarations are read off the classes, so that a new kind of instruction is covered as it is.
+The declarations are read from the classes, so that a new kind of instruction needs no entry here.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _PLAIN = (int, float, bool, str, NoneType)
 
 @cache
 def declared_fields(cls: type) -> tuple[tuple[str, Any], ...]:
-    """The fields of a class that are given to it, with their types.
+    """Return the fields that a class takes in its constructor, with their types.
 
     >>> from shardalg.spmd.instructions import Slice
     >>> declared_fields(Slice)
     (('dim', <class 'int'>), ('start', <class 'int'>), ('size', <class 'int'>))
     """
-    # plain data is made of plain data: a test of its own, no type to resolve
+    # `Params` is recursive plain data, so it gets a test of its own instead of a resolved type.
     hints = get_type_hints(cls, localns={"Params": Parameters})
-    # the one type that is left open is that of an instruction's attributes
+    # The only type variable is the type of an instruction's attributes: any kind is valid.
     hints = {n: reduce(or_, kinds()) if isinstance(h, TypeVar) else h for n, h in hints.items()}
     return tuple((f.name, hints[f.name]) for f in fields(cls) if f.init)
 
 
 class FieldTests:
-    """Tests of values against declared types, on one mesh: digits are of its positions.
+    """Tests of values against declared types, on one mesh.
 
-    A tensor may lie on another mesh over the same devices, so they need not be its axes; no place
-    of a position is used twice.
+    A tensor may be sharded on another mesh over the same devices. So digits need not be axes of
+    this mesh, but no position may be counted twice.
 
     >>> fitting = FieldTests(Mesh({"X": 2, "Y": 4}))
     >>> [fitting.fits(value, int | None) for value in (3, None, 3.0, True)]
@@ -71,7 +71,8 @@ class FieldTests:
         self._digits: dict[Digits, bool] = {}
 
     def fits(self, value: object, hint: Any) -> bool:
-        """Whether a value is of a declared type, all that is inside it included."""
+        """Return whether a value has a declared type, including everything inside it."""
+        # Tests are made once per type, because a program has hundreds of thousands of fields.
         if hint not in self._tests:
             self._tests[hint] = self._make_test(hint)
         return self._tests[hint](value)
@@ -92,18 +93,21 @@ class FieldTests:
             f"no test for fields of the type {hint}"
         )
         made = self._fields_test(hint)
-        further: dict[type, Test] = {Start: _is_whole, Runs: self._is_short}
+        further: dict[type, Test] = {Start: _is_integer, Runs: self._is_short}
         more = further.get(hint)
         return made if more is None else lambda value: made(value) and more(value)
 
     def _is_short(self, value: Runs) -> bool:
-        """No run names more devices than there are: pairs are written out, one by one."""
+        """Return whether no run names more devices than exist.
+
+        Runs are expanded into pairs later, so a longer one would take unlimited memory.
+        """
         devices = self.mesh.size
         short = all(run.last - run.first < devices for run in value.runs)
         return value.classes.devices == devices and short
 
     def _union_test(self, args: tuple[Any, ...]) -> Test:
-        """One of several types; classes are told apart by a look at the value's own."""
+        """Return the test for a union of types; the value's own class selects a dataclass."""
         classes: dict[Any, Any] = {arg: arg for arg in args if is_dataclass(arg)}
         others = [arg for arg in args if not is_dataclass(arg)]
 
@@ -118,8 +122,8 @@ class FieldTests:
     def _fields_test(self, cls: type) -> Test:
         rows = declared_fields(cls)
 
-        # Layouts and attributes are shared by many locals and instructions. The program keeps them
-        # alive while it is tested, so that an identity names one object.
+        # Many locals and instructions share their shardings and attributes. The program keeps these
+        # alive during the tests, so an `id` stays unique.
         known: dict[int, bool] = {}
 
         def test(value: object) -> bool:
@@ -132,7 +136,7 @@ class FieldTests:
         return test
 
     def _is_digits(self, value: object) -> bool:
-        """Digits of the mesh, no place of the device position twice."""
+        """Return whether a value is a tuple of digits that counts no position twice."""
         if type(value) is not tuple or not all(type(digit) is Digit for digit in value):
             return False
         if not all(type(number) is int for digit in value for number in digit):
@@ -142,7 +146,8 @@ class FieldTests:
         return self._digits[value]
 
     def _on_mesh(self, digits: Digits) -> bool:
-        """Digits of the mesh, or of another one over its devices: each above those before it."""
+        """Return whether digits are of this mesh, or of another mesh over its devices."""
+        # In the order of their strides, each digit must begin where the one before it ends.
         below = 1
         for stride, size in sorted(digit for digit in digits if digit.size != 1):
             if min(stride, size) < 1 or stride % below:
@@ -151,7 +156,7 @@ class FieldTests:
         return self.mesh.size % below == 0
 
     def fault(self, value: Any, hint: Any, where: str) -> str:
-        """The innermost place at which a value does not fit, in words; "" if it fits.
+        """Return the innermost place at which a value has the wrong type, in words, or "".
 
         >>> from shardalg.spmd.instructions import Slice
         >>> slices = Slice(0, 1, 4), Slice(0, "1", 4)
@@ -161,6 +166,7 @@ class FieldTests:
         kind: type = type(value)
         if self.fits(value, hint):
             return ""
+        # Descend into the tuple to name the item that does not fit.
         if type(value) is tuple and type(hint) is GenericAlias and hint != Digits:
             hints = get_args(hint)
             each = (hints[0],) * len(value) if hints[-1:] == (Ellipsis,) else hints
@@ -176,9 +182,9 @@ class FieldTests:
 
 
 def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
-    """What keeps a program from being one on `mesh`, in words; "" where nothing does.
+    """Return why the program is not a valid one on `mesh`, in words, or "".
 
-    Its fields are of their types, locals are numbered, and what is named is there.
+    Its fields must have their types, its locals must be numbered, and all named locals must exist.
     """
     fault = FieldTests(mesh).fault(program, SpmdProgram, "program")
     if not fault and program.mesh != mesh:
@@ -189,7 +195,7 @@ def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
 def _number_faults(program: SpmdProgram) -> Iterator[str]:
     for number, local in enumerate(program.locals):
         if local.index != number:
-            yield f"program.locals[{number}] says that it is %{local.index}"
+            yield f"program.locals[{number}] has the index %{local.index}"
         if min(local.shape, default=0) < 0:
             yield f"%{number} has the shape {local.shape}"
     known = range(len(program.locals))
@@ -197,11 +203,12 @@ def _number_faults(program: SpmdProgram) -> Iterator[str]:
     for words, locals_ in (*named, *_named_locals(program.block, "program")):
         wrong = [local for local in locals_ if local not in known]
         if wrong:
-            yield f"{words} names %{wrong[0]}, which is not among {len(known)} locals"
+            yield f"{words} names %{wrong[0]}, but the program has {len(known)} locals"
 
 
 def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from ((f"{where}.arguments", block.arguments), (f"{where}.results", block.results))
+    # Local -1 never exists, so this is reported as a fault.
     if len(set(block.arguments)) < len(block.arguments):
         yield f"{where}.arguments, one of them twice,", (-1,)
     for number, step in enumerate(block.instructions):
@@ -214,8 +221,9 @@ def _type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
-def _is_whole(start: Start) -> bool:
-    """Whether it is a whole number on every device, as Python and z3 count alike."""
+def _is_integer(start: Start) -> bool:
+    """Return whether a start is an integer on every device, on which Python and z3 agree."""
+    # Python and z3 divide by negative numbers differently.
     index = start.index
     return index.div > 0 and index.mod >= 0 and not index.exact
 
@@ -232,7 +240,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_why(value: object) -> bool:
-    """What is said of an instruction, which no device runs: its layouts may be of any mesh."""
+    """Return whether a value is a reason.
+
+    No device runs it, so its shardings may be of any mesh.
+    """
     if type(value) is not Why or type(value.purpose) is not Purpose:
         return False
     path, chain = value.path, value.chain

@@ -16,7 +16,7 @@ _HIGHEST = ("min", "argmin")
 
 
 def is_float(dtype: str) -> bool:
-    """Whether `dtype` is a floating type (`bfloat16` and the complex types included).
+    """Return whether `dtype` is a floating type (`bfloat16` and the complex types included).
 
     >>> is_float("bfloat16"), is_float("int32")
     (True, False)
@@ -25,7 +25,10 @@ def is_float(dtype: str) -> bool:
 
 
 def identity(combine: str, dtype: str) -> int | float | bool:
-    """The number that changes nothing: `combine(identity, x) = x`.
+    """Return the identity of a combination: `combine(identity, x) = x`.
+
+    Raises:
+      ProgramError: `combine` has no identity that a device could hold.
 
     >>> identity("sum", "float32"), identity("max", "bfloat16"), identity("min", "uint8")
     (0, -inf, 255)
@@ -33,20 +36,17 @@ def identity(combine: str, dtype: str) -> int | float | bool:
     (True, -1)
     >>> identity("logsumexp", "float32"), f'{identity("logsumexp", "complex64"):.2e}'
     (-inf, '-1.70e+38')
-
-    Raises:
-      ProgramError: `combine` has no identity that a device could hold.
     """
     if combine in _ZERO and has_zero(dtype):
         return False if dtype == "bool" else 0
     if combine == "top" and is_float(dtype):
-        return math.copysign(math.nan, -1)  # in total order below all numbers
+        return math.copysign(math.nan, -1)  # below all numbers in the total order
     if combine == "logsumexp" and dtype.startswith("complex"):
         return float(np.finfo(dtype).min) / 2  # JAX subtracts its double, which stays finite
     if combine == "product":
         return 1
-    if combine == "and":
-        return True if dtype == "bool" else _ones(dtype)
+    if combine == "and":  # all bits set
+        return extreme(dtype, highest=True) if dtype.startswith(("bool", "uint")) else -1
     if combine in _LOWEST + _HIGHEST:
         return extreme(dtype, highest=combine in _HIGHEST)
     raise ProgramError(
@@ -56,7 +56,7 @@ def identity(combine: str, dtype: str) -> int | float | bool:
 
 
 def identity_if_any(combine: str, dtype: str) -> int | float | bool | None:
-    """The same; None where the type lacks the zero that it would be.
+    """Return the identity, or None if it would be a zero that the type lacks.
 
     >>> [identity_if_any("sum", dtype) for dtype in ("float8_e4m3fn", "float8_e8m0fnu")]
     [0, None]
@@ -65,20 +65,24 @@ def identity_if_any(combine: str, dtype: str) -> int | float | bool | None:
 
 
 def is_kept(combine: str, number: float, dtype: str) -> bool:
-    """Whether a number combined with copies of itself, however many, stays what it is.
+    """Return whether a number stays the same when any number of its copies are combined.
 
     >>> [is_kept(combine, 0.0, "float32") for combine in ("sum", "product", "max", "logsumexp")]
     [True, True, True, False]
     >>> is_kept("sum", 1.0, "float32"), is_kept("max", 1.0, "float32")
     (False, True)
     """
+    # Idempotent combinations keep every number except NaN, which is not equal to itself.
     if combine in ("max", "min", "and", "or"):
         return number == number
+    # Zero absorbs products, so it is kept as well as the identity.
     return number == identity(combine, dtype) or (combine == "product" and number == 0)
 
 
 def extreme(dtype: str, *, highest: bool) -> int | float | bool:
-    """The largest, or smallest, number of an item type: no infinity where it has none.
+    """Return the largest or smallest number of an item type.
+
+    It is finite for types without infinities.
 
     >>> extreme("int8", highest=False), extreme("bool", highest=True)
     (-128, True)
@@ -88,27 +92,13 @@ def extreme(dtype: str, *, highest: bool) -> int | float | bool:
     if dtype == "bool":
         return highest
     if is_float(dtype):
-        most = math.inf if highest else -math.inf
-        return most if _has_infinities(dtype) else _finite(dtype, highest=highest)
+        # Narrow types without infinities turn one into a NaN or into a number.
+        narrow = dtype.startswith(("float8_", "float6_", "float4_"))
+        if narrow and not np.isinf(np.array(math.inf).astype(getattr(ml_dtypes, dtype))):
+            limits = ml_dtypes.finfo(getattr(ml_dtypes, dtype))
+            return float(limits.max if highest else limits.min)
+        return math.inf if highest else -math.inf
     bits = int(dtype.lstrip("uint"))
     if dtype.startswith("uint"):
         return (1 << bits) - 1 if highest else 0
     return (1 << (bits - 1)) - 1 if highest else -(1 << (bits - 1))
-
-
-def _has_infinities(dtype: str) -> bool:
-    """Whether an infinity stays one; narrow types without any make a NaN, or a number, of it."""
-    return not dtype.startswith(("float8_", "float6_", "float4_")) or bool(
-        np.isinf(np.array(math.inf).astype(np.dtype(getattr(ml_dtypes, dtype))))
-    )
-
-
-def _finite(dtype: str, *, highest: bool) -> float:
-    """The largest, or smallest, finite number of a narrow type."""
-    found = ml_dtypes.finfo(getattr(ml_dtypes, dtype))
-    return float(found.max if highest else found.min)
-
-
-def _ones(dtype: str) -> int | float | bool:
-    """All bits set."""
-    return extreme(dtype, highest=True) if dtype.startswith("uint") else -1

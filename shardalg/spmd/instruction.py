@@ -1,10 +1,10 @@
-"""Instructions: what each kind says of itself, and what stands around it in a program.
+"""Instructions: the interface of a kind, and the context of an instruction in a program.
 
-A kind is a frozen class of attributes in `instructions/`. What it does is written three times, each
-on its own, since that is what makes them evidence: `spmd/host` (simulate), `lower/emit` (run),
-`verify/moves` (prove).
+A kind is a frozen class of attributes in `instructions/`. Its meaning is written three times,
+independently, because that makes the copies evidence for each other: `spmd/host` (simulate),
+`lower/emit` (run), `verify/moves` (prove).
 
-Why an instruction is there: a value, from which tables and listings print their words.
+`Why` is the reason for an instruction, from which tables and listings print their words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from shardalg.spmd.identity import identity
 
 
 class Purpose(Enum):
-    """What an instruction is there for. The value is the words, behind the operator's name."""
+    """Purpose of an instruction.
+
+    The value is the text that follows the operator's name.
+    """
 
     NONE = ""
     NEEDS = "needs"
@@ -43,12 +46,14 @@ class Purpose(Enum):
 
 
 class Why(NamedTuple):
-    """Why an instruction is there. A named tuple: a plan makes tens of thousands.
+    """Reason for an instruction.
+
+    It is a named tuple, because a plan makes tens of thousands.
 
     Attributes:
-      purpose: what it is for; operator: for which, "" at a border.
-      path: of a step between two layouts, the layout before and after it.
-      chain: a number for the steps from one layout to another, None outside of such a chain.
+      purpose: the purpose; operator: the operator that it serves, "" at a border.
+      path: for a step between two shardings, the sharding before and after it.
+      chain: a number shared by the steps from one sharding to another, None outside such a chain.
 
     >>> print(Why(Purpose.NEEDS, "dot_general"))
     dot_general needs
@@ -60,11 +65,11 @@ class Why(NamedTuple):
     chain: int | None = None
 
     def along(self, path: tuple[Sharding, Sharding] | None, chain: int) -> Why:
-        """The same for one step of a chain."""
+        """Return the same reason for one step of a chain."""
         return Why(self.purpose, self.operator, path, chain)
 
     def is_chained(self, other: Why) -> bool:
-        """Whether two steps for one node belong to one chain of moves."""
+        """Return whether two steps for one node belong to one chain of moves."""
         return (self.chain, self.purpose, self.operator) == (
             other.chain,
             other.purpose,
@@ -80,7 +85,7 @@ class Why(NamedTuple):
 
 
 UNSTATED = Why()
-"""Of an instruction that no operator and no border asks for."""
+"""Reason of an instruction that no operator and no border needs."""
 
 
 Shape = tuple[int, ...]
@@ -89,13 +94,13 @@ Type = tuple[Shape, str]
 
 
 class Attributes:
-    """What an instruction does, beside its operands: the base of every kind.
+    """Base of every kind: the meaning of an instruction, apart from its operands.
 
-    Unless a kind says otherwise, it has one operand, and one result of its type.
+    By default a kind has one operand, and one result of the same type.
 
     Attributes:
-      of_one_type: whether all operands have one item type.
-      lacks_dim: whether the first operand lacks the dimension that is spoken of.
+      of_one_type: whether all operands must have one item type.
+      lacks_dim: whether the first operand lacks the dimension `dims`.
     """
 
     __slots__ = ()
@@ -103,34 +108,34 @@ class Attributes:
     lacks_dim: ClassVar[bool] = False
 
     def text(self, mesh: Mesh) -> str:
-        """The kind and what it says, as a program is printed."""
+        """Return the kind and its attributes, as a program is printed."""
         raise NotImplementedError(type(self).__name__)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
-        """Local shape of each result, from the operands'; None where these do not fit together."""
+        """Return the local shape of each result, or None if the operands do not fit together."""
         return first
 
     def arity(self, rank: int, count: int) -> int:
-        """How many operands it has, given the rank of the first and how many there are."""
+        """Return the number of operands, given the rank of the first and the actual count."""
         return 1
 
     def followed(self, count: int) -> Sequence[int]:
-        """Per result the operand whose item type it has, given how many operands there are."""
+        """Return, per result, the operand whose item type it has, given the number of operands."""
         return (0,)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions that it speaks of; of the operand, but for `lacks_dim`."""
+        """The operand's dimensions that the instruction names (of the result's, if `lacks_dim`)."""
         return ()
 
     @property
     def cut(self) -> tuple[int, Digits] | None:
-        """(dimension, digits) whose parts must divide the operand."""
+        """(dimension, digits): the operand's size must be divisible by the number of parts."""
         return None
 
     @property
     def padding(self) -> str | None:
-        """The way to combine whose identity is put where there is no element."""
+        """The way to combine whose identity fills places without elements, or None."""
         return None
 
     @property
@@ -139,22 +144,22 @@ class Attributes:
         return ()
 
     def with_bodies(self, blocks: Sequence[Block]) -> Attributes:
-        """The same around other blocks."""
+        """Return the same instruction with other blocks."""
         return self
 
     @property
     def executions(self) -> int:
-        """How often its blocks run; where nobody knows, and of branches, each counts once."""
+        """Number of executions of the blocks; 1 if it is unknown, and for each branch."""
         return 1
 
     @property
     def executions_of_bodies(self) -> tuple[int, ...]:
-        """How often each of its blocks runs."""
+        """Number of executions of each block."""
         return (self.executions,) * len(self.bodies)
 
 
 class Along(Attributes):
-    """What speaks of one dimension, `dim`."""
+    """Base of the kinds that name one dimension, `dim`."""
 
     __slots__ = ()
     dim: int
@@ -166,7 +171,7 @@ class Along(Attributes):
 
 
 class Operator(Attributes):
-    """What is run as the operator of a node; all other kinds move what it reads or makes.
+    """Base of the kinds that run a node's operator; all other kinds move its operands or results.
 
     Attributes:
       loops: the digits on each sharded loop of the node's rule.
@@ -177,10 +182,10 @@ class Operator(Attributes):
 
 
 class Collective(Attributes):
-    """What moves blocks between the devices along `digits`.
+    """Base of the kinds that move blocks between the devices along `digits`.
 
     Attributes:
-      sent_as: the collective on the wire, a name in `costs/collectives.py`.
+      sent_as: the collective that is sent, a name in `costs/collectives.py`.
     """
 
     __slots__ = ()
@@ -189,25 +194,25 @@ class Collective(Attributes):
 
     @property
     def sends(self) -> int:
-        """How many collectives it is on the wire: none in a group of one."""
+        """Number of collectives that are sent: none in a group of one."""
         return 1 if self.digits else 0
 
     @property
     def stays(self) -> bool:
-        """Whether every device sends to itself alone."""
+        """True if every device sends only to itself."""
         return False
 
     @property
     def choices(self) -> int:
-        """Of how many operands a device sends one at a time; all of them move where it is one."""
+        """Number of operands of which a device sends one at a time; 1 means that all are sent."""
         return 1
 
     def moving(self, results: int) -> int | None:
-        """How many operands move, given the number of results; None for all."""
+        """Return the number of operands that move, given the number of results; None for all."""
         return None
 
 
-if TYPE_CHECKING:  # a bare `Instruction` is one of any kind, which only a checker needs to know
+if TYPE_CHECKING:  # `Instruction` without a parameter has any kind, which only a checker uses
     from typing_extensions import TypeVar as WithDefault
 
     A_co = WithDefault("A_co", bound=Attributes, covariant=True, default=Attributes)
@@ -217,15 +222,15 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Instruction(Generic[A_co]):
-    """One step of a block; `Instruction[AllGather]` is one of a kind.
+    """One step of a block; `Instruction[AllGather]` is one of that kind.
 
     Attributes:
       operands, results: indices of `Local`s.
       node: the graph node it was emitted for; None at the program's border.
       phase: "forward", "backward" or "update".
-      role: of the value that moves: "activation", "weight", "gradient", "loss",
+      role: role of the value that moves: "activation", "weight", "gradient", "loss",
         "constant", "optimizer_state" or "unknown".
-      why: what it is there for; of a step between two layouts, which chain of moves it is part of.
+      why: its reason; for a step between two shardings, also its chain of moves.
     """
 
     attributes: A_co
@@ -241,7 +246,7 @@ A = TypeVar("A", bound=Attributes)
 
 
 def is_a(instruction: Instruction, kind: type[A]) -> TypeGuard[Instruction[A]]:
-    """Whether an instruction is of a kind."""
+    """Return whether an instruction is of a kind."""
     return type(instruction.attributes) is kind
 
 
@@ -255,8 +260,9 @@ class Block:
 
     @cached_property
     def kinds(self) -> frozenset[type[Attributes]]:
-        """The kinds of the instructions in this block and in all blocks inside of it."""
+        """The kinds of the instructions in this block and in all blocks inside it."""
         found = {type(one.attributes) for one in self.instructions}
+        # Most blocks have no control flow, so their bodies need not be visited.
         if all(kind.bodies is Attributes.bodies for kind in found):
             return frozenset(found)
         bodies = (body for one in self.instructions for body in one.attributes.bodies)
@@ -264,16 +270,17 @@ class Block:
 
 
 def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
-    """The type of every result.
+    """Return the type of every result.
+
+    Raises:
+      ProgramError: such an instruction cannot have these operands.
 
     >>> from shardalg.spmd.instructions import Slice
     >>> infer_types(Slice(0, 1, 4), [((8, 3), "int8")])
     [((4, 3), 'int8')]
-
-    Raises:
-      ProgramError: operands that such an instruction cannot have.
     """
     count, shapes = len(operands), [shape for shape, _ in operands]
+    # The number of operands comes first: `result_shape` relies on it.
     wanted = attributes.arity(len(shapes[0]) if shapes else 0, count)
     if count != wanted:
         raise ProgramError(f" takes {wanted} operands, has {count}.")
@@ -281,9 +288,9 @@ def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
     shape = attributes.result_shape(*shapes)
     types = [dtype for _, dtype in operands]
     if shape is None or (attributes.of_one_type and len(set(types)) > 1):
-        raise ProgramError(f" joins {[*map(list, operands)]}, which are not alike.")
+        raise ProgramError(f" has operands whose types do not match: {[*map(list, operands)]}.")
     if attributes.padding is not None:
-        identity(attributes.padding, types[0])
+        identity(attributes.padding, types[0])  # raises if the item type has no such number
     return [(shape, types[number]) for number in attributes.followed(count)]
 
 
@@ -291,7 +298,7 @@ def _check_dims(attributes: Attributes, shape: Shape) -> None:
     rank = len(shape) + attributes.lacks_dim
     for dim in attributes.dims:
         if not 0 <= dim < rank:
-            raise ProgramError(f" speaks of dimension {dim} of {rank}.")
+            raise ProgramError(f" names dimension {dim}, but there are {rank}.")
     if attributes.cut is not None:
         dim, digits = attributes.cut
         count, size = parts(digits), shape[dim]

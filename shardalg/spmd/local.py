@@ -1,7 +1,4 @@
-"""One value as a device holds it, and an element number that depends on the device.
-
-Local shapes with one dimension changed.
-"""
+"""One value as a device holds it, and an element number that depends on the device."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Local:
     Attributes:
       shape: local shape, padding included.
       sharding: global shape and layout; `sharding.unreduced` are pending partial sums.
-      origin: the graph value it is a layout of; None for an intermediate of an emission.
+      origin: the graph value that it is a layout of; None for an intermediate of an emission.
     """
 
     index: int
@@ -43,7 +40,7 @@ class Local:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
 
 
-# Few shapes make up a program, and a product of formulas is dear.
+# A program has few distinct shapes, and a product of symbolic sizes is slow.
 @lru_cache(maxsize=1 << 16)
 def _bytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape, start=ITEM_SIZES.get(dtype, 4))
@@ -54,9 +51,9 @@ class Start:
     """An element number that depends on the device: `index` in partition ids.
 
     Attributes:
-      index: affine in the names of `digits`, perhaps divided (rounding down) and taken modulo.
+      index: affine in the names of `digits`, possibly divided (rounding down) and taken modulo.
       digits: (name, digits) of every partition id in it.
-      more: added to the index at last.
+      more: constant that is added at the end.
 
     >>> from shardalg.algebra.digits import Digit
     >>> start = Start((Index.of("o") * 6 - 1) // 4, (("o", (Digit(1, 4),)),))
@@ -69,20 +66,20 @@ class Start:
     more: int = 0
 
     def at(self, position: int) -> int:
-        """The number on the device at a position."""
+        """Return the number on the device at a position."""
         return self.of({name: partition_id(digits, position) for name, digits in self.digits})
 
     def of(self, ids: Mapping[str, Any]) -> Any:
-        """The number for partition ids by name: ints, or numbers of a traced program."""
+        """Return the number for partition ids by name: ints, or numbers of a traced program."""
         return self.index.at(ids) + self.more
 
     @property
     def all_digits(self) -> Digits:
-        """Everything that the number depends on."""
+        """All digits on which the number depends."""
         return tuple(digit for _, digits in self.digits for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
-        """The closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
+        """Return the closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
         names = {name: f"p({axes_text(mesh, digits)})" for name, digits in self.digits}
         renamed = tuple((names[name], coefficient) for name, coefficient in self.index.terms)
         tail = f"{self.more:+d}" if self.more else ""
@@ -90,7 +87,7 @@ class Start:
 
 
 def axes_text(mesh: Mesh, digits: Digits) -> str:
-    """Axes of `digits`, major first: `X`, `X,Y`, `X:(2)4`."""
+    """Return the axes of `digits`, major first: `X`, `X,Y`, `X:(2)4`."""
     return ",".join(repr(mesh.axis_ref(digit)) for digit in digits)
 
 
@@ -98,7 +95,7 @@ Shape = tuple[int, ...]
 
 
 def scale_dim(shape: Shape, dim: int, *, times: int = 1, over: int = 1) -> Shape:
-    """With a dimension that is longer or shorter by a factor.
+    """Return the shape with one dimension multiplied by `times` and divided by `over`.
 
     >>> scale_dim((6, 8), 1, times=2), scale_dim((6, 8), 0, over=3)
     ((6, 16), (2, 8))
@@ -107,7 +104,7 @@ def scale_dim(shape: Shape, dim: int, *, times: int = 1, over: int = 1) -> Shape
 
 
 def resize_dim(shape: Shape, dim: int, size: int) -> Shape:
-    """With a dimension of another size.
+    """Return the shape with one dimension replaced.
 
     >>> resize_dim((6, 8), 1, 3)
     (6, 3)
@@ -116,7 +113,7 @@ def resize_dim(shape: Shape, dim: int, size: int) -> Shape:
 
 
 def common_shape(shapes: Sequence[Shape]) -> Shape | None:
-    """The one shape that all have; None where they differ.
+    """Return the shape that all have, or None if they differ.
 
     >>> common_shape([(2,), (2,)]), common_shape([(2,), (3,)])
     ((2,), None)

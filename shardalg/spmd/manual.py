@@ -1,4 +1,4 @@
-"""Collectives that the user wrote in a manual region, as instructions, and the region's borders."""
+"""The user's own collectives in a manual region, as instructions, and the region's borders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Layouts = tuple[Sharding, ...]
 
 
 def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
-    """The instruction that a collective of the user's is; None of any other operator.
+    """Return the instruction for a collective of the user's, or None for any other operator.
 
     A device's place in a group is its partition id along the collective's axes, in the order in
     which they are named (`jax.lax.axis_index`). Permutes leave zeros where nothing arrives.
@@ -30,6 +30,7 @@ def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
     if made is None:
         return None
     axes = signature.param("axes", signature.param("axis_name"))
+    # Axes of size 1 have no digit; a collective over them alone moves nothing.
     digits = mesh.digits((axes,) if isinstance(axes, str) else axes)
     return made(signature, tuple(digit for digit in digits if digit.size > 1), mesh)
 
@@ -63,19 +64,15 @@ USER_COLLECTIVES = frozenset(_USER_COLLECTIVES)
 
 
 def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:
-    """Layouts of the operands and of the results of a manual region, as its specs say."""
-    sides = (("in_axes", node.signature.operands), ("out_axes", node.signature.results))
-    operands, results = (
-        tuple(
-            _laid(kind, axes, mesh)
-            for kind, axes in zip(kinds, node.signature.param(name), strict=True)
-        )
-        for name, kinds in sides
-    )
-    return operands, results
+    """Return the shardings of a manual region's operands and results, according to its specs."""
 
+    def layout(kind: ValueType, axes: tuple[tuple[str, ...], ...]) -> Sharding:
+        # A spec may be shorter than the rank: the other dimensions are replicated.
+        named = (*axes, *[()] * (len(kind.shape) - len(axes)))
+        dims = tuple(tuple(d for d in mesh.digits(names) if d.size > 1) for names in named)
+        return Sharding(mesh, kind.shape, dims)
 
-def _laid(kind: ValueType, axes: tuple[tuple[str, ...], ...], mesh: Mesh) -> Sharding:
-    named = (*axes, *[()] * (len(kind.shape) - len(axes)))
-    dims = tuple(tuple(d for d in mesh.digits(names) if d.size > 1) for names in named)
-    return Sharding(mesh, kind.shape, dims)
+    signature = node.signature
+    operands = zip(signature.operands, signature.param("in_axes"), strict=True)
+    results = zip(signature.results, signature.param("out_axes"), strict=True)
+    return tuple(layout(*pair) for pair in operands), tuple(layout(*pair) for pair in results)

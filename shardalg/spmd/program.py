@@ -1,6 +1,6 @@
 """The single program that every device runs: local shapes, explicit collectives, masks.
 
-A program as text, in the notation `f32[16@X,128@Y]`: local sizes with the axes that cut them.
+It prints in the notation `f32[16@X,128@Y]`: local sizes with the axes that shard them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import SHORT, Graph
-from shardalg.spmd.instruction import Attributes, Block, Collective, Instruction
+from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.instructions.control import Control
 from shardalg.spmd.local import Local, axes_text
 
 
 def local_text(local: Local) -> str:
-    """`bf16[8@X,1024]`, with `{U:Y}` for sums that are pending along Y."""
+    """Return a local's type as `bf16[8@X,1024]`, with `{U:Y}` for sums that are pending along Y."""
     mesh = local.sharding.mesh
     sizes = [str(n) for n in local.shape]
     if len(local.sharding.dims) == len(sizes):
@@ -32,10 +32,10 @@ def local_text(local: Local) -> str:
 
 @dataclass(frozen=True)
 class Printer:
-    """Lines of a program; with the graph, names of arguments and source lines stand behind them.
+    """Lines of a program; with the graph, argument names and source lines are added.
 
     Attributes:
-      comments: whether the reasons of collectives and source lines stand behind them.
+      comments: whether the reasons of collectives and source lines are added as comments.
     """
 
     mesh: Mesh
@@ -44,41 +44,35 @@ class Printer:
     comments: bool = True
 
     def program(self, block: Block, constants: Sequence[tuple[int, int]]) -> str:
-        """The whole program, with the (local, graph value) of its constants."""
+        """Return the whole program, with the (local, graph value) pairs of its constants."""
         head = [f"SpmdProgram on {self.mesh!r}, every device runs:"]
         for local in block.arguments:
-            kind = local_text(self.locals[local])
-            head.append(f"  %{local} = {kind} argument{self._name(local)}")
+            origin = self.locals[local].origin
+            name = ""
+            if self.graph is not None and origin is not None:
+                name = f" {self.graph.values[origin].name}"
+            head.append(f"  %{local} = {local_text(self.locals[local])} argument{name}")
         for local, value in constants:
-            head.append(
-                f"  %{local} = {local_text(self.locals[local])} constant{self._number(value)}"
-            )
+            # Literals are named `number:dtype`. Arrays have a counter there, which says nothing.
+            full_name = self.graph.values[value].name if self.graph else ""
+            name, _, kind = full_name.rpartition(":")
+            number = f" {name}" if name and not kind.isdecimal() else ""
+            head.append(f"  %{local} = {local_text(self.locals[local])} constant{number}")
         return "\n".join([*head, *self._lines(block, "  ")])
 
     def instruction(self, instruction: Instruction) -> str:
-        """`%7 = f32[8@X,256@Y] dot_general [m@Y] %2 %5`."""
+        """Return one line, for example `%7 = f32[8@X,256@Y] dot_general [m@Y] %2 %5`."""
         results = ", ".join(f"%{r}" for r in instruction.results)
         types = ", ".join(local_text(self.locals[r]) for r in instruction.results)
         operands = " ".join(f"%{o}" for o in instruction.operands)
         return f"{results} = {types} {instruction.attributes.text(self.mesh)} {operands}"
 
-    def _name(self, local: int) -> str:
-        origin = self.locals[local].origin
-        if self.graph is None or origin is None:
-            return ""
-        return f" {self.graph.values[origin].name}"
-
-    def _number(self, value: int) -> str:
-        """Of a constant; arrays and their values are the graph's."""
-        name, _, kind = (
-            self.graph.values[value].name.rpartition(":") if self.graph else ("", "", "")
-        )
-        return f" {name}" if name and not kind.isdecimal() else ""
-
     def _lines(self, block: Block, indent: str) -> Iterator[str]:
         for instruction in block.instructions:
             yield indent + self.instruction(instruction) + self._comment(instruction)
-            for title, body in _titled(instruction.attributes):
+            attributes = instruction.attributes
+            titles = attributes.titles if isinstance(attributes, Control) else ()
+            for title, body in zip(titles, attributes.bodies, strict=True):
                 arguments = ", ".join(f"%{a}: {local_text(self.locals[a])}" for a in body.arguments)
                 yield f"{indent}  {title}({arguments})"
                 yield from self._lines(body, indent + "    ")
@@ -95,18 +89,12 @@ class Printer:
         return f"  # {'; '.join(words)}" if words else ""
 
 
-def _titled(attributes: Attributes) -> Iterator[tuple[str, Block]]:
-    """The blocks inside an instruction, with what they are called."""
-    if isinstance(attributes, Control):
-        yield from zip(attributes.titles, attributes.bodies, strict=True)
-
-
 @dataclass(frozen=True, repr=False)
 class SpmdProgram:
-    """What every device of `mesh` runs; `print` shows it instruction by instruction.
+    """The program that every device of `mesh` runs; `print` shows it instruction by instruction.
 
     Attributes:
-      locals: every local value, `locals[i].index == i`; those of loop bodies included.
+      locals: every local value, `locals[i].index == i`; includes the locals of loop bodies.
       block: the whole program; its arguments are the function's flattened arguments.
       argument_shardings, result_shardings: the layout at the border, one per flattened argument
         and result.
@@ -121,10 +109,10 @@ class SpmdProgram:
     """(local, graph value) of the constants that the program starts with."""
 
     def text(self, graph: Graph | None = None, *, comments: bool = True) -> str:
-        """The whole program; with the graph, names of arguments and source lines stand behind.
+        """Return the whole program; with the graph, argument names and source lines are added.
 
         Args:
-          comments: whether the reasons of collectives and source lines stand behind instructions.
+          comments: whether the reasons of collectives and source lines are added as comments.
         """
         printer = Printer(self.mesh, self.locals, graph, comments)
         return printer.program(self.block, self.constants)

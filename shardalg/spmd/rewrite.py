@@ -1,9 +1,9 @@
 """Rewrite a program by rules: one driver substitutes values, enters bodies and applies the rules.
 
 A pass is a subclass of `Rewriter`. It lists its rules, each with the kinds of instructions that it
-reads; the driver does the rest. The idea is that of MLIR's pattern rewriting (xDSL's
-`RewritePattern`, tinygrad's `graph_rewrite`). A block is visited once, from its first instruction
-to its last one, so that a rule sees operands that are rewritten already.
+reads; the driver does the rest. The idea is MLIR's pattern rewriting (xDSL's `RewritePattern`,
+tinygrad's `graph_rewrite`). A block is visited once, from its first instruction to its last one, so
+that a rule sees operands that are rewritten already.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from shardalg.spmd.program import SpmdProgram
 
 Kinds = Collection[type[Attributes]]
 Rule = Callable[[Any, Instruction[Any]], Instruction | int | None]
-"""Return the instruction to go on with, the local that replaces the instruction's one result, or
-None if the rule has put what replaces the instruction into `Rewriter.kept`."""
+"""Return the new instruction, the local that replaces the instruction's only result, or None.
+
+None means that the rule has put the replacement into `Rewriter.kept` itself.
+"""
 
 
 @dataclass
@@ -31,9 +33,9 @@ class Rewriter:
 
     Attributes:
       rules: kinds of instructions and the rule for these kinds, in order of application.
-      needs: kinds of instructions; a block without them stays as it is.
-      leaves: kinds of control flow whose bodies stay as they are.
-      locals: of the program. A rule may append to them.
+      needs: kinds of instructions; a block without them is returned unchanged.
+      leaves: kinds of control flow whose bodies are not rewritten.
+      locals: locals of the program. A rule may append to them.
       kept: the rewritten instructions, in order.
       replaced: local to the local that is read in its place from here on.
 
@@ -61,6 +63,7 @@ class Rewriter:
 
     def __init_subclass__(cls) -> None:
         found: dict[type, tuple[Rule, ...]] = {}
+        # Bodies are rewritten first, so that the pass's own rules see them in their final form.
         for some, rule in ((set(kinds(Control)) - {*cls.leaves}, Rewriter.entered), *cls.rules):
             for kind in some:
                 found[kind] = (*found.get(kind, ()), rule)
@@ -71,11 +74,13 @@ class Rewriter:
         if block.kinds.isdisjoint(self.needs):
             return block
         self.begin(block)
+        # A pass without a rule for this block may still change all of it at once in `finish`.
         rules_of, replaced, keep = self._rules_of, self.replaced, self.kept.append
         if block.kinds.isdisjoint(rules_of):
             return self.finish(block)
         replaces_none = replaced.keys().isdisjoint
         for instruction in block.instructions:
+            # Substitute first, so that rules see the operands that the rewritten program has.
             if not replaces_none(instruction.operands):
                 operands = tuple([replaced.get(local, local) for local in instruction.operands])
                 instruction = replace(instruction, operands=operands)
@@ -90,6 +95,7 @@ class Rewriter:
     def _apply(self, rules: tuple[Rule, ...], instruction: Instruction) -> None:
         for rule in rules:
             found = rule(self, instruction)
+            # The rule has put its own instructions into `kept`.
             if found is None:
                 return
             if isinstance(found, int):
@@ -103,11 +109,11 @@ class Rewriter:
         """Read the block before its first instruction is visited."""
 
     def finish(self, block: Block) -> Block:
-        """Return the block in its last form: for rules that read all of it at once."""
+        """Return the block in its final form, for rules that read all of it at once."""
         return block
 
     def entered(self, instruction: Instruction) -> Instruction:
-        """Return an instruction around its rewritten bodies."""
+        """Return an instruction with its bodies rewritten."""
         blocks = [replace(self).run(body) for body in instruction.attributes.bodies]
         return replace(instruction, attributes=instruction.attributes.with_bodies(blocks))
 

@@ -67,8 +67,8 @@ def test_shape_of_every_instruction(name):
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        (p.Concatenate(2), "speaks of dimension 2 of 2"),
-        (p.Resize(-1, 16), "speaks of dimension -1 of 2"),
+        (p.Concatenate(2), "names dimension 2, but there are 2"),
+        (p.Resize(-1, 16), "names dimension -1, but there are 2"),
         (p.Join(0, "sum"), "takes 2 operands, has 1"),
         (p.MaskAt(1, START, 12, None), "takes 2 operands, has 1"),
     ],

@@ -47,7 +47,7 @@ def test_a_mask_left_out_is_seen():
 def test_a_collective_left_out_is_seen():
     """Devices then hand on partial sums in place of copies, whatever the locals say of them."""
     program, graph, arguments, _ = matmul_all_reduce()
-    with pytest.raises(ProgramError, match="result 0: the program hands on different copies"):
+    with pytest.raises(ProgramError, match="result 0: the program returns different copies"):
         simulate(without(program, p.AllReduce), graph, *arguments)
 
 

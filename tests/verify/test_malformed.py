@@ -84,7 +84,7 @@ FAULTS = {
     ),
     "a dimension that is not there": (
         lambda step: replace(step, attributes=replace(step.attributes, dim=7)),
-        "speaks of dimension 7 of 2",
+        "names dimension 7, but there are 2",
     ),
     "a number of another type": (
         lambda step: replace(step, attributes=replace(step.attributes, dim=0.0)),

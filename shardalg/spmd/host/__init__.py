@@ -1,1 +1,1 @@
-"""A program run on one host, in numpy, for every device position."""
+"""Simulation of a program for all devices in numpy, on one host."""

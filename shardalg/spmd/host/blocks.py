@@ -1,4 +1,4 @@
-"""Global arrays to one block per device position and back, on the host."""
+"""Convert global arrays to one block per device position and back, on the host."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from shardalg.graph.evaluate import is_key, of_words, words
 from shardalg.spmd.identity import extreme, is_float
 
 Stack = list[np.ndarray]
-"""One array per device position; positions that surely hold the same share one object."""
+"""One array per device position; positions that certainly hold the same share one object."""
 
 
 def item_type(dtype: str) -> np.dtype:
-    """The numpy type called `dtype`; importing ml_dtypes makes `bfloat16` one."""
+    """Return the numpy type called `dtype`; importing ml_dtypes registers `bfloat16`."""
     import ml_dtypes  # noqa: F401
 
     return np.dtype(dtype)
 
 
 def garbage(dtype: str) -> int | float | bool:
-    """What padding holds before a mask: NaN, the largest integer, True."""
+    """Return the padding before a mask: NaN, the largest integer, or True."""
     return float("nan") if is_float(dtype) else extreme(dtype, highest=True)
 
 
 def block_ids(sharding: Sharding, position: int) -> tuple[int, ...]:
-    """Partition id of the device at `position` along every dimension."""
+    """Return the partition id of the device at `position` along every dimension."""
     return tuple(partition_id(digits, position) for digits in sharding.dims)
 
 
 def valid_slices(sharding: Sharding, position: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The part of a local block of `shape` that is not padding.
+    """Return the part of a local block of `shape` that is not padding.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 4})
@@ -50,10 +50,11 @@ def valid_slices(sharding: Sharding, position: int, shape: tuple[int, ...]) -> t
 
 
 def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> Stack:
-    """The block of every position, padding filled with `fill`."""
+    """Return the block of every position, with padding filled with `fill`."""
     blocks: dict[tuple[int, ...], np.ndarray] = {}
     for position in range(sharding.mesh.size):
         key = block_ids(sharding, position)
+        # Replicas share one array, so that operators on equal blocks run once.
         if key not in blocks:
             starts = [p * n for p, n in zip(key, sharding.shard_shape, strict=True)]
             extents = zip(starts, sharding.shard_shape, strict=True)
@@ -65,7 +66,7 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
 
 
 def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
-    """Blocks by position of one mesh, by position of another one over its devices.
+    """Reorder blocks by position of one mesh into those of another mesh over its devices.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> in_order(["a", "b", "c"], Mesh({"x": 3}), Mesh({"x": 3}, [2, 0, 1]))
@@ -77,7 +78,7 @@ def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
 
 
 def join(stack: Stack, sharding: Sharding) -> np.ndarray:
-    """The global array, padding stripped; of replicas the last position's copy."""
+    """Return the global array without padding; of replicas the last position's copy."""
     array = np.zeros(sharding.shape, stack[0].dtype)
     for position, block in enumerate(stack):
         inside = valid_slices(sharding, position, block.shape)
@@ -90,7 +91,7 @@ def join(stack: Stack, sharding: Sharding) -> np.ndarray:
 
 
 def groups(digits: Digits, size: int) -> list[list[int]]:
-    """Positions that differ in `digits` alone, each group in the order of its partition ids.
+    """Return positions that differ in `digits` alone, each group ordered by its partition ids.
 
     >>> from shardalg.algebra.digits import Digit
     >>> groups((Digit(2, 2),), 8), groups((), 2)
@@ -104,7 +105,8 @@ def groups(digits: Digits, size: int) -> list[list[int]]:
 
 
 def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[Stack]:
-    """What a move makes of its operands, of those that are keys word by word."""
+    """Run a move on its operands; random keys are moved word by word."""
+    # numpy has no random keys, but a move of a key is the same move of each of its words.
     like = next((stack[0] for stack in stacks if is_key(stack[0])), None)
     if like is None:
         return list(simulate(*stacks))
@@ -115,7 +117,7 @@ def by_word(simulate: Callable[..., Sequence[Stack]], *stacks: Stack) -> list[St
 
 
 def split_array(array: Any, sharding: Sharding, dtype: str) -> Stack:
-    """The block of every position, padding `garbage`; of keys those of their words."""
+    """Return the block of every position, with `garbage` as padding; keys are split by word."""
     if not is_key(array):
         held = np.asarray(array).astype(item_type(dtype), copy=False)
         return split(held, sharding, garbage(dtype))
@@ -124,19 +126,20 @@ def split_array(array: Any, sharding: Sharding, dtype: str) -> Stack:
 
 
 def join_blocks(stack: Stack, sharding: Sharding) -> Any:
-    """The global array, padding stripped."""
+    """Return the global array without padding."""
     if not is_key(stack[0]):
         return join(stack, sharding)
     return of_words([join(part, sharding) for part in _words_of_stack(stack)], stack[0])
 
 
 def _words_of_stack(stack: Stack) -> list[Stack]:
-    """Per word its blocks; positions that share one go on sharing it."""
+    """Return a stack per word; positions that share a block still share each of its words."""
     known = {id(block): [np.asarray(part) for part in words(block)] for block in stack}
     return [list(blocks) for blocks in zip(*(known[id(b)] for b in stack), strict=True)]
 
 
 def _stack_of_words(parts: Sequence[Stack], like: Any) -> Stack:
+    """Return the stack of keys from a stack per word; equal objects become one key."""
     known: dict[tuple[int, ...], Any] = {}
     for blocks in zip(*parts, strict=True):
         known.setdefault(tuple(map(id, blocks)), of_words(blocks, like))

@@ -1,4 +1,4 @@
-"""Rings of products: at every position the blocks that come by, one after the other."""
+"""Simulate rings of products: every position multiplies the arriving blocks in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _collective_matmul(
 
 
 class _SimulatedRing:
-    """One ring, on what the product and the collective read."""
+    """One ring, with the operands of its product and of its collective."""
 
     def __init__(self, run: HostRun, a: CollectiveMatmul, env: dict[int, Stack]) -> None:
         self.run, self.a, self.env = run, a, env
@@ -33,7 +33,7 @@ class _SimulatedRing:
         self.ids = [partition_id(a.ring, position) for position in run.positions]
 
     def gather(self) -> Stack:
-        """Blocks of the operand go round: their products are placed, or added up."""
+        """Return the products of the travelling operand blocks, placed or added up."""
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]
         made, block = self.a.along[-1], own[0].shape[dim]
@@ -44,6 +44,8 @@ class _SimulatedRing:
                 piece = self.permute(piece, direction.hop) if t else piece
                 starts = self.starts(direction, t, block)
                 product = self.multiply(direction, starts, {travels: piece})
+                # The result lacks the loop if it is contracted: the products of all blocks are
+                # added up.
                 if made is None:
                     whole = product if whole is None else self.add(whole, product)
                 else:
@@ -53,7 +55,7 @@ class _SimulatedRing:
         return whole
 
     def scatter(self) -> Stack:
-        """Sums of the result's blocks go round, to which each member adds its own product."""
+        """Return the travelling sums of the result's blocks, with every member's product."""
         dim = self.collective.attributes.dim
         (made,) = self.collective.results
         block = self.run.program.locals[made].shape[dim]
@@ -61,6 +63,8 @@ class _SimulatedRing:
         for direction in self.a.directions:
             for t in range(direction.products):
                 piece = self.multiply(direction, self.starts(direction, t, block), {})
+                # The first product starts the sum; every later one is added to the sum that has
+                # just arrived.
                 if t:
                     arrived = self.permute(parts[direction.first], direction.hop)
                     piece = self.add(arrived, piece)
@@ -70,12 +74,12 @@ class _SimulatedRing:
         )
 
     def starts(self, direction: Direction, t: int, block: int) -> list[int]:
-        """Per position, where what product `t` is of begins."""
+        """Return, per position, the start of the block that product `t` uses."""
         n = self.a.members
         return [direction.block(p, t, n) * block + direction.first for p in self.ids]
 
     def multiply(self, direction: Direction, starts: list[int], given: dict[int, Stack]) -> Stack:
-        """The product of one piece of each operand; those that are given are pieces already."""
+        """Return the product of one piece of each operand; given operands are pieces already."""
         operands = [
             given[local] if local in given else self.cut(self.env[local], dim, direction, starts)
             for local, dim in zip(self.product.operands, self.a.along, strict=False)
@@ -84,13 +88,13 @@ class _SimulatedRing:
         return made
 
     def cut(self, stack: Stack, dim: int | None, direction: Direction, starts: list[int]) -> Stack:
-        """Of an operand the part at each position's start."""
+        """Return the piece of an operand at each position's start."""
         if dim is None:
             return stack
         return map_blocks(lambda p, x: _cut(x, dim, starts[p], direction.size), stack)
 
     def permute(self, stack: Stack, hop: int) -> Stack:
-        """What each member gets of the one that is so many places on."""
+        """Return the data that each member gets from the member `hop` places further."""
 
         def sent(blocks: Stack) -> Stack:
             return [blocks[(p + hop) % len(blocks)] for p in range(len(blocks))]
@@ -98,11 +102,11 @@ class _SimulatedRing:
         return exchange(self.a.ring, stack, sent)
 
     def add(self, first: Stack, second: Stack) -> Stack:
-        """Both added up, in their own type."""
+        """Return the sum of both, in their own type."""
         return map_blocks(lambda _, x, y: combine_blocks([x, y], "sum"), first, second)
 
     def zeros(self, like: Stack) -> Stack:
-        """Arrays for the whole result."""
+        """Return arrays for the whole result."""
         shape = self.run.program.locals[self.product.results[0]].shape
         return map_blocks(lambda _, x: np.zeros(shape, x.dtype), like)
 

@@ -1,7 +1,4 @@
-"""Collectives of whole blocks, over the positions of a group.
-
-Blocks that go from one position to another.
-"""
+"""Simulate collectives of whole blocks: permute, exchange or combine them within a group."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from shardalg.spmd.instructions import (
     AllToAlls,
     CollectivePermute,
     HaloExchange,
-    Reading,
     ReduceScatter,
 )
 
@@ -42,21 +38,26 @@ _UFUNCS = {
     "logsumexp": np.logaddexp,
 }
 _PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
-"""Integers of which numpy has no extrema."""
+"""Integers without extrema in numpy."""
 
 
 def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
-    """`blocks` joined elementwise; 2-byte floats are joined in f32 and rounded once."""
+    """Return `blocks` combined elementwise; 2-byte floats are combined in f32 and rounded once."""
     if combine == "pick":
-        return _as_bits(np.stack(blocks))
+        # At most one block has any bits in an element, so their bitwise or is that element.
+        array = np.stack(blocks)
+        rows = array.reshape(len(array), array[0].size).view(np.uint8)
+        bits = np.bitwise_or.reduce(rows)
+        return bits.view(array.dtype).reshape(array.shape[1:])
     if combine not in _UFUNCS:
         known = sorted([*_UFUNCS, "pick"])
         raise ProgramError(f"no collective joins by {combine!r}; known: {known}.")
-    with np.errstate(invalid="ignore", over="ignore"):  # of garbage
+    with np.errstate(invalid="ignore", over="ignore"):  # garbage may overflow
         return _reduce(np.stack(blocks), combine)
 
 
 def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
+    # The sum of booleans is their disjunction, as in XLA.
     if array.dtype == np.bool_ and combine == "sum":
         combine = "or"
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
@@ -64,22 +65,13 @@ def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
     if array.dtype.name in _PARTS_OF_BYTES:
         return _UFUNCS[combine].reduce(array.astype(np.int32)).astype(array.dtype)
     if array.dtype.kind == "c" and combine == "logsumexp":
-        return _complex_logsumexp(array)
+        # numpy's `logaddexp` takes no complex numbers. Subtracting the largest real part keeps the
+        # exponentials finite.
+        highest = array.real.max(0)
+        highest = np.where(np.isfinite(highest), highest, 0).astype(array.real.dtype)
+        with np.errstate(divide="ignore"):
+            return np.log(np.exp(array - highest).sum(0)) + highest
     return _UFUNCS[combine].reduce(array, dtype=array.dtype)
-
-
-def _as_bits(array: np.ndarray) -> np.ndarray:
-    """The bits of all rows, of which one at most has any in an element."""
-    rows = array.reshape(len(array), array[0].size).view(np.uint8)
-    return np.bitwise_or.reduce(rows).view(array.dtype).reshape(array.shape[1:])
-
-
-def _complex_logsumexp(array: np.ndarray) -> np.ndarray:
-    """As numpy's own, which has none of complex numbers."""
-    highest = array.real.max(0)
-    highest = np.where(np.isfinite(highest), highest, 0).astype(array.real.dtype)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(array - highest).sum(0)) + highest
 
 
 @on_blocks(AllReduce)
@@ -134,12 +126,13 @@ def _permute(a: CollectivePermute, x: Stack) -> Stack:
 def _halo_exchange(
     run: HostRun, instruction: Instruction[HaloExchange], *stacks: Stack
 ) -> list[Stack]:
-    """Per reading its blocks. What is nobody's is garbage: the own one is as good as any."""
-    return [_read(reading, stacks[reading.operand]) for reading in instruction.attributes.readings]
-
-
-def _read(reading: Reading, x: Stack) -> Stack:
-    result = list(x)
-    for source, target in chain.from_iterable(reading.permutes):
-        result[target] = x[source]
-    return result
+    """Return the blocks of each reading."""
+    results = []
+    for reading in instruction.attributes.readings:
+        # A device without a sender has garbage, for which its own block is as good as any.
+        blocks = stacks[reading.operand]
+        result = list(blocks)
+        for source, target in chain.from_iterable(reading.permutes):
+            result[target] = blocks[source]
+        results.append(result)
+    return results

@@ -1,7 +1,4 @@
-"""Loops, branches and manual regions: their blocks, run for all positions.
-
-An operator of the function, by JAX on the host.
-"""
+"""Simulate operators, by JAX on the host, and instructions with bodies, for all positions."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def _apply(run: HostRun, instruction: Instruction[Apply], *stacks: Stack) -> lis
 
 
 def on_host(array: Any) -> Any:
-    """A numpy array; random keys have no such form and stay what they are."""
+    """Return a numpy array; random keys have no such form and are returned as they are."""
     return np.asarray(array) if isinstance(array.dtype, np.dtype) else array
 
 
@@ -66,11 +63,12 @@ def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> lis
     first, both = a.num_consts[0], sum(a.num_consts)
     carry = list(stacks[both:])
     while True:
-        (says,) = run_block(run, a.condition, (*stacks[:first], *carry))
-        ways = _branch_numbers(run, instruction, says)
+        (predicate,) = run_block(run, a.condition, (*stacks[:first], *carry))
+        ways = _branch_numbers(run, instruction, predicate)
         if not any(ways):
             return carry
         after = run_block(run, a.body, (*stacks[first:both], *carry))
+        # In a manual region devices stop separately: those that are done keep their carry.
         carry = [_select_blocks(ways, (old, new)) for old, new in zip(carry, after, strict=True)]
 
 
@@ -79,6 +77,7 @@ def _branches(
     run: HostRun, instruction: Instruction[Branches], which: Stack, *stacks: Stack
 ) -> list[Stack]:
     blocks = instruction.attributes.blocks
+    # XLA clamps the number of a branch.
     ways = [min(max(way, 0), len(blocks) - 1) for way in _branch_numbers(run, instruction, which)]
     made = {way: run_block(run, blocks[way], stacks) for way in set(ways)}
     count = len(instruction.results)
@@ -86,17 +85,17 @@ def _branches(
 
 
 def _branch_numbers(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
-    """The number that each device holds: outside of manual regions all must go one way."""
+    """Return each device's number; outside manual regions all devices must have the same one."""
     ways = [int(block) for block in stack]
     if len(set(ways)) > 1 and not run.manual:
         raise ProgramError(
-            f"{run.place(instruction)}: devices go different ways: {sorted(set(ways))}."
+            f"{run.place(instruction)}: devices take different branches: {sorted(set(ways))}."
         )
     return ways
 
 
 def _select_blocks(ways: list[int], stacks: Mapping[int, Stack] | Sequence[Stack]) -> Stack:
-    """Per position the block of the stack that its way leads to."""
+    """Return, per position, the block of the stack that its branch number selects."""
     return [stacks[way][position] for position, way in enumerate(ways)]
 
 
@@ -108,7 +107,7 @@ def _manual(run: HostRun, instruction: Instruction[Manual], *stacks: Stack) -> l
 def _stack_outputs(
     run: HostRun, instruction: Instruction[Loop], outputs: dict[int, list[Stack]]
 ) -> list[Stack]:
-    """What a loop hands out per iteration, on a new leading dimension."""
+    """Stack the outputs of all iterations on a new leading dimension."""
     a = instruction.attributes
     indices = instruction.results[a.num_carry :]
     if not a.length:
@@ -117,12 +116,8 @@ def _stack_outputs(
         return [[block] * len(run.positions) for block in empty]
     return [
         [
-            by_word(_stack, *(outputs[i][k][position] for i in range(a.length)))[0]
-            for position in run.positions
+            by_word(lambda *x: [np.stack(x)], *(outputs[i][k][at] for i in range(a.length)))[0]
+            for at in run.positions
         ]
         for k in range(len(indices))
     ]
-
-
-def _stack(*blocks: np.ndarray) -> list[np.ndarray]:
-    return [np.stack(blocks)]

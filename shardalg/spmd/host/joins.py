@@ -1,4 +1,4 @@
-"""What devices found along a sharded loop becomes one."""
+"""Simulate instructions that combine the devices' results along a sharded loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from shardalg.spmd.instructions import ArgReduce, ExclusiveScan, Fold, Join, Top
 
 @on_blocks(ExclusiveScan)
 def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
-    """Block by block, from the first member of a group to the last, or the other way."""
+    """Combine block by block, from the first member of a group to the last, or in reverse."""
     neutral = np.full_like(x[0], identity(a.combine, x[0].dtype.name))
     result = [neutral] * len(x)
     for group in groups(a.digits, len(x)):
         order = group[::-1] if a.reverse else group
+        # The first member of each group keeps the identity.
         for before, position in pairwise(order):
             result[position] = combine_blocks([result[before], x[before]], a.combine)
     return result
@@ -31,11 +32,13 @@ def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
 
 @on_blocks(ArgReduce)
 def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
-    """numpy, too, takes the first of what is equally good, and a NaN before all numbers."""
+    """Choose the best of the blocks' best values, and return its position."""
     rank, result = getattr(np, a.combine), list(places)
     for group in groups(a.digits, len(values)):
-        # blocks may be longer than the type counts to
+        # Places are added in `int`, because a narrow index type could overflow here.
         every = np.stack([places[p].astype(int) + at * a.block for at, p in enumerate(group)])
+        # numpy takes the first of equal values, and a NaN before all numbers, as the definition
+        # says.
         winner = rank(np.stack([values[p] for p in group]), axis=0)
         best = np.take_along_axis(every, winner[None], 0)[0].astype(places[0].dtype)
         for position in group:
@@ -45,27 +48,24 @@ def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
 
 @simulates(Top)
 def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
-    """By a stable sort: of what is equally good, what has the lower place stays first."""
+    """Choose the best by a stable sort, which leaves the lower place of equal values first."""
     a = instruction.attributes
     found = list(values), list(places)
     for group in groups(a.digits, len(values)):
         every = np.concatenate([values[p] for p in group], a.dim)
         moved = [places[p] + place * a.block for place, p in enumerate(group)]
         joined = np.concatenate(moved, a.dim).astype(places[0].dtype)
-        order = np.argsort(~_in_total_order(every), axis=a.dim, kind="stable")
+        # Integers in the total order of the floats: their bits, mirrored below 0.
+        keys = every
+        if keys.dtype.kind not in "iu":
+            keys = keys.view(f"int{8 * keys.dtype.itemsize}")
+            keys = np.where(keys < 0, keys ^ np.iinfo(keys.dtype).max, keys)
+        order = np.argsort(~keys, axis=a.dim, kind="stable")
         order = order.take(range(values[0].shape[a.dim]), a.dim)
         for position in group:
             found[0][position] = np.take_along_axis(every, order, a.dim)
             found[1][position] = np.take_along_axis(joined, order, a.dim)
     return list(found)
-
-
-def _in_total_order(x: np.ndarray) -> np.ndarray:
-    """Integers that are ordered as the numbers: of floats their bits, mirrored below 0."""
-    if x.dtype.kind in "iu":
-        return x
-    bits = x.view(f"int{8 * x.dtype.itemsize}")
-    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
 @on_blocks(ValueAt)

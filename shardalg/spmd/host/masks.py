@@ -1,7 +1,4 @@
-"""What depends on the place.
-
-Indices of gathers and scatters, counted from the own block on.
-"""
+"""Simulate instructions whose effect depends on the place, and shifts of run-time indices."""
 
 from __future__ import annotations
 
@@ -22,6 +19,8 @@ def _offset(a: Offset, x: Stack) -> Stack:
         if a.clamp is not None:
             part = np.clip(part, *a.clamp)
         low, high = a.within or (0, 0)
+        # Checked before the shift: an index that misses the tensor must not hit another device's
+        # block.
         missing = (a.within is not None) & ((part < low) | (part > high))
         part = part + partition_id(a.digits, position) * a.scale + a.more
         part = np.where(missing, -1, part).astype(block.dtype)
@@ -45,7 +44,10 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
             local = index[..., component].astype(np.int64)
             here &= (local >= 0) & (local < size_here + margin)
             start = local - margin + p * size_here
+            # `outside` concerns the global index, which no partition has; `here` is about the own
+            # block.
             outside |= (start < 0) | (start >= size)
+        # Only the first member fills, because the members' values are summed afterwards.
         fill = a.fill if a.fill is not None and member == 0 else 0
         result = np.where(_spread(here & ~outside, a.batch_dims, block), block, block.dtype.type(0))
         return np.where(_spread(outside, a.batch_dims, block), block.dtype.type(fill), result)
@@ -54,7 +56,7 @@ def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
 
 
 def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.ndarray:
-    """`array` with its dimensions at `dims` of a tensor of the rank of `like`."""
+    """Return `array` as dimensions `dims` of a tensor with the rank of `like`."""
     shape = [1] * like.ndim
     for n, dim in zip(array.shape, dims, strict=True):
         shape[dim] = n
@@ -90,6 +92,7 @@ def _choose(a: Choose, *stacks: Stack) -> Stack:
     def choose(position: int, *blocks: np.ndarray) -> np.ndarray:
         place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
+        # From the last piece to the first, so that the first end behind a place wins.
         result = blocks[-1]
         for block, end in zip(blocks[-2::-1], a.ends[-2::-1], strict=True):
             result = np.where((place < end).reshape(shape), block, result)

@@ -1,4 +1,4 @@
-"""Longer and shorter dimensions, and others in their place."""
+"""Simulate instructions that make dimensions longer or shorter, or regroup them."""
 
 from __future__ import annotations
 

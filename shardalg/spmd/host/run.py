@@ -1,6 +1,6 @@
-"""A program that runs on the host: what its instructions are simulated with, one function each.
+"""A program that runs on the host, and the registry of the functions that simulate instructions.
 
-Nothing is shared with the lowering but the program itself and JAX's primitives: collectives are
+The lowering shares only the program itself and JAX's primitives with this code: collectives are
 plain numpy over the groups of positions that differ in the collective's digits alone.
 """
 
@@ -31,8 +31,8 @@ class HostRun:
     """The program that runs, and the graph whose primitives it applies.
 
     Attributes:
-      constants: what the program and each of its blocks start with.
-      manual: whether it is in a manual region, where devices may differ in everything.
+      constants: the constants with which the program and each of its blocks start.
+      manual: whether it is in a manual region, where all values may differ between devices.
     """
 
     program: SpmdProgram
@@ -46,26 +46,26 @@ class HostRun:
         return range(self.program.mesh.size)
 
     def place(self, instruction: Instruction) -> str:
-        """The instruction in words, for messages."""
+        """Return the instruction in words, for messages."""
         node = instruction.node
         values = self.graph.nodes[node].results if node is not None else ()
         name = f" for {self.graph.values[values[0]].name}" if values else ""
         results = ", ".join(repr(self.program.locals[r]) for r in instruction.results)
-        said = (
+        attributes = (
             "" if isinstance(instruction.attributes, Control) else f" ({instruction.attributes!r})"
         )
-        return f"{type(instruction.attributes).__name__} -> {results}{name}{said}"
+        return f"{type(instruction.attributes).__name__} -> {results}{name}{attributes}"
 
 
 SIMULATE: dict[type[Attributes], Callable[..., list[Stack]]] = {}
-"""Per kind of instruction what its results are: `(run, instruction, *stacks)`."""
+"""Function that gives the results of a kind: `(run, instruction, *stacks)`."""
 
 Simulate = Callable[Concatenate[HostRun, Instruction[A], Operands], list[Stack]]
 OnBlocks = Callable[Concatenate[A, Operands], Stack]
 
 
 def simulates(kind: type[A]) -> Callable[[Simulate[A, Operands]], Simulate[A, Operands]]:
-    """Register what simulates a kind of instruction."""
+    """Register the function that simulates a kind of instruction."""
 
     def register(simulate: Simulate[A, Operands]) -> Simulate[A, Operands]:
         SIMULATE[kind] = simulate
@@ -75,7 +75,7 @@ def simulates(kind: type[A]) -> Callable[[Simulate[A, Operands]], Simulate[A, Op
 
 
 def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Operands]]:
-    """Register what makes the one result of a kind from its attributes and the operands alone."""
+    """Register the function that gives a kind's only result from its attributes and operands."""
 
     def register(function: OnBlocks[A, Operands]) -> OnBlocks[A, Operands]:
         def simulate(
@@ -96,27 +96,29 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
 
 
 def map_blocks(function: Callable[..., np.ndarray], *stacks: Stack) -> Stack:
-    """`function(position, *blocks)` at every position."""
+    """Return `function(position, *blocks)` for every position."""
     return [
         function(position, *blocks) for position, blocks in enumerate(zip(*stacks, strict=True))
     ]
 
 
 def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -> Stack:
-    """`function(blocks of a group)` gives the blocks that its members hold afterwards."""
+    """Return the blocks that `function(blocks of a group)` gives each member of the group."""
     result: Stack = [stack[0]] * len(stack)
     for group in groups(digits, len(stack)):
+        # The members of a group are in the order of their partition ids.
         for position, block in zip(group, function([stack[p] for p in group]), strict=True):
             result[position] = block
     return result
 
 
 def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
-    """The results of a block on its arguments."""
+    """Return the results of a block on its arguments."""
     env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
     for instruction in block.instructions:
         operands = [env[index] for index in instruction.operands]
         simulate = partial(SIMULATE[type(instruction.attributes)], run, instruction)
+        # JAX's primitives take keys as they are; moves are numpy, which has no keys.
         whole = isinstance(instruction.attributes, Apply | Control)
         stacks = simulate(*operands) if whole else by_word(simulate, *operands)
         for index, stack in zip(instruction.results, stacks, strict=True):
@@ -132,20 +134,22 @@ def _check_result(run: HostRun, instruction: Instruction, index: int, stack: Sta
             f"{run.place(instruction)} makes blocks of shape {stack[0].shape}; the program "
             f"declares {local.shape} for value {index}."
         )
-    if local.origin is None or run.manual:  # a stage of an emission may differ between devices
+    if local.origin is None or run.manual:
+        # Only graph values must agree: an intermediate of an emission may differ between devices.
         return
     check_copies(run, stack, local.sharding, f"{run.place(instruction)} leaves")
 
 
 def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> None:
-    """Devices that should hold copies of one block do.
+    """Raise unless devices that should hold copies of one block hold equal ones.
 
     Raises:
-      ProgramError: `what` leaves different ones.
+      ProgramError: they do not; `what` says what left them.
     """
     stack = in_order(stack, run.program.mesh, sharding.mesh)
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:
+        # Devices with the same block of the same partial sum must agree; padding is not compared.
         key = (*block_ids(sharding, position), partition_id(sharding.unreduced, position))
         other = first.setdefault(key, position)
         inside = valid_slices(sharding, position, stack[position].shape)
@@ -165,12 +169,13 @@ def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> 
         return bool((a == b).all())
     if a.dtype.kind in "biu" or np.array_equal(a, b):
         return bool(np.array_equal(a, b))
+    # Replicated computations may round differently, for example after different reduction orders.
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     return bool(np.allclose(a.astype(wide), b.astype(wide), rtol=1e-5, atol=1e-6, equal_nan=True))
 
 
 def _difference(first: np.ndarray, second: np.ndarray) -> str:
-    """The largest one; `nan` where one has a NaN and the other a number."""
+    """Return the largest difference in words; `nan` if one has a NaN and the other a number."""
     if not isinstance(first.dtype, np.dtype):
         return "other random keys"
     wide = np.complex128 if first.dtype.kind == "c" else np.float64

@@ -1,9 +1,9 @@
 """Run an SPMD program for every device position on one host, in numpy.
 
-Nothing is shared with the lowering but the program itself and JAX's primitives: collectives are
+The lowering shares only the program itself and JAX's primitives with this code: collectives are
 plain numpy over the groups of positions that differ in the collective's digits alone. The padding
-of arguments is garbage (NaN, the largest integer), so that a mask left out is seen, and devices
-that should hold copies of one block are compared after every instruction.
+of arguments is garbage (NaN, the largest integer), so that a missing mask shows. Devices that
+should hold copies of one block are compared after every instruction.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shardalg.spmd.host.run import HostRun, check_copies, run_block
 from shardalg.spmd.program import SpmdProgram
 
 REGISTERED = (collective_matmul, collectives, control, joins, masks, pads, slices)
-"""The modules whose functions are in `SIMULATE` once they are imported."""
+"""Modules that register their functions in `SIMULATE` when they are imported."""
 
 
 def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np.ndarray]:
-    """The function's flattened results, computed device by device from its flattened arguments.
+    """Return the function's flattened results, computed device by device from its arguments.
 
     Raises:
       ProgramError: the arguments do not fit, copies of a value differ between devices, a local
-        value has not the shape that the program declares, or a slice reaches outside its operand.
+        value does not have the declared shape, or a slice reaches outside its operand.
     """
     run = HostRun(program, graph, _constants(program, graph))
     _check_arguments(run, global_arrays)
@@ -39,11 +39,12 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np
     ):
         dtype = program.locals[index].dtype
         blocks = split_array(array, sharding, dtype)
+        # An argument may have another device order than the program.
         arguments.append(in_order(blocks, sharding.mesh, program.mesh))
     stacks = run_block(run, program.block, arguments)
     results = list(zip(stacks, program.result_shardings, strict=True))
     for number, (stack, sharding) in enumerate(results):
-        check_copies(run, stack, sharding, f"result {number}: the program hands on")
+        check_copies(run, stack, sharding, f"result {number}: the program returns")
     return [
         join_blocks(in_order(stack, program.mesh, sharding.mesh), sharding)
         for stack, sharding in results

@@ -1,7 +1,4 @@
-"""Parts of a block.
-
-Boxes at run-time starts: the block of one position, place by place.
-"""
+"""Simulate instructions that take a part of a block, and boxes at run-time starts."""
 
 from __future__ import annotations
 
@@ -37,11 +34,12 @@ def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
 
 
 def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
-    """What the block has of the box, 0 elsewhere."""
+    """Return the part of the box that the block has, and 0 elsewhere."""
     result = block
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, a.sizes, position)):
         place = first + np.arange(a.sizes[dim])
         inside = (place >= 0) & (place < block.shape[dim])
+        # Places outside the block read place 0 and are set to 0 afterwards.
         result = result.take(np.where(inside, place, 0), dim, mode="clip")
         result = np.where(_along(inside, dim, result), result, np.zeros((), block.dtype))
     return result
@@ -50,11 +48,12 @@ def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarr
 def _insert_box(
     a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
-    """The block with what it has of the box written over."""
+    """Return the block with its part of the box overwritten."""
     result, here = update, np.ones((), bool)
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, update.shape, position)):
         place = np.arange(block.shape[dim]) - first
         inside = (place >= 0) & (place < update.shape[dim])
+        # A box that misses the block changes nothing.
         if not inside.any():
             return block
         result = result.take(np.where(inside, place, 0), dim)
@@ -65,18 +64,19 @@ def _insert_box(
 def _box_starts(
     places: Places, starts: tuple[np.ndarray, ...], shape: Shape, sizes: Shape, position: int
 ) -> list[int]:
-    """The first element of a box per dimension, counted in places of the own block."""
+    """Return the first place of a box per dimension, counted from the own block's first place."""
     cut = {dim: (digits, high) for dim, digits, high in places}
     found = []
     for dim, start in enumerate(starts):
         digits, high = cut.get(dim, ((), shape[dim] - sizes[dim]))
+        # XLA clamps a start so that the box is inside the tensor.
         first = min(max(int(start), 0), high)
         found.append(first - partition_id(digits, position) * shape[dim] * bool(digits))
     return found
 
 
 def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
-    """A vector as one dimension of a tensor of the rank of `like`."""
+    """Return a vector as one dimension of a tensor with the rank of `like`."""
     return array.reshape([-1 if d == dim else 1 for d in range(like.ndim)])
 
 

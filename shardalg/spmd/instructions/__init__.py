@@ -1,6 +1,6 @@
-"""Every kind of instruction, one file per kind or family: attributes, text, shapes, what it sends.
+"""Every kind of instruction, one file per family: attributes, text, shapes, bytes on the wire.
 
-What a file here may say is listed by `spmd.instruction.Attributes`.
+`spmd.instruction.Attributes` lists the members that a kind may define.
 """
 
 from collections.abc import Iterator
@@ -45,12 +45,14 @@ __all__ = [
 
 
 def kinds(base: type[Attributes] = Attributes) -> tuple[type[Attributes], ...]:
-    """Every kind of instruction, or those of one sort: none is listed, so that a new one counts.
+    """Return every kind of instruction, or every kind of one sort.
+
+    They are found through their base classes, so that a new kind needs no entry in a list.
 
     >>> [kind.__name__ for kind in kinds(Control)]
     ['Loop', 'While', 'Branches', 'Manual', 'CollectiveMatmul']
     """
-    # `dataclass(slots=True)` makes a class anew; the one before it may live on for a while
+    # `dataclass(slots=True)` creates a second class, and the first one may exist for a while.
     return tuple({f"{one.__module__}.{one.__qualname__}": one for one in _below(base)}.values())
 
 

@@ -1,4 +1,4 @@
-"""A product and the collective beside it as one ring: blocks go round while they are multiplied."""
+"""A product and its neighbouring collective as one ring: blocks travel during products."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from shardalg.spmd.local import axes_text
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Elements `[first, first + size)` of every block, which go round the ring one way.
+    """Elements `[first, first + size)` of every block, which travel around the ring one way.
 
-    A permute brings the device of partition id `p` what that of `(p + hop) mod n` held. Product
-    `t` of `[0, products)` is of block `(p + start + step*t) mod n`; between two lies a permute.
+    A permute brings the device with partition id `p` the previous data of `(p + hop) mod n`.
+    Product `t` in `[0, products)` uses block `(p + start + step*t) mod n`. Between two products is
+    a permute.
     """
 
     first: int
@@ -30,7 +31,7 @@ class Direction:
     products: int
 
     def block(self, p: int, t: int, n: int) -> int:
-        """The block that product `t` is of, on partition id `p` of `n`; any of them may be traced.
+        """Return the block that product `t` uses, on partition id `p` of `n`; each may be traced.
 
         >>> ring = Direction(0, 4, hop=-1, start=0, step=-1, products=3)
         >>> [ring.block(1, t, 3) for t in range(3)]
@@ -43,19 +44,19 @@ class Direction:
 class CollectiveMatmul(Control):
     """An all-gather and the product that reads it, or a product and its reduce-scatter, as a ring.
 
-    The body says what is computed, and is not run: in its place every device multiplies one block
-    after the other, while the next one travels. Of an all-gather travel the blocks of the operand;
-    products are written to their places of the result, or added up where the gathered dimension is
-    contracted. Of a reduce-scatter travel sums of the result's blocks, to which every member adds
-    its own product. As many bytes are sent, and no device holds what the two would hand to each
-    other. Sums are taken in the order of the ring and rounded to their type at each step: floats
-    may differ in their last bits, and an overflow from one order that another one has not.
+    The body defines the result, but it is not run. Instead every device multiplies one block after
+    the other, while the next one travels. For an all-gather, the operand's blocks travel. Their
+    products are written to their places in the result, or added up if the gathered dimension is
+    contracted. For a reduce-scatter, sums of the result's blocks travel, and every member adds its
+    own product. The bytes sent are the same, and no device holds the value between the two
+    instructions. Sums are taken in the order of the ring and rounded to their type at each step. So
+    floats may differ in their last bits, and one order may overflow where another does not.
 
     Attributes:
       body: the two instructions, on the operands and results of this one.
-      along: the dimension that blocks cut: per operand of the product, then of its result; None
-        where it has none of it.
-      directions: of the ring; together the whole of every block.
+      along: the dimension that blocks shard, per operand of the product, then of its result; None
+        for a tensor that has no such dimension.
+      directions: directions of the ring; together they cover every block.
     """
 
     body: Block
@@ -64,24 +65,24 @@ class CollectiveMatmul(Control):
 
     @property
     def gathers(self) -> bool:
-        """Whether operands travel, rather than sums."""
+        """True if operands travel, not sums."""
         return is_a(self.body.instructions[0], AllGather)
 
     @property
     def product(self) -> Instruction[Apply]:
-        """What multiplies.
+        """The instruction that multiplies.
 
         Raises:
-          ProgramError: the body is not two instructions, of which the right one is a product.
+          ProgramError: the body is not two instructions, one of them a product of the right kind.
         """
         return self._pair()[0]
 
     @property
     def collective(self) -> Instruction[AllGather | ReduceScatter]:
-        """What moves.
+        """The instruction that communicates.
 
         Raises:
-          ProgramError: as of `product`.
+          ProgramError: the same as for `product`.
         """
         return self._pair()[1]
 
@@ -100,12 +101,12 @@ class CollectiveMatmul(Control):
 
     @property
     def ring(self) -> Digits:
-        """The digits along which it goes round."""
+        """The digits along which the ring goes."""
         return self.collective.attributes.digits
 
     @property
     def members(self) -> int:
-        """Devices of a ring, and blocks."""
+        """Number of devices of a ring, and of blocks."""
         return parts(self.ring)
 
     def text(self, mesh: Mesh) -> str:

@@ -1,10 +1,9 @@
-"""All-gather: everybody gets the blocks of all.
+"""Collectives: instructions that move blocks between the devices of a group.
 
-All-reduce and reduce-scatter: the blocks of all, combined, whole or in parts.
-
-All-to-all: the cut moves from one dimension to another, for one or several pairs at once.
-
-Collective permutes: whole blocks change places, or parts of the neighbours' are fetched.
+An all-gather gives every device the blocks of all. An all-reduce or a reduce-scatter combines them,
+and returns the result whole or in parts. An all-to-all moves a split from one dimension to another,
+for one or several pairs at once. A permute moves whole blocks, and a halo exchange brings parts of
+other devices' blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class AllGather(Along, Collective):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Collective):
-    """Combine over the devices along `digits`."""
+    """Combine the values of the devices along `digits`."""
 
     digits: Digits
     combine: str = "sum"
@@ -72,8 +71,8 @@ class ReduceScatter(Along, Collective):
 class AllToAll(Collective):
     """Split `split_dim` and concatenate along `concat_dim` over `digits`.
 
-    They leave the minor end of the one in this order and reach that of the other in the order
-    `arriving`; () is the same.
+    The digits are the minor ones of `split_dim`, in this order. They become the minor ones of
+    `concat_dim` in the order `arriving`; () means the same order.
     """
 
     split_dim: int
@@ -97,7 +96,7 @@ class AllToAll(Collective):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         n, arriving = parts(self.digits), self.arriving or self.digits
-        # the order of digits says in which order pieces stand; they are the same ones
+        # Only the order of the pieces may differ between the two sides, not the digits.
         if sorted(self.digits) != sorted(arriving):
             raise ProgramError(f" sends along {self.digits} what arrives along {arriving}.")
         return scale_dim(scale_dim(first, self.split_dim, over=n), self.concat_dim, times=n)
@@ -116,7 +115,7 @@ class AllToAlls(Collective):
 
     @property
     def digits(self) -> Digits:  # type: ignore[override]
-        """The digits of all exchanges, those of the first one major."""
+        """The digits of all exchanges, beginning with the first exchange's as the major ones."""
         return tuple([digit for one in self.exchanges for digit in one.digits])
 
     def text(self, mesh: Mesh) -> str:
@@ -144,7 +143,7 @@ Pairs = tuple[tuple[int, int], ...]
 class CollectivePermute(Collective):
     """The device at position `source` sends its block to position `target`, for each pair.
 
-    `digits` are those in which the two layouts differ.
+    The two shardings differ in `digits`.
     """
 
     digits: Digits
@@ -163,13 +162,13 @@ class CollectivePermute(Collective):
 class Reading:
     """The block of the device whose partition id is `source(p)`: a result of a `HaloExchange`.
 
-    What arrives counts only at `places`, lower and upper of the block, and as far as it is among
-    the `length` elements from `wanted(p)` on; the rest is garbage.
+    Received elements are valid only at `places` (lower and upper place in the block), and among the
+    `length` elements from `wanted(p)` on. All others are garbage.
 
     Attributes:
-      operand: which operand of the fetch it is a block of.
-      permutes: of each permute of the fetch the (source, target) positions that serve this result;
-        a device that is no target keeps its own block.
+      operand: number of the exchange's operand that it is a block of.
+      permutes: per permute of the exchange, the (source, target) positions for this result.
+        A device that is no target keeps its own block.
     """
 
     operand: int
@@ -184,8 +183,9 @@ class Reading:
 class HaloExchange(Along, Collective):
     """Blocks along `dim` of devices that differ along `digits`: one result per reading.
 
-    The operands are as long as each other. In a permute a device sends the block of one operand,
-    for all readings of it; it names no position twice on one side.
+    All operands have the same length. In a permute, a device sends the block of one operand, for
+    all readings of this operand. A permute names no position twice as a source, or twice as a
+    target.
     """
 
     dim: int
@@ -200,10 +200,11 @@ class HaloExchange(Along, Collective):
 
     @property
     def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """What is sent: per permute (source, target, operand), for all readings together."""
+        """The (source, target, operand) triples of each permute, for all readings together."""
         permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
         return tuple(
             tuple(
+                # Readings may share an edge, which is sent once.
                 dict.fromkeys(
                     (*pair, reading.operand)
                     for reading, pairs in zip(self.readings, permute, strict=True)
@@ -215,12 +216,12 @@ class HaloExchange(Along, Collective):
 
     @property
     def sends(self) -> int:
-        """How many permutes there are: all readings have the same ones."""
+        """Number of permutes: all readings share them."""
         return len(self.readings[0].permutes)
 
     @property
     def choices(self) -> int:
-        """How many operands it has: a permute sends the block of one."""
+        """Number of operands: a permute sends the block of one."""
         return 1 + max(reading.operand for reading in self.readings)
 
     def arity(self, rank: int, count: int) -> int:

@@ -1,7 +1,4 @@
-"""Instructions that hold blocks: loops, branches and manual regions.
-
-A JAX primitive on local operands.
-"""
+"""A JAX primitive on local operands, and instructions with bodies."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from shardalg.spmd.local import axes_text
 class Apply(Operator):
     """Run a JAX primitive on local operands.
 
-    Its results are what the primitive makes: the locals say which types those are.
+    The primitive determines the types of the results, and the locals declare them.
 
     Attributes:
-      primitive: differs from the node's own where an emission needs another.
+      primitive: differs from the node's own if an emission needs another one.
       params: the parameters that differ from the node's own (local shapes, dropped hints).
       loops: the digits on each sharded loop of the node's rule.
     """
@@ -37,13 +34,13 @@ class Apply(Operator):
 
 
 class Control(Attributes):
-    """What holds blocks; its results are what these hand on."""
+    """Base of the kinds with blocks, whose results are the blocks' results."""
 
     __slots__ = ()
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """What its blocks are called."""
+        """Titles of its blocks."""
         return ("body",)
 
 
@@ -79,14 +76,14 @@ class Loop(Control):
 
 @dataclass(frozen=True, slots=True)
 class While(Control):
-    """Iterations while a predicate holds: operands are (constants, initial carry), results (carry).
+    """Iterations while a predicate is true: operands (constants, initial carry), results (carry).
 
     Attributes:
-      condition: arguments (its constants, carry); its result, the same on all devices, says
-        whether to go on.
+      condition: arguments (its constants, carry); its result, the same on all devices, is
+        the predicate.
       body: arguments (its constants, carry), results (carry).
-      num_consts: how many constants are the condition's, and how many the body's.
-      iterations: how often the body runs; None if the number is unknown.
+      num_consts: number of constants of the condition, and of the body.
+      iterations: number of executions of the body; None if it is unknown.
     """
 
     condition: Block
@@ -141,13 +138,13 @@ class Branches(Control):
 
 @dataclass(frozen=True, slots=True)
 class Manual(Control):
-    """What every device runs on its own blocks: a region of the user's, with his collectives.
+    """A region of the user's that every device runs on its own blocks, with the user's collectives.
 
-    Operands and results are blocks in the layouts of the region's border; inside, each device's
-    values are its own.
+    Operands and results are blocks in the shardings of the region's border. Inside, each device has
+    values of its own.
 
     Attributes:
-      digits: of the axes that are manual.
+      digits: digits of the manual axes.
     """
 
     body: Block

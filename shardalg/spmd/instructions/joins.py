@@ -1,4 +1,4 @@
-"""What devices found along a sharded loop becomes one: prefixes, best places, partial results."""
+"""Instructions that combine the devices' results along a sharded loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardalg.spmd.local import axes_text, common_shape, resize_dim
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveScan(Along, Collective):
-    """What all blocks before the device's own come to, from what each of them comes to.
+    """Combination of the totals of all blocks before the device's own.
 
-    An exclusive scan over the members of a group in the order of their partition ids, from the
-    last to the first in `reverse`; the first of them gets the identity. The operand has one place
-    along `dim`, the dimension that the blocks cut.
+    It is an exclusive scan over the members of a group in the order of their partition ids, or from
+    the last to the first in `reverse`. The first of them gets the identity. The operand has one
+    place along `dim`, the dimension that the blocks shard.
     """
 
     dim: int
@@ -28,8 +28,8 @@ class ExclusiveScan(Along, Collective):
     sent_as = "all_gather"
 
     def text(self, mesh: Mesh) -> str:
-        axes, turned = axes_text(mesh, self.digits), " in reverse" if self.reverse else ""
-        return f"exclusive_scan {self.combine} dim={self.dim} axes={axes}{turned}"
+        axes, order = axes_text(mesh, self.digits), " in reverse" if self.reverse else ""
+        return f"exclusive_scan {self.combine} dim={self.dim} axes={axes}{order}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Join(Along):
 
 @dataclass(frozen=True, slots=True)
 class ArgReduce(Along, Collective):
-    """Position of the best element of a dimension cut in blocks, from the best of every block.
+    """Position of the best element of a sharded dimension, from the best of every block.
 
-    Operands are the best value of the device's block and its place in there; the member of lowest
-    partition id wins a tie, and the first NaN wins over all numbers.
+    The operands are the best value of the device's block and its place in the block. The member
+    with the lowest partition id wins a tie, and the first NaN wins over all numbers.
 
     Attributes:
-      dim: of the tensor, which the results lack; block: places per block.
+      dim: dimension of the tensor, which the results lack; block: places per block.
       combine: "argmax" or "argmin".
     """
 
@@ -85,7 +85,7 @@ class ArgReduce(Along, Collective):
 
 @dataclass(frozen=True, slots=True)
 class ValueAt(Along):
-    """Of the second operand, the element at the place along `dim` that the first one names."""
+    """The second operand's element at the place along `dim` that the first operand names."""
 
     dim: int
     lacks_dim = True
@@ -106,14 +106,15 @@ class ValueAt(Along):
 
 @dataclass(frozen=True, slots=True)
 class Top(Along, Collective):
-    """The best elements of a dimension cut in blocks, from the best of every block.
+    """The best elements of a sharded dimension, from the best of every block.
 
-    Operands are the best values of the device's block, best first, and their places in there;
-    results the best of all, and their places in the dimension. Of equal values the lower place
-    comes first; values are in total order (a NaN before all numbers, one with a sign behind).
+    The operands are the best values of the device's block, best first, and their places in the
+    block. The results are the best of all, and their places in the dimension. For equal values, the
+    lower place comes first. Values are in total order (a positive NaN before all numbers, a
+    negative one after).
 
     Attributes:
-      dim: of operands and results; block: places per block.
+      dim: dimension of operands and results; block: places per block.
     """
 
     dim: int
@@ -137,13 +138,13 @@ class Top(Along, Collective):
 
 @dataclass(frozen=True, slots=True)
 class Fold(Collective):
-    """Partial results of a reduction by a function of the user, joined by that function.
+    """Partial results of a reduction by a function of the user, combined by that function.
 
-    Operands are the partial results, then the numbers that the reduction starts from, which change
-    nothing. Members are joined in the order of their partition ids.
+    The operands are the partial results, then the start values of the reduction, which are neutral.
+    Members are combined in the order of their partition ids.
 
     Attributes:
-      params: of the same reduction, over the members.
+      params: parameters of the same reduction, over the members.
     """
 
     digits: Digits

@@ -1,6 +1,7 @@
-"""What depends on the place: masks of padding, the choice between pieces, one member's value.
+"""Instructions whose effect depends on the place: masks, choices between pieces, first members.
 
-Indices of gathers and scatters, counted from the own block on, and what they select.
+They also shift the indices of gathers and scatters to count from the device's own block, and mask
+the selected values.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from shardalg.spmd.local import Start, axes_text, common_shape
 class Offset(Attributes):
     """Add `p*scale + more` to an integer value, which is clamped to `clamp` first.
 
-    To all of it, or, with `component`, to the slice of the last dimension with that number (gather
-    and scatter indices). Where the value was outside of `within` it becomes -1: no index.
+    With `component`, only the slice of the last dimension with this number is shifted (gather and
+    scatter indices). Values outside `within` become -1, which is no index.
     """
 
     digits: Digits
@@ -37,16 +38,16 @@ class Offset(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class MaskIndexed(Attributes):
-    """Keep of a gathered value what the own block holds; operands are the value and its indices.
+    """Keep the part of a gathered value that the own block has; the operands are value and indices.
 
-    Zero where a component of the shifted indices misses `[0, block)`; on the first member, `fill`
-    where the global index misses `[0, size)`.
+    The rest is zero: where a component of the shifted indices misses `[0, block)`. On the first
+    member it is `fill` where the global index misses `[0, size)`.
 
     Attributes:
       components: (component, digits, block, size).
-      margins: places before the block from which each component counts, none if it is empty.
+      margins: per component, the number of places before the block that it counts from; () if none.
       batch_dims: the value's dimensions that the indices span.
-      fill: None where nothing is filled in.
+      fill: None if nothing is filled in.
     """
 
     components: tuple[tuple[int, Digits, int, int], ...]
@@ -62,7 +63,7 @@ class MaskIndexed(Attributes):
 
     @property
     def digits(self) -> Digits:
-        """What the blocks of all components are cut by."""
+        """Digits that shard the blocks of all components."""
         return tuple(digit for _, digits, _, _ in self.components for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -79,7 +80,7 @@ class MaskIndexed(Attributes):
 class Mask(Along):
     """Along `dim`, places `x` with `p*block + x >= size` become the identity of `fill`.
 
-    `fill` names a way to combine: "sum" fills with 0, "max" with the lowest number.
+    `fill` is a way to combine: "sum" fills with 0, "max" with the lowest number.
     """
 
     dim: int
@@ -101,8 +102,8 @@ class Mask(Along):
 class MaskAt(Along):
     """Along `dim`, places `x` with `start(p) + x` outside `[0, size)` are filled.
 
-    With the identity of `fill`, a way to combine; with the second operand, a number, where `fill`
-    is None.
+    They become the identity of `fill`, a way to combine. If `fill` is None, they become the second
+    operand, a number.
     """
 
     dim: int
@@ -113,7 +114,7 @@ class MaskAt(Along):
 
     @property
     def digits(self) -> Digits:
-        """What its start depends on."""
+        """Digits on which its start depends."""
         return self.start.all_digits
 
     def text(self, mesh: Mesh) -> str:
@@ -133,11 +134,11 @@ class MaskAt(Along):
 
 @dataclass(frozen=True, slots=True)
 class Choose(Along, Operator):
-    """A block of the operands' tensors side by side along `dim`, from a piece of each.
+    """A block of the operands' concatenation along `dim`, from a piece of each operand.
 
-    All pieces are as long as the block; place `x` is that of the operand in whose elements
-    `start(p) + x` lies when the tensors, `sizes` elements long, follow one another. Behind all of
-    them it is garbage.
+    All pieces have the length of the block. Place `x` is taken from the operand that has element
+    `start(p) + x` when the tensors, `sizes` elements long, are concatenated. Behind all of them it
+    is garbage.
 
     Attributes:
       loops: the digits on each sharded loop of the node's rule.
@@ -151,12 +152,12 @@ class Choose(Along, Operator):
 
     @property
     def digits(self) -> Digits:
-        """What its start depends on."""
+        """Digits on which its start depends."""
         return self.start.all_digits
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Where each tensor ends."""
+        """End of each tensor in the concatenation."""
         return tuple(accumulate(self.sizes))
 
     def text(self, mesh: Mesh) -> str:
@@ -172,7 +173,10 @@ class Choose(Along, Operator):
 
 @dataclass(frozen=True, slots=True)
 class FirstMember(Attributes):
-    """The value where the partition id along `digits` is 0, the identity of `combine` elsewhere."""
+    """The value on the device with partition id 0 along `digits`, and an identity elsewhere.
+
+    It is the identity of `combine`.
+    """
 
     digits: Digits
     combine: str = "sum"

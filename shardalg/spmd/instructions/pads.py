@@ -1,7 +1,4 @@
-"""Longer and shorter dimensions: padded, stripped, dilated, one after the other.
-
-Regrouping: an instruction that gives the same elements other dimensions.
-"""
+"""Instructions that make dimensions longer or shorter, and that regroup dimensions."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Resize(Along):
 class Dilate(Along):
     """`factor - 1` places between neighbours of `dim`, `low` before the first, `high` at the end.
 
-    They hold the identity of `fill`; the second operand, a number, where `fill` is None.
+    They hold the identity of `fill`. If `fill` is None, they hold the second operand, a number.
     """
 
     dim: int
@@ -42,7 +39,7 @@ class Dilate(Along):
     of_one_type = True
 
     def length(self, before: int) -> int:
-        """Places that `before` places become."""
+        """Return the number of places that `before` places become."""
         return self.low + max((before - 1) * self.factor + 1, 0) + self.high
 
     def text(self, mesh: Mesh) -> str:
@@ -81,16 +78,16 @@ class Concatenate(Along):
 
 @dataclass(frozen=True, slots=True)
 class Regroup(Attributes):
-    """The same elements, in row-major order, under other dimensions.
+    """The same elements, in row-major order, with other dimensions.
 
-    Of the dimensions that become others only the first that is longer than 1 is held in part, on
-    both sides; the others are whole. In the result, `held` may name a later dimension instead. A
-    device then holds one element of each dimension before it.
+    Among regrouped dimensions, only the first that is longer than 1 is sharded, on both sides. The
+    others are whole. In the result, `held` may name a later dimension instead. A device then holds
+    one element of each dimension before it.
 
     Attributes:
-      groups: (how many dimensions, the global sizes of those in their place), in order.
-      held: per group, the dimension of the result that is held in part; () selects the first
-        dimension that is longer than 1 in every group.
+      groups: (number of dimensions, the global sizes that replace them), in order.
+      held: per group, the sharded dimension of the result; () selects the first dimension
+        that is longer than 1 in every group.
     """
 
     groups: tuple[tuple[int, tuple[int, ...]], ...]
@@ -98,11 +95,11 @@ class Regroup(Attributes):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The global shape that the dimensions then have."""
+        """The global shape of the result."""
         return tuple(size for _, sizes in self.groups for size in sizes)
 
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
-        """The local shape that a local shape becomes.
+        """Return the local shape of the result for a local shape of the operand.
 
         >>> Regroup(((1, (5,)), (2, (4, 3)))).shape((5, 1, 6))
         (5, 2, 3)
@@ -110,12 +107,17 @@ class Regroup(Attributes):
         found: list[int] = []
         for (count, sizes), first in zip(self.groups, self.held_dims, strict=True):
             taken, before = before[:count], before[count:]
-            found += taken if len(sizes) == count == 1 else _led(math.prod(taken), sizes, first)
+            if len(sizes) == count == 1:
+                found += taken
+                continue
+            # One element of each dimension before `first`, a part of it, all of the others.
+            whole = sizes[first + 1 :]
+            found += [1] * first + [math.prod(taken) // math.prod(whole), *whole]
         return tuple(found)
 
     @property
     def held_dims(self) -> tuple[int, ...]:
-        """Per group, the dimension of the result that is held in part."""
+        """The sharded dimension of the result, per group."""
         return self.held or tuple(leading(sizes) for _, sizes in self.groups)
 
     def text(self, mesh: Mesh) -> str:
@@ -137,14 +139,8 @@ class Regroup(Attributes):
         return made if math.prod(made) == math.prod(first) else None
 
 
-def _led(elements: int, sizes: tuple[int, ...], first: int) -> list[int]:
-    """Return sizes of `elements` elements: 1 before `first`, a part of it, the rest whole."""
-    inner = math.prod(sizes[first + 1 :])
-    return [1] * first + [elements // inner] + list(sizes[first + 1 :])
-
-
 def leading(sizes: tuple[int, ...]) -> int:
-    """The first of some dimensions that is longer than 1; the last one where none is.
+    """Return the first dimension that is longer than 1, or the last one if none is.
 
     >>> leading((1, 4, 3)), leading((1, 1))
     (1, 1)

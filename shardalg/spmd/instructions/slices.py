@@ -1,7 +1,4 @@
-"""Parts of a local value: the own block, the same elements everywhere, one element of all.
-
-A box in a tensor that is cut in blocks, at run-time starts.
-"""
+"""Instructions that take a part of a local value, or write a box into it."""
 
 from __future__ import annotations
 
@@ -14,21 +11,21 @@ from shardalg.spmd.instruction import Along, Operator, Shape
 from shardalg.spmd.local import Start, axes_text, resize_dim
 
 Places = tuple[tuple[int, Digits, int], ...]
-"""(dimension, digits that cut it, largest start) of the dimensions in which a device has a block.
+"""(dimension, its digits, largest start) per sharded dimension of a boxed tensor.
 
-A start on such a dimension is clamped to `[0, largest]`, then counted from the own block's first
-element, `p * block`, with the block's size read off the operand. On every other dimension it is
-clamped to what is there, as XLA does.
+A start on such a dimension is clamped to `[0, largest]`. Then it counts from the own block's first
+element, `p * block`; the operand has the block's size. On every other dimension it is clamped to
+the dimension, as XLA does.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Extract(Operator):
-    """A box of the first operand at the starts that the others are: 0 where the block lacks it.
+    """A box of the first operand, at the starts given by the others; 0 where the block lacks it.
 
     Attributes:
-      sizes: of the box on a device.
-      places: dimensions that are cut.
+      sizes: sizes of the box on a device.
+      places: sharded dimensions.
       loops: the digits on each sharded loop of the node's rule.
     """
 
@@ -38,7 +35,7 @@ class Extract(Operator):
 
     @property
     def digits(self) -> Digits:
-        """What its blocks are cut by."""
+        """Digits that shard its blocks."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -53,12 +50,12 @@ class Extract(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Insert(Operator):
-    """The first operand with the second in its box, as far as the block has a part of that.
+    """The first operand, with the second written over the part of its box that is in the block.
 
-    Operands are a block, what is written, and a start per dimension.
+    The operands are a block, the written box, and a start per dimension.
 
     Attributes:
-      places: dimensions that are cut.
+      places: sharded dimensions.
       loops: the digits on each sharded loop of the node's rule.
     """
 
@@ -67,7 +64,7 @@ class Insert(Operator):
 
     @property
     def digits(self) -> Digits:
-        """What its blocks are cut by."""
+        """Digits that shard its blocks."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -77,18 +74,19 @@ class Insert(Operator):
         return 2 + rank
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        # Starts are scalars, so their shapes are empty.
         written, *starts = more
         return first if not any(starts) and len(written) == len(first) else None
 
 
 def _places_text(mesh: Mesh, places: Places) -> str:
-    """`dim 0 at t-p(Y)*b`: where a box at start `t` begins in blocks of `b` places."""
+    """Return `dim 0 at t-p(Y)*b`: the place of a box at start `t` in blocks of `b` places."""
     return ", ".join(f"dim {dim} at t-p({axes_text(mesh, digits)})*b" for dim, digits, _ in places)
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicSlice(Along):
-    """The own block `[p*block, (p+1)*block)` along `dim`, `p` the partition id of `digits`."""
+    """The own block `[p*block, (p+1)*block)` along `dim`, for the partition id `p` of `digits`."""
 
     dim: int
     digits: Digits
@@ -129,7 +127,7 @@ class Slice(Along):
 
 @dataclass(frozen=True, slots=True)
 class SliceAt(Along):
-    """Elements `[start(p), start(p) + size)` of `dim`; they lie inside on every device."""
+    """Elements `[start(p), start(p) + size)` of `dim`, which every device has."""
 
     dim: int
     start: Start
@@ -137,7 +135,7 @@ class SliceAt(Along):
 
     @property
     def digits(self) -> Digits:
-        """What its start depends on."""
+        """Digits on which its start depends."""
         return self.start.all_digits
 
     def text(self, mesh: Mesh) -> str:
@@ -151,10 +149,10 @@ class SliceAt(Along):
 class OwnerSelect(Along):
     """Element `index` of `dim` alone: on the device that has it, and 0 on the others.
 
-    What a device makes is a partial sum over all that hold a block.
+    The result is a partial sum over all devices that hold a block.
 
     Attributes:
-      block: elements of a block; digits: what the dimension is cut by.
+      block: number of elements of a block; digits: digits that shard the dimension.
     """
 
     dim: int
@@ -164,12 +162,12 @@ class OwnerSelect(Along):
 
     @property
     def owner(self) -> int:
-        """The partition id, along the digits, that has the element."""
+        """Partition id, along the digits, of the device that has the element."""
         return self.index // self.block
 
     @property
     def place(self) -> int:
-        """Where it lies in the block."""
+        """Place of the element in its block."""
         return self.index % self.block
 
     def text(self, mesh: Mesh) -> str:
