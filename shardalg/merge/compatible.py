@@ -1,11 +1,11 @@
-"""Compatible, merge, equal, refines: decided in closed form by integers on digit tuples.
+"""The relations compatible, merge, equal and refines, decided in closed form on digit tuples.
 
 Two shardings are compatible exactly if (A) they give equal offsets on every dimension that both
-split, and (B) the partition ids on all split dimensions are *balanced*: every tile is held by
-equally many devices (GSPMD, arXiv:2105.04663, section 3.5). Equal offsets mean equal canonical
-digits, since offset 0 stands on `N / n` devices; and two chains of digits are balanced exactly if
-no digit of one overlaps a digit of the other (`digits.overlap`). Orders of devices that no digits
-join, and digits of three or more meshes, are decided by tables of partition ids (`tables`).
+split, and (B) the partition ids on all split dimensions are *balanced*: every tile is on equally
+many devices (GSPMD, arXiv:2105.04663, section 3.5). Equal offsets mean equal canonical digits,
+because offset 0 is on `N / n` devices. Two chains of digits are balanced exactly if no digit of one
+overlaps a digit of the other (`digits.overlap`). Tables of partition ids (`merged.Rows`) decide the
+other cases: device orders that no digits relate, and digits of three or more meshes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardalg.algebra.layout import restate
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ShardingError
 from shardalg.merge.merged import Rows, from_table, join, rows_of
-from shardalg.merge.places import DimOrClass, escape
+from shardalg.merge.places import escape
 from shardalg.merge.verdict import Failure, Verdict
 
 POLICIES = ("gspmd", "shardy")
@@ -35,20 +35,21 @@ def merge(
     policy: str = "gspmd",
     decide: str = "closed_form",
 ) -> Verdict:
-    """The coarsest sharding that agrees with all operands, or why there is none.
+    """Return the coarsest sharding that agrees with all operands, or the reason for a refusal.
 
-    More than two are merged jointly: merging is associative, so the merge of the first ones meets
-    the next one, and the clash that a refusal names is theirs. Pairs that merge do not always merge
-    together: on 4 devices, 2-way splits by bit 0, by bit 1 and by their sum modulo 2 do in pairs.
+    Merging is associative, so several operands are merged from left to right: the merge of the
+    first ones with the next one. A refusal names these two. Shardings that merge in pairs do not
+    always merge together, for example 2-way splits of 4 devices by bit 0, by bit 1 and by their sum
+    modulo 2.
 
     Args:
-      policy: "gspmd": a dimension that both split must lie alike. "shardy": the axes of one may
-        be the major part of the axes of the other, and the longer ones are taken.
+      policy: "gspmd": a dimension that both split must have equal offsets. "shardy": the axes of
+        one may be the major part of the axes of the other, and the result has the longer ones.
       decide: "closed_form", or "z3": the solver searches the merged sharding by its definition
-        alone (`search`), device by device; for checking, up to some thousand devices.
+        alone (`by_definition.search`), device by device; for checks on up to some thousand devices.
 
     Raises:
-      ShardingError: different shapes or numbers of devices, or an unknown policy or decider.
+      ShardingError: different shapes or devices, or an unknown policy or decider.
       ProofError: z3 gave up.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -69,16 +70,16 @@ def merge(
 def compatible(
     first: Sharding, second: Sharding, *others: Sharding, policy: str = "gspmd"
 ) -> Verdict:
-    """Whether `merge` finds a sharding; the verdict carries it too."""
+    """Return whether `merge` finds a sharding; the verdict also has the sharding."""
     if others:
         return replace(merge(first, second, *others, policy=policy), relation="compatible")
     return _merge(first, second, policy, "compatible")
 
 
 def equal(first: Sharding, second: Sharding) -> Verdict:
-    """Whether both give every device the same offsets, and the same partial sums.
+    """Return whether both give every device the same offsets, and the same partial sums.
 
-    Open dimensions and explicitly replicated axes are no part of a layout.
+    Open dimensions and explicitly replicated axes are not compared.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh, swapped = Mesh({"x": 2, "y": 2}), Mesh({"x": 2, "y": 2}, device_ids=[0, 2, 1, 3])
@@ -86,16 +87,17 @@ def equal(first: Sharding, second: Sharding) -> Verdict:
     >>> bool(equal(x, y)), bool(equal(x, Sharding.from_axes(["y"], mesh, (8,))))
     (True, False)
     """
-    second = _placed_alike(first, second, "gspmd")
+    second = _on_first_mesh(first, second, "gspmd")
     return Verdict("equal", (first, second), failure=_differs(first, second))
 
 
 def refines(fine: Sharding, coarse: Sharding) -> Verdict:
-    """Whether every device's block of `fine` lies inside its block of `coarse`.
+    """Return whether every device's block of `fine` is inside its block of `coarse`.
 
-    Then `fine` is reached by slicing locally, and `coarse` by gathering. With the axes of
-    `coarse` the major ones, an `n*m`-way split of a dimension `D` nests in the `n`-way one exactly
-    if `ceil(D/n) = m * ceil(D/(n*m))`, `n = 1` or `D <= 1`; empty blocks lie in any other.
+    Then a local slice leads from `coarse` to `fine`, and a gather from `fine` to `coarse`. If the
+    axes of `coarse` are the major ones, an `n*m`-way split of a dimension `D` nests in the `n`-way
+    one exactly if `ceil(D/n) = m * ceil(D/(n*m))`, `n = 1` or `D <= 1`. Empty blocks are inside any
+    other block.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 2})
@@ -103,17 +105,19 @@ def refines(fine: Sharding, coarse: Sharding) -> Verdict:
     >>> bool(refines(both, x)), refines(both, x).witness
     (False, Witness(device=1, dim=0, offsets=(3, 0), dims=(), tile=(), count=None, expected=None))
     """
-    coarse = _placed_alike(fine, coarse, "gspmd")
+    coarse = _on_first_mesh(fine, coarse, "gspmd")
     return Verdict("refines", (fine, coarse), failure=_not_contained(fine, coarse))
 
 
 def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
+    """Return the verdict on two shardings, in closed form if their digits decide."""
+    # Fast path: two shardings of one shape on one mesh object need no checks and no restating.
     known = type(first) is type(second) is Sharding and policy in POLICIES
     if not known or first.shape != second.shape or first.mesh is not second.mesh:
-        second = _placed_alike(first, second, policy)
-        if not _one_order(first, second):
+        second = _on_first_mesh(first, second, policy)
+        if not _same_order(first, second):
             return _merge_tables(first, second, policy, relation)
-    dims, failure = _joined(first, second, policy)
+    dims, failure = _merged_dims(first, second, policy)
     if failure is None:
         failure = (
             _closed((first, second), dims) or _class_mismatch(first, second)
@@ -125,43 +129,47 @@ def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Ver
 
 
 def _merge_many(operands: tuple[Sharding, ...], policy: str, decide: str) -> Verdict:
-    """From left to right; each step is exact, since a merge is the coarsest sharding."""
+    """Return the verdict on several shardings, merged from left to right."""
     if decide not in DECIDERS:
         raise ShardingError(f"decide={decide!r} is not one of {list(DECIDERS)}.")
     merged = operands[0]
     for operand in operands[1:]:
-        verdict = _step(merged, operand, policy, decide)
+        # Each step is exact, because a merge is the coarsest sharding.
+        if decide == "closed_form":
+            verdict = _merge(merged, operand, policy, "merge")
+        else:
+            from shardalg.merge.by_definition import search
+
+            verdict = search(merged, _on_first_mesh(merged, operand, policy), policy)
         if verdict.sharding is None:
             clash = None if len(operands) == 2 else verdict.pair
             return replace(verdict, operands=operands, clash=clash) if clash else verdict
         merged = verdict.sharding
+    # The merge of two operands with different open dimensions has none, so that it no longer shows
+    # which dimensions are closed. Therefore check all operands against the result.
     failure = _closed(operands, merged.dims)
     if failure is not None:
-        held = next(s for s in operands if _closed((s,), merged.dims))
-        return Verdict("merge", operands, policy, None, failure, (held, merged))
+        closed = next(s for s in operands if _closed((s,), merged.dims))
+        return Verdict("merge", operands, policy, None, failure, (closed, merged))
     return Verdict("merge", operands, policy, merged)
 
 
-def _step(first: Sharding, second: Sharding, policy: str, decide: str) -> Verdict:
-    if decide == "closed_form":
-        return _merge(first, second, policy, "merge")
-    from shardalg.merge.by_definition import search
-
-    return search(first, _placed_alike(first, second, policy), policy)
-
-
-def _one_order(first: Sharding, second: Sharding) -> bool:
-    """Whether positions of both meshes are the same devices."""
+def _same_order(first: Sharding, second: Sharding) -> bool:
+    """Return whether each position is the same device in both meshes."""
     return first.mesh is second.mesh or first.mesh.device_ids == second.mesh.device_ids
 
 
-def _joined(
+def _merged_dims(
     first: Sharding, second: Sharding, policy: str
 ) -> tuple[tuple[Digits, ...], Failure | None]:
-    """The digits of the merged dimensions, and the dimension on which the operands differ."""
+    """Return the digits of the merged dimensions: condition (A).
+
+    If the operands differ on a dimension, the second value names it.
+    """
     dims: list[Digits] = []
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
     for i, (a, b) in enumerate(pairs):
+        # Take the operand's own digits, which are the axes that the user wrote.
         if a == b or not b:
             dims.append(first.dims[i])
         elif not a or (policy == "shardy" and split_prefix(b, a) is not None):
@@ -174,17 +182,22 @@ def _joined(
 
 
 def _closed(operands: Sequence[Sharding], dims: tuple[Digits, ...]) -> Failure | None:
-    """The first dimension that would be refined although an operand leaves only others open."""
+    """Return the failure that a merge would refine a closed dimension; None if there is none.
+
+    A dimension is closed in an operand that leaves only other dimensions open. An operand without
+    open dimensions has no closed ones.
+    """
     for sharding in operands:
         if sharding.unspecified_dims:
-            for i, (held, merged) in enumerate(zip(sharding.canonical_dims, dims, strict=True)):
-                if i not in sharding.unspecified_dims and parts(held) != parts(merged):
+            for i, (own, merged) in enumerate(zip(sharding.canonical_dims, dims, strict=True)):
+                if i not in sharding.unspecified_dims and parts(own) != parts(merged):
                     return Failure("closed", (i,))
     return None
 
 
 def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
-    """Partial sums, or a manual region, on one side only: the values are not the same."""
+    """Return the failure that unreduced or manual digits differ; None if they are equal."""
+    # Partial sums, or a manual region, on one side only: the two are not one value.
     for name, a, b in zip(CLASSES[:2], first.classes, second.classes, strict=False):
         if a != b:
             return Failure("class", (name,))
@@ -192,12 +205,12 @@ def _class_mismatch(first: Sharding, second: Sharding) -> Failure | None:
 
 
 def _overlap(first: Sharding, second: Sharding) -> Failure | None:
-    """Two places that the same devices would split: condition (B)."""
-    held = first.split_places
-    taken = [place for place in second.split_places if place not in held]
+    """Return the failure that the tiles are not balanced: condition (B); None if they are."""
+    own = first.split_places
+    added = [place for place in second.split_places if place not in own]
     crossing = False
-    for here, digits in held:
-        for there, others in taken:
+    for here, digits in own:
+        for there, others in added:
             if here == there:
                 continue
             for a in digits:
@@ -206,28 +219,27 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
                         if overlap(a, b):
                             return Failure("overlap", (here, there))
                         crossing = True
-    if crossing and not (_is_chain(first) and _is_chain(second)):
-        return _unbalanced(dict(held) | dict(taken))
-    return None
-
-
-def _is_chain(sharding: Sharding) -> bool:
-    digits = [d for _, held in sharding.split_places for d in held]
-    return all(nested(a, b) for i, a in enumerate(digits) for b in digits[:i])
-
-
-def _unbalanced(places: dict[DimOrClass, Digits]) -> Failure | None:
-    """Digits of three meshes: pairs do not decide, so the tiles are counted over one period."""
+    # Two chains of digits are balanced if no pair overlaps. Digits of three meshes are not, so
+    # count the tiles over one period of all digits.
+    if not crossing or (_is_chain(first) and _is_chain(second)):
+        return None
+    places = dict(own) | dict(added)
     period = math.lcm(*(d.stride * d.size for digits in places.values() for d in digits))
     positions = np.arange(period)
     ids = {place: partition_ids(digits, positions) for place, digits in places.items()}
-    counted = Rows(period, {place: parts(digits) for place, digits in places.items()}, ids)
-    return None if counted.is_balanced(tuple(places)) else Failure("joint", tuple(places))
+    table = Rows(period, {place: parts(digits) for place, digits in places.items()}, ids)
+    return None if table.is_balanced(tuple(places)) else Failure("joint", tuple(places))
+
+
+def _is_chain(sharding: Sharding) -> bool:
+    """Return whether the digits are nested in pairs, as digits of one mesh are."""
+    digits = [d for _, row in sharding.split_places for d in row]
+    return all(nested(a, b) for i, a in enumerate(digits) for b in digits[:i])
 
 
 def _differs(first: Sharding, second: Sharding) -> Failure | None:
-    """The first dimension, or class, that is not the same."""
-    if not _one_order(first, second):
+    """Return the first dimension or class on which the shardings differ; None if they are equal."""
+    if not _same_order(first, second):
         return _differs_by_device(rows_of(first), rows_of(second))
     pairs = zip(first.canonical_dims, second.canonical_dims, strict=True)
     for i, (a, b) in enumerate(pairs):
@@ -237,22 +249,26 @@ def _differs(first: Sharding, second: Sharding) -> Failure | None:
 
 
 def _differs_by_device(first: Rows, second: Rows) -> Failure | None:
+    """Return the first dimension or class whose partition ids differ on some device."""
     for place in {**first.parts, **second.parts}:
         both = place in first.parts and place in second.parts
-        alike = both and np.array_equal(first.ids[place], second.ids[place])
-        if place != "replicated" and not alike:
+        equal_ids = both and np.array_equal(first.ids[place], second.ids[place])
+        if place != "replicated" and not equal_ids:
             return Failure("class" if place in CLASSES else "offset", (place,))
     return None
 
 
 def _not_contained(fine: Sharding, coarse: Sharding) -> Failure | None:
-    if _one_order(fine, coarse):
+    """Return the failure that a block of `fine` is not inside; None if all blocks are."""
+    if _same_order(fine, coarse):
         differs = _class_mismatch(fine, coarse)
         if differs is not None or _nests(fine, coarse):
             return differs
+    # The closed form is complete only if no block of `fine` is empty, because empty blocks are
+    # inside any other block. Otherwise check every device.
     rows = zip(fine.parts, fine.shard_shape, fine.shape, strict=True)
     full = all((n - 1) * block < size for n, block, size in rows)
-    if not full or not _one_order(fine, coarse):  # empty blocks lie anywhere: looking decides
+    if not full or not _same_order(fine, coarse):
         dims = (escape(fine, coarse, device) for device in fine.mesh.order)
         found = next((dim for dim in dims if dim is not None), None)
         return None if found is None else Failure("contained", (found,))
@@ -260,10 +276,11 @@ def _not_contained(fine: Sharding, coarse: Sharding) -> Failure | None:
 
 
 def _nests(fine: Sharding, coarse: Sharding) -> bool:
-    """The closed form: axes are a major part, and block borders meet.
+    """Return whether axes of `fine` begin with the axes of `coarse`, and block borders meet.
 
-    Complete where no block of `fine` is empty: there the partition id of `coarse` is a monotone
-    function of that of `fine`, so equal shares of devices make it a division.
+    Then `fine` refines `coarse`. The converse is true if no block of `fine` is empty: the partition
+    id of `coarse` is then a monotone function of the one of `fine`, and a division, because equally
+    many devices have each id.
     """
     rows = zip(fine.shape, fine.canonical_dims, coarse.canonical_dims, strict=True)
     for dim, (size, a, b) in enumerate(rows):
@@ -272,15 +289,23 @@ def _nests(fine: Sharding, coarse: Sharding) -> bool:
         if split_prefix(a, b) is None:
             return False
         ratio = fine.parts[dim] // coarse.parts[dim]
-        # m*ceil(D/(n*m)) >= ceil(D/n); where it is more, the first border of `coarse` is crossed
+        # m*ceil(D/(n*m)) >= ceil(D/n). If it is larger, a block of `fine` crosses the first border
+        # of `coarse`.
         block = coarse.shard_shape[dim]
         if size > block and block != ratio * fine.shard_shape[dim]:
             return False
     return True
 
 
-def _placed_alike(first: Sharding, second: Sharding, policy: str) -> Sharding:
-    """The second sharding in positions of the first one's mesh, where digits can say it."""
+def _on_first_mesh(first: Sharding, second: Sharding, policy: str) -> Sharding:
+    """Return the second sharding on the first one's mesh if digits can write it there.
+
+    Otherwise return it unchanged.
+
+    Raises:
+      ShardingError: the operands are no shardings of one shape on the same devices, or the policy
+        is unknown.
+    """
     wrong = [s for s in (first, second) if not isinstance(s, Sharding)]
     if wrong:
         raise ShardingError(
@@ -301,19 +326,20 @@ def _placed_alike(first: Sharding, second: Sharding, policy: str) -> Sharding:
             f"{first.text()} on {first.mesh!r} and {second.text()} on {second.mesh!r} are on "
             "different devices; meshes may differ in axes and order only."
         )
+    # Equal positions need no restating, and a reason then names the axes that the user wrote.
     if first.mesh.device_ids == second.mesh.device_ids:
-        return second  # positions are the same; a reason names the axes that the user wrote
+        return second
     return restate(second, first.mesh) or second
 
 
 def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str) -> Verdict:
-    """Two device orders that no digits join: compared device by device."""
+    """Return the verdict by comparing device by device, for unrelated device orders."""
     pair = (first, second)
     if first.replicated and second.replicated:
         raise ShardingError(
             f"{first!r} and {second!r} order their devices differently, and both keep axes "
-            "explicitly replicated, which no one order of devices may have both. Put both on one "
-            "mesh, or leave the replicated axes of one of them free."
+            "explicitly replicated. One device order may be unable to keep both. Put both on one "
+            "mesh, or remove the replicated axes from one of them."
         )
     joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
     if isinstance(joint, Rows):

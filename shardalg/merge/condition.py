@@ -1,10 +1,10 @@
-"""Conditions on mesh sizes: where digits of different meshes meet, the answer depends on them.
+"""Conditions on mesh sizes, for answers that are not the same for all sizes.
 
-Two digits of one mesh need no condition: their answer is the same for all sizes. Digits of two
-meshes over the same devices are independent exactly if `gcd(s*n, t*m)` divides `s` or `t`
-(`digits.overlap`), which is a statement about the sizes. Whether uneven blocks nest depends on the
-sizes on one mesh, too. `refinement.py` has the theorem, and its conditions are in names of axes
-also on a mesh whose sizes are numbers.
+Digits of one mesh need no condition: the answer is the same for all sizes. Digits of two meshes
+over the same devices are independent exactly if `gcd(s*n, t*m)` divides `s` or `t`
+(`digits.overlap`), which is a statement about the sizes. Also on one mesh, the sizes decide whether
+uneven blocks nest. `refinement.py` has the theorem; its conditions use names of axes even if the
+sizes of the mesh are numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from shardalg.algebra.digits import split_prefix
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardingError
-from shardalg.merge.places import ONE, DimOrClass, Monomial, NamedDigit, device_count, named_places
+from shardalg.merge.places import (
+    ONE,
+    DimOrClass,
+    Monomial,
+    NamedDigit,
+    device_count,
+    named_places,
+    product,
+)
 from shardalg.merge.refinement import Inside, apart_along, cuts_of
 
 
@@ -35,7 +43,7 @@ class SizeStatement:
     terms: tuple[Monomial, ...]
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is true at given sizes."""
+        """Return whether the statement is true at given sizes."""
         return _HOLDS[self.kind](*(term.at(sizes) for term in self.terms))
 
     def __repr__(self) -> str:
@@ -62,14 +70,14 @@ _TEXT = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of the sizes, all of it, for the relation to hold.
+    """The statements about sizes that are all true exactly if the relation holds.
 
     Attributes:
-      counted: tiles were counted at the sizes at hand, since digits of three or more meshes are not
-        decided in pairs; of other sizes nothing is said.
+      counted: True if tiles were counted at the given sizes, because pairs do not decide about
+        digits of three or more meshes. The condition then says nothing about other sizes.
 
     >>> x, y = Monomial.named("X"), Monomial.named("Y")
-    >>> condition = Condition((Fact("coprime", (x, y)),))
+    >>> condition = Condition((SizeStatement("coprime", (x, y)),))
     >>> condition, condition.holds(X=2, Y=3), condition.holds(X=2, Y=4)
     (gcd(X, Y) = 1, True, False)
     """
@@ -78,16 +86,17 @@ class Condition:
     counted: bool = False
 
     def holds(self, **sizes: int) -> bool:
-        """Whether the relation holds at the given sizes of the named axes.
+        """Return whether the relation holds at the given sizes of the named axes.
 
         Raises:
-          ShardingError: a size that is needed is not given, or tiles were counted.
+          ShardingError: a necessary size is missing, or tiles were counted.
         """
         needed = {name for f in self.facts for term in f.terms for name, _ in term.powers}
         if needed - set(sizes) or self.counted:
             raise ShardingError(
                 f"the condition {self!r} is about {sorted(needed)}, and the sizes given are "
-                f"{sizes}: give each, and decide tiles that were counted again at those sizes."
+                f"{sizes}: give each of them. If tiles were counted, decide the relation again on "
+                "a mesh of those sizes."
             )
         return all(fact.holds(sizes) for fact in self.facts)
 
@@ -101,14 +110,17 @@ class _Never(Exception):
 
 
 def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> Condition | None:
-    """The condition under which the relation holds between shardings in digits of their meshes.
+    """Return the condition on the sizes under which the relation holds.
 
-    None where the answer is the same for all sizes: nothing depends on them, or no sizes do.
+    None if the answer is the same for all sizes.
     """
+    # On one mesh, conditions of refinement use names of axes even if the sizes are numbers. The
+    # cuts of all operands give a sub-axis the same name in each of them.
     one_mesh = len({s.mesh.axes for s in operands}) == 1
     by_name = one_mesh and relation == "refines"
     cuts = cuts_of(operands) if one_mesh else ()
     named = [named_places(s, cuts, by_name=by_name) for s in operands]
+    # Digits that are not made of axes have no names, so the answer is for the given sizes only.
     if any(places is None for places in named) or (
         relation == "refines" and len({s.mesh.device_ids for s in operands}) > 1
     ):
@@ -122,6 +134,7 @@ def condition_of(operands: tuple[Sharding, ...], relation: str, policy: str) -> 
                 found += _RELATIONS[relation](earlier, places, (first, second, policy))
     except _Never:
         return None
+    # Pairs of digits of three meshes are necessary statements, but not sufficient ones.
     facts = tuple(dict.fromkeys(found))
     counted = len(rows) > 1 and relation != "refines" and not _two_chains(rows) and bool(facts)
     return Condition(facts, counted) if facts else None
@@ -132,20 +145,24 @@ Given = tuple[Sharding, Sharding, str]
 
 
 def _two_chains(rows: Iterable[Places]) -> bool:
-    """Whether pairs decide: the digits are those of at most two meshes."""
+    """Return whether the digits belong to at most two meshes, so that pairs of digits decide."""
+    # Digits of one mesh are nested in pairs, so each mesh is one chain.
     chains: list[list[NamedDigit]] = []
-    for digit in (d for places in rows for held in places.values() for d in held):
+    for digit in (d for places in rows for row in places.values() for d in row):
         chain = next((c for c in chains if all(digit.nests(other) for other in c)), None)
         if digit not in (d for c in chains for d in c):
             chains.append([digit]) if chain is None else chain.append(digit)
     return len(chains) <= 2
 
 
-def _merged(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
-    alike = _prefixes if given[2] == "shardy" else _same
+def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
+    """Yield conditions (A) and (B) of `compatible.py` as statements about sizes."""
+    # (A) Both give the same offsets on each dimension that both split.
+    agree = _prefixes if given[2] == "shardy" else _same
     for place in first:
         if place in second and isinstance(place, int):
-            yield from alike(first[place], second[place])
+            yield from agree(first[place], second[place])
+    # (B) Digits on two different places are independent.
     for here, digits in first.items():
         for there, others in second.items():
             if here != there and first.get(there) != others:
@@ -154,17 +171,21 @@ def _merged(first: Places, second: Places, given: Given) -> Iterator[SizeStateme
                         yield from _independent(a, b)
 
 
-def _equals(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
+def _equal_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
+    """Yield the statements that all digits of both are equal."""
     for place in {**first, **second}:
         yield from _same(first.get(place, ()), second.get(place, ()))
 
 
-def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[SizeStatement | Inside]:
-    """The cases of the theorem in `refinement.py`, dimension by dimension."""
+def _refine_statements(
+    fine: Places, coarse: Places, given: Given
+) -> Iterator[SizeStatement | Inside]:
+    """Yield the cases of the theorem in `refinement.py`, dimension by dimension."""
     first, second, _ = given
     one_mesh = first.mesh.axes == second.mesh.axes
     if not math.prod(first.shape):
         return  # no block has elements
+    # Case 2: a device is outside at all sizes.
     if one_mesh and apart_along(first, second):
         raise _Never
     for dim, size in enumerate(first.shape):
@@ -172,50 +193,43 @@ def _refines(fine: Places, coarse: Places, given: Given) -> Iterator[SizeStateme
         if not others or digits == others:
             continue
         if one_mesh and split_prefix(first.dims[dim], second.dims[dim]) is not None:
-            n, total = _count(others), _count(digits)
+            # Case 1: the blocks nest if their borders meet.
+            n = product(digit.size for digit in others)
+            total = product(digit.size for digit in digits)
             if size > 1:
                 yield SizeStatement("nests", (Monomial(size), n, total.over(n)))
-        else:
-            yield from _inside(fine, coarse, given, dim)
-
-
-def _inside(fine: Places, coarse: Places, given: Given, dim: int) -> Iterator[Inside]:
-    """The definition at other sizes, where they have names."""
-    first, second, _ = given
-    every = tuple(fine.get(place, ()) for place in range(len(first.shape)))
-    texts = first.text(), second.text()
-    devices = device_count(first.mesh, by_name=first.mesh.axes == second.mesh.axes)
-    made = Inside(dim, every, coarse[dim], first.shape, devices, texts)
-    if any(term.powers for term in made.terms):
-        yield made
+            continue
+        # Case 3: the definition, evaluated at the sizes. Without names there are no other sizes.
+        every = tuple(fine.get(place, ()) for place in range(len(first.shape)))
+        texts = first.text(), second.text()
+        devices = device_count(first.mesh, by_name=one_mesh)
+        inside = Inside(dim, every, coarse[dim], first.shape, devices, texts)
+        if any(term.powers for term in inside.terms):
+            yield inside
 
 
 _RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[SizeStatement | Inside]]] = {
-    "merge": _merged,
-    "compatible": _merged,
-    "equal": _equals,
-    "refines": _refines,
+    "merge": _merge_statements,
+    "compatible": _merge_statements,
+    "equal": _equal_statements,
+    "refines": _refine_statements,
 }
 
 
-def _count(digits: tuple[NamedDigit, ...]) -> Monomial:
-    total = ONE
-    for digit in digits:
-        total = total * digit.size
-    return total
-
-
 def _equal(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
+    """Yield that two products are equal; nothing if they always are, `_Never` if they never are."""
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == b:
         return
+    # Named sizes are at least 2, so that a product of them is never 1.
     if ONE in (a, b) or not (a.powers or b.powers):
         raise _Never
     yield SizeStatement("equal", (a, b) if (a.powers, a.number) <= (b.powers, b.number) else (b, a))
 
 
 def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
+    """Yield that the first product divides the second; nothing if always, `_Never` if never."""
     common = first.common(second)
     a, b = first.over(common), second.over(common)
     if a == ONE:
@@ -226,6 +240,7 @@ def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
 
 
 def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[SizeStatement]:
+    """Yield that the digits are equal, one by one."""
     if len(first) != len(second):
         raise _Never
     for a, b in zip(first, second, strict=True):
@@ -236,10 +251,11 @@ def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iter
 def _prefixes(
     first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]
 ) -> Iterator[SizeStatement]:
-    """One is a major part of the other; equally many digits leave open which one."""
+    """Yield that one is a major part of the other."""
     if len(first) != len(second):
         yield from _prefix(*sorted((first, second), key=len, reverse=True))
         return
+    # With equally many digits the sizes decide which one is the finer one.
     yield from _same(first[:-1], second[:-1])
     yield from _equal(first[-1].top, second[-1].top)
     a, b = first[-1].stride, second[-1].stride
@@ -251,6 +267,7 @@ def _prefixes(
 def _prefix(
     fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]
 ) -> Iterator[SizeStatement]:
+    """Yield that `coarse` is a major part of `fine`; its last digit may be a part of one."""
     if len(coarse) > len(fine):
         raise _Never
     if not coarse:
@@ -262,31 +279,28 @@ def _prefix(
 
 
 def _independent(a: NamedDigit, b: NamedDigit) -> Iterator[SizeStatement]:
-    """`gcd(top(a), top(b))` divides a stride, common factors cancelled."""
+    """Yield that two digits do not overlap: `gcd(top(a), top(b))` divides one of the strides.
+
+    Nothing if this is so at all sizes, `_Never` if at none; common factors are cancelled.
+    """
     if a.nests(b):
         return
     if not (a.top.powers or b.top.powers):
-        yield _of_numbers(a, b)
-    elif a.top.divides(b.top):  # then it is the gcd itself, which divides no smaller stride of a
+        # Without named sizes: digits of one mesh that overlap do so at any sizes of the mesh.
+        borders = sorted(t.number for d in (a, b) for t in (d.stride, d.top))
+        if all(high % low == 0 for low, high in itertools.pairwise(borders)):
+            raise _Never
+    elif a.top.divides(b.top):
+        # a.top is the gcd itself. It does not divide a.stride, which is smaller.
         yield from _divides(a.top, b.stride)
+        return
     elif b.top.divides(a.top):
         yield from _divides(b.top, a.stride)
+        return
     elif a.stride == b.stride == ONE and a.top.common(b.top) != ONE:
         raise _Never
-    else:
-        yield _gcd_fact(a, b)
-
-
-def _of_numbers(a: NamedDigit, b: NamedDigit) -> SizeStatement:
-    """The same where no size has a name; digits of one mesh that overlap do so at any sizes."""
-    borders = sorted(t.number for d in (a, b) for t in (d.stride, d.top))
-    if all(high % low == 0 for low, high in itertools.pairwise(borders)):
-        raise _Never
-    return _gcd_fact(a, b)
-
-
-def _gcd_fact(*digits: NamedDigit) -> SizeStatement:
-    a, b = sorted(digits, key=lambda d: (d.top.powers, d.top.number))
+    a, b = sorted((a, b), key=lambda d: (d.top.powers, d.top.number))
     if a.stride == b.stride == ONE:
-        return SizeStatement("coprime", (a.top, b.top))
-    return SizeStatement("independent", (a.top, b.top, a.stride, b.stride))
+        yield SizeStatement("coprime", (a.top, b.top))
+    else:
+        yield SizeStatement("independent", (a.top, b.top, a.stride, b.stride))

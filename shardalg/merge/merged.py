@@ -1,6 +1,6 @@
-"""The merged sharding, made from its digits or from its table.
+"""The merged sharding, made from its digits or from a table of partition ids by device.
 
-Merging by tables: partition ids listed by device, for orders of devices that no digits join.
+Tables compare shardings on meshes whose device orders no digits relate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Ids = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Partition ids of every place that is split, on each device, by ascending device id.
+    """The partition ids of every place that is split, on each device, by ascending device id.
+
+    A place is a dimension or a class.
 
     Attributes:
       size: number of devices.
@@ -34,17 +36,20 @@ class Rows:
     ids: Mapping[DimOrClass, Ids]
 
     def only(self, places: Iterable[DimOrClass]) -> Rows:
-        """The table of some of the places."""
-        held = tuple(places)
-        return Rows(self.size, {p: self.parts[p] for p in held}, {p: self.ids[p] for p in held})
+        """Return the table of some of the places."""
+        kept = tuple(places)
+        return Rows(self.size, {p: self.parts[p] for p in kept}, {p: self.ids[p] for p in kept})
 
     def is_balanced(self, places: tuple[DimOrClass, ...]) -> bool:
-        """Whether every tile of these places is held by the same number of devices."""
+        """Return whether every tile of these places is on the same number of devices."""
         counts = self.counts(places)
         return bool((counts == counts[0]).all()) if len(counts) else False
 
     def counts(self, places: tuple[DimOrClass, ...]) -> Ids:
-        """Number of devices of each tile, tiles in row-major order; empty if there are too many."""
+        """Return the number of devices of each tile, in row-major order of the tiles.
+
+        Empty if there are more tiles than devices: then they are not balanced.
+        """
         total = math.prod(self.parts[place] for place in places)
         if total > self.size:
             return np.zeros(0, int)
@@ -55,9 +60,10 @@ class Rows:
 
 
 def rows_of(sharding: Sharding) -> Rows:
-    """The table of a sharding."""
+    """Return the table of a sharding."""
     mesh = sharding.mesh
     places = sharding.split_places
+    # Sorted by device id, so that tables of different device orders can be compared.
     positions = np.arange(mesh.size)
     if mesh.device_ids is not None:
         positions = np.argsort(np.array(mesh.device_ids))
@@ -72,20 +78,24 @@ Clash = tuple[str, tuple[DimOrClass, ...]]
 
 
 def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
-    """The table that has the ids of both, or what forbids it: kind of failure and places.
+    """Return the table with the ids of both, or the kind of failure and its places.
 
     Args:
-      prefixes: a dimension that both split may be split further by one of them (policy "shardy").
+      prefixes: True if one operand may split a dimension of the other further (policy "shardy").
     """
     chosen = dict.fromkeys(first.parts, first) | {
         place: second for place in second.parts if place not in first.parts
     }
+    # Partial sums, or a manual region, on one side only: the two are not one value.
     for kind in CLASSES[:2]:
         if (kind in first.parts) != (kind in second.parts):
             return ("class", (kind,))
     for place in (p for p in first.parts if p in second.parts):
         coarse, fine = (first, second)[:: 1 if first.parts[place] <= second.parts[place] else -1]
-        if not _agree(place, coarse, fine, prefixes=prefixes and isinstance(place, int)):
+        # The ids must be equal, or the coarse ones the major part of the fine ones.
+        ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+        agree = not rest and (ratio == 1 or (prefixes and isinstance(place, int)))
+        if not agree or not np.array_equal(coarse.ids[place], fine.ids[place] // ratio):
             return ("class" if place in CLASSES else "offset", (place,))
         chosen[place] = fine
     both = Rows(
@@ -96,42 +106,43 @@ def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
     return both if both.is_balanced(tuple(both.parts)) else ("joint", tuple(both.parts))
 
 
-def _agree(place: DimOrClass, coarse: Rows, fine: Rows, *, prefixes: bool) -> bool:
-    """Equal ids; with `prefixes` the coarse ones may be the major part of the fine ones."""
-    ratio, rest = divmod(fine.parts[place], coarse.parts[place])
-    if rest or (ratio > 1 and not prefixes):
-        return False
-    ids = fine.ids[place] if ratio == 1 else fine.ids[place] // ratio
-    return bool(np.array_equal(coarse.ids[place], ids))
+def merged_sharding(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
+    """Return the merge of two shardings, whose dimensions have the digits `dims`.
 
-
-def united(first: Sharding, second: Sharding, dims: tuple[Digits, ...]) -> Sharding:
-    """Both shardings with these digits on the dimensions; an operand itself where it is that."""
-    kept = _union(first.replicated, second.replicated)
+    If an operand is equal to the merge, the operand itself is returned.
+    """
+    # Explicitly replicated digits of both; of two that overlap, the larger one.
+    replicated = first.replicated
+    if second.replicated and second.replicated != replicated:
+        more = tuple(
+            d
+            for d in second.replicated
+            if not any(overlap(d, e) and d.size <= e.size for e in replicated)
+        )
+        own = (d for d in replicated if not any(overlap(d, e) for e in more))
+        replicated = (*own, *more)
     opened = open_dims(first, second)
     for operand in (first, second):
-        if (dims, kept, opened) == (operand.dims, operand.replicated, operand.unspecified_dims):
+        fields = (operand.dims, operand.replicated, operand.unspecified_dims)
+        if (dims, replicated, opened) == fields:
             return operand
-    held = (first.unreduced, kept, first.manual)
-    return Sharding(first.mesh, first.shape, dims, opened, *held)
-
-
-def _union(first: Digits, second: Digits) -> Digits:
-    """Explicitly replicated digits of both; what overlaps is held once, whole."""
-    if not second or first == second:
-        return first
-    more = tuple(d for d in second if not any(overlap(d, e) and d.size <= e.size for e in first))
-    return (*(d for d in first if not any(overlap(d, e) for e in more)), *more)
+    classes = (first.unreduced, replicated, first.manual)
+    return Sharding(first.mesh, first.shape, dims, opened, *classes)
 
 
 def open_dims(first: Sharding, second: Sharding) -> tuple[int, ...]:
-    """Open dimensions stay open unless the other operand, open elsewhere, holds them closed."""
+    """Return the open dimensions of a merge.
+
+    If both operands have open dimensions, these are the ones that are open in both. If only one
+    operand has some, they stay open.
+    """
     a, b = first.unspecified_dims, second.unspecified_dims
     return tuple(i for i in a if i in b) if a and b else a or b
 
 
 def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
-    """The sharding that a balanced table is: on the mesh of either, or on an order made for it."""
+    """Return the sharding of a balanced table, on an operand's mesh or on a mesh of its own."""
+    # An operand's own mesh gives the result the axis names that the user wrote.
     for like in (first, second):
         found = on_mesh(table, like, like.mesh)
         if found is not None:
@@ -141,7 +152,8 @@ def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
 
 
 def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
-    """The sharding that a table is on `mesh`; None where digits of its positions cannot say it."""
+    """Return the sharding of a table on `mesh`; None if digits of its positions cannot write it."""
+    # The row of the table, sorted by device id, for each position of the mesh.
     devices = np.argsort(np.argsort(np.array(mesh.order)))
     places = tuple(rows.parts)
     ids = tuple(rows.ids[place][devices] for place in places)
@@ -152,17 +164,19 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
 
 
 def on_own_order(rows: Rows, like: Sharding) -> Sharding:
-    """The sharding that a balanced table is, on unnamed devices ordered tile by tile."""
+    """Return the sharding of a balanced table on unnamed devices that are ordered tile by tile."""
     order = np.lexsort(tuple(rows.ids[place] for place in reversed(rows.parts)))
-    held, stride = {}, rows.size
+    # In this order each place is one digit, the first place the major one.
+    digits, stride = {}, rows.size
     for place, n in rows.parts.items():
         stride //= n
-        held[place] = (Digit(stride, n),)
+        digits[place] = (Digit(stride, n),)
     ids = np.sort(np.array(like.mesh.order))[order]
-    return _sharding(like, Mesh.unnamed(rows.size, ids.tolist()), held)
+    return _sharding(like, Mesh.unnamed(rows.size, ids.tolist()), digits)
 
 
-def _sharding(like: Sharding, mesh: Mesh, held: Mapping[DimOrClass, Digits]) -> Sharding:
-    dims = tuple(held.get(i, ()) for i in range(len(like.shape)))
-    classes = {name: held.get(name, ()) for name in CLASSES}
+def _sharding(like: Sharding, mesh: Mesh, digits: Mapping[DimOrClass, Digits]) -> Sharding:
+    """Return a sharding of the tensor of `like` with these digits on dimensions and classes."""
+    dims = tuple(digits.get(i, ()) for i in range(len(like.shape)))
+    classes = {name: digits.get(name, ()) for name in CLASSES}
     return Sharding(mesh, like.shape, dims, like.unspecified_dims).holding(classes)

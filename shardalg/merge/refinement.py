@@ -1,4 +1,4 @@
-"""Where one sharding refines another: for all sizes of a mesh's axes, or for some of them.
+"""Refinement of one sharding by another, for all sizes of a mesh's axes or for some of them.
 
 Theorem (refinement). Dimension d has D >= 1 elements. `fine` splits it into N parts and `coarse`
 into n parts, in blocks of f = ceil(D/N) and s = ceil(D/n) elements.
@@ -43,7 +43,7 @@ class Inside:
       fine: the digits of all dimensions, which say where a device has elements.
       coarse: the digits of the dimension.
       devices: the number of devices.
-      texts: both shardings in words.
+      texts: both shardings as text.
     """
 
     dim: int
@@ -60,16 +60,17 @@ class Inside:
         return (self.devices, *(term for digit in digits for term in (digit.stride, digit.size)))
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is true at given sizes, by looking at every device."""
+        """Return whether the statement is true at given sizes; every device is checked."""
         positions = np.arange(self.devices.at(sizes))
-        there = np.ones(len(positions), dtype=bool)
+        # A device without elements on some dimension has none at all, and is inside.
+        not_empty = np.ones(len(positions), dtype=bool)
         for dim, size in enumerate(self.shape):
             start, stop = _block(self.fine[dim], size, (positions, sizes))
-            there &= start < stop
+            not_empty &= start < stop
             if dim == self.dim:
                 mine = start, stop
         start, stop = _block(self.coarse, self.shape[self.dim], (positions, sizes))
-        return bool(np.all(~there | ((start <= mine[0]) & (mine[1] <= stop))))
+        return bool(np.all(~not_empty | ((start <= mine[0]) & (mine[1] <= stop))))
 
     def __repr__(self) -> str:
         fine, coarse = self.texts
@@ -82,7 +83,7 @@ class Inside:
 def _block(
     digits: tuple[NamedDigit, ...], size: int, at: tuple[np.ndarray, Mapping[str, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of each device's elements."""
+    """Return the start and the end of each device's elements on one dimension."""
     positions, sizes = at
     ids, count = positions * 0, 1
     for digit in digits:
@@ -127,21 +128,23 @@ def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
         return None
     cuts = cuts_of((fine, coarse))
     rows = [[atoms_of(digits, cuts) for digits in s.canonical_dims] for s in (fine, coarse)]
-    used = {atom: dim for dim, held in enumerate(rows[0]) for atom in held}
+    used = {atom: dim for dim, row in enumerate(rows[0]) for atom in row}
     for dim, (mine, theirs) in enumerate(zip(*rows, strict=True)):
         for nth, atom in enumerate(theirs):
             place = used.get(atom)
             if place is not None and (rows[0][place][-1] != atom or fine.shape[place] < 2):
                 continue  # the device at 1 on this axis may have no elements
+            # Either the partition id in `fine` is 0 (lemma `refine_apart`), or another axis is
+            # below this one in `coarse` (lemma `refine_ahead`).
             if place != dim or (nth < len(theirs) - 1 and set(theirs) <= set(mine)):
                 return dim, atom
     return None
 
 
 def cuts_of(shardings: Iterable[Sharding]) -> set[int]:
-    """Return all strides and periods of the digits and axes: where the positions are cut."""
-    held = list(shardings)
-    mesh = held[0].mesh
-    digits = [d for s in held for _, row in s.split_places for d in row]
+    """Return all strides and periods of the digits and axes."""
+    operands = list(shardings)
+    mesh = operands[0].mesh
+    digits = [d for s in operands for _, row in s.split_places for d in row]
     digits += [mesh.digit(name) for name in mesh.axis_names]
     return {1, mesh.size} | {n for d in digits for n in (d.stride, d.stride * d.size)}

@@ -1,12 +1,12 @@
-"""What deciding shardings gives: the answer, and for a refusal its reason and its witness.
+"""Verdicts on shardings: the answer, and for a refusal its reason and its witness.
 
-Refusals, and the device or the tile that shows one, found by evaluating both shardings.
+A witness is a device or a tile that shows a refusal. It is found by evaluating both shardings.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import numpy as np
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.merge.condition import Condition, condition_of
-from shardalg.merge.merged import rows_of, united
+from shardalg.merge.merged import merged_sharding, rows_of
 from shardalg.merge.places import DimOrClass, digits_at, escape, offset_at
 from shardalg.tables import card
 
@@ -28,14 +28,14 @@ Pair = tuple[Sharding, Sharding]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why shardings are refused.
+    """The reason why shardings are refused.
 
     Attributes:
-      kind: "offset" (a dimension lies differently), "overlap" (two dimensions would share a
-        digit), "joint" (several are unbalanced together), "closed" (a dimension that may not be
-        refined), "class" (unreduced or manual digits differ), "contained" (a block is not inside
-        the other one).
-      dims: the dimensions at fault; a class stands as its name.
+      kind: "offset" (different offsets on a dimension), "overlap" (two dimensions would share a
+        digit), "joint" (several dimensions are unbalanced together), "closed" (a dimension that may
+        not be refined), "class" (unreduced or manual digits differ), "contained" (a block is not
+        inside the other one).
+      dims: the dimensions at fault, or the name of a class.
     """
 
     kind: str
@@ -47,8 +47,10 @@ class Witness:
     """A concrete case that shows a refusal.
 
     Attributes:
-      device, dim: where the two shardings differ, with the offsets that they give.
-      dims, tile: the tile that `count` devices would hold in place of `expected`.
+      device, dim: a device and a dimension on which the two shardings differ.
+      offsets: the offsets of the two shardings there.
+      dims, tile: a tile of these dimensions that is on the wrong number of devices.
+      count, expected: this number, and the right one.
     """
 
     device: int | None = None
@@ -61,37 +63,32 @@ class Witness:
 
 
 def find(pair: Pair, failure: Failure) -> Witness:
-    """The device or the tile that shows a refusal of two shardings."""
+    """Return the device or the tile that shows a refusal of two shardings."""
     return _FIND[failure.kind](pair, failure)
 
 
 def _offset_witness(pair: Pair, failure: Failure) -> Witness:
-    """A device that the pair gives different offsets."""
+    """Return a device on which the two offsets differ."""
     place = failure.dims[0]
-    for device in _likely_first(pair, place):
+    # Digits differ first at the positions that are their strides, so try these devices first.
+    meshes = [(s.mesh, digit) for s in pair for digit in digits_at(s, place)]
+    likely = [mesh.order[digit.stride] for mesh, digit in meshes if digit.stride < mesh.size]
+    for device in itertools.chain(likely, pair[0].mesh.order):
         a, b = (offset_at(s, place, device) for s in pair)
         if a != b:
             return Witness(device, place, (a, b))
-    raise AssertionError("a refused dimension lies alike on every device")
-
-
-def _likely_first(pair: Pair, place: DimOrClass) -> Iterator[int]:
-    """All devices, those at the strides of the digits first."""
-    for s in pair:
-        for digit in digits_at(s, place):
-            if digit.stride < s.mesh.size:
-                yield s.mesh.order[digit.stride]
-    yield from pair[0].mesh.order
+    raise AssertionError("a refused dimension has equal offsets on every device")
 
 
 def _tile_witness(pair: Pair, failure: Failure) -> Witness:
-    """The tile that too few devices hold: one that none holds, if there is one."""
+    """Return a tile that is on too few devices, on none if there is such a tile."""
     places = failure.dims
     tables = [rows_of(s) for s in owners(pair, failure)]
     shape = tuple(rows.parts[place] for rows, place in zip(tables, places, strict=True))
-    held = np.stack([rows.ids[place] for rows, place in zip(tables, places, strict=True)], axis=1)
-    size, total = len(held), math.prod(shape)
-    tiles, counts = np.unique(held, axis=0, return_counts=True)
+    ids = np.stack([rows.ids[place] for rows, place in zip(tables, places, strict=True)], axis=1)
+    size, total = len(ids), math.prod(shape)
+    tiles, counts = np.unique(ids, axis=0, return_counts=True)
+    # A tile on no device is the simplest witness; otherwise take the one on the fewest devices.
     if len(tiles) == total:
         least = int(counts.argmin())
         tile, count = tuple(tiles[least].tolist()), int(counts[least])
@@ -101,10 +98,12 @@ def _tile_witness(pair: Pair, failure: Failure) -> Witness:
 
 
 def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The first tile, in row-major order, that is not in a sorted list."""
+    """Return the first tile, in row-major order, that is not in a sorted list."""
+    # Numbers of tiles can be larger than 64 bits, so use Python's integers.
     numbers = np.zeros(len(tiles), object)
     for column, n in zip(tiles.T, shape, strict=True):
         numbers = numbers * n + column.astype(object)
+    # The first number that is not its own place in the list follows the gap.
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     number = int(gaps[0]) if len(gaps) else len(numbers)
     found: list[int] = []
@@ -115,14 +114,15 @@ def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def owners(pair: Pair, failure: Failure) -> tuple[Sharding, ...]:
-    """Whose digits clash on each place: the first one's with the second one's, or the longest."""
+    """Return, for each place of a failure, the sharding whose digits are at fault."""
     if failure.kind == "overlap":
         return pair
+    # Jointly unbalanced places: the merge has the digits of the operand with more partitions.
     return tuple(max(pair, key=lambda s: parts(digits_at(s, place))) for place in failure.dims)
 
 
 def _contained_witness(pair: Pair, failure: Failure) -> Witness:
-    """A device whose block of the first sharding leaves its block of the second one."""
+    """Return a device whose block of the first sharding leaves its block of the second one."""
     fine, coarse = pair
     for device in fine.mesh.order:
         dim = escape(fine, coarse, device)
@@ -144,16 +144,16 @@ _FIND = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a question about shardings; true or false as itself.
+    """The answer to a question about shardings; in a condition it is true or false.
 
     Attributes:
       relation: "merge", "compatible", "equal" or "refines".
-      operands: the shardings, in positions of the first one's mesh where digits can say that.
-      merged: for a merge that exists, what makes it; `sharding` is the value to use.
-      failure: what is wrong; None if nothing is.
-      clash: of more than two operands that do not merge, the merge of the first ones and the one
-        that it clashes with.
-      policy: the partitioner whose merges are meant.
+      operands: the shardings, on the first one's mesh if digits can write them there.
+      policy: the partitioner whose rule for merges is used, "gspmd" or "shardy".
+      merged: for a merge that exists, its digits or the sharding; use `sharding`.
+      failure: the reason of a refusal; None if the relation holds.
+      clash: if more than two operands do not merge, the merge of the first ones and the operand
+        with which it does not merge.
     """
 
     relation: str
@@ -171,10 +171,10 @@ class Verdict:
         return card(f"{self.relation}: {self.reason}", *made, ok=self.ok)
 
     def draw(self) -> Figure:
-        """The operands as planes in blocks, and of a merge what they make together.
+        """Draw the operands as planes that are divided into blocks, and the merge if there is one.
 
         Raises:
-          ShardingError: scalars, or more than two dimensions that some operand splits.
+          ShardingError: the operands are scalars, or split more than two dimensions.
 
         >>> import shardalg as sa
         >>> mesh, texts = sa.Mesh({"X": 2, "Y": 4}), ("[X, None]", "[None, Y]")
@@ -190,44 +190,47 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the relation holds."""
+        """True if the relation holds."""
         return self.failure is None
 
     @property
     def pair(self) -> tuple[Sharding, Sharding]:
-        """The two shardings that a refusal is about; the only two where two were given."""
+        """The two shardings that a refusal is about."""
         return self.clash or (self.operands[0], self.operands[-1])
 
     @cached_property
     def sharding(self) -> Sharding | None:
-        """For a merge, the coarsest sharding that all operands agree with; None if refused."""
+        """The coarsest sharding that agrees with all operands; None without a merge."""
         if self.merged is None or isinstance(self.merged, Sharding):
             return self.merged
-        return united(*self.pair, self.merged)
+        return merged_sharding(*self.pair, self.merged)
 
     @cached_property
     def witness(self) -> Witness | None:
-        """A device or a tile that shows the refusal; None where the relation holds."""
+        """A device or a tile that shows the refusal; None if the relation holds."""
         return None if self.failure is None else find(self.pair, self.failure)
 
     @cached_property
     def reason(self) -> str:
-        """The answer in words, with the shardings and the witness."""
-        return _reason(self)
+        """The answer in words, with the shardings, the witness and the remedy."""
+        if self.failure is None:
+            listed = " and ".join(s.text() for s in self.operands)
+            return f"{listed} {_HOLDS[self.relation]}"
+        return "".join(_fault(self))
 
     @property
     def evidence(self) -> str:
-        """Of a refusal, the fault with its witness alone; `reason` says what to do, too."""
+        """The fault of a refusal with its witness, without the remedy that `reason` adds."""
         return self.reason if self.ok else _fault(self)[0]
 
     @cached_property
     def condition(self) -> Condition | None:
-        """For which sizes the relation holds; None if the answer is the same for all sizes.
+        """The sizes at which the relation holds; None if the answer is the same for all sizes.
 
-        All sizes are those of at least 2. The answer depends on them where digits of different
-        meshes meet, and where `refines` compares uneven blocks. On a symbolic mesh the condition
-        is in the names of its axes, and the verdict is its value at the hints. The condition of
-        `refines` is in the names of the axes also on a mesh whose sizes are numbers.
+        Sizes are at least 2. The answer depends on them if digits of different meshes are compared,
+        or if `refines` compares uneven blocks. On a symbolic mesh the condition uses the names of
+        its axes, and the verdict is its value at the hints. The condition of `refines` uses the
+        names of the axes even if the sizes of the mesh are numbers.
 
         >>> from shardalg.algebra.mesh import Mesh
         >>> from shardalg.merge.compatible import merge
@@ -241,6 +244,7 @@ class Verdict:
         >>> refines(both, x).condition
         ceil(24/(X)) = Y*ceil(24/(X*Y))
         """
+        # Closed dimensions and classes are compared without sizes.
         if self.failure is not None and self.failure.kind in ("closed", "class"):
             return None
         return condition_of(self.operands, self.relation, self.policy)
@@ -250,28 +254,22 @@ class Verdict:
         return f"Verdict({'ok' if self else 'refused'}, {self.relation}: {answer})"
 
 
-def _reason(verdict: Verdict) -> str:
-    """The answer in words, with the shardings and the witness."""
-    if verdict.failure is None:
-        listed = " and ".join(s.text() for s in verdict.operands)
-        return f"{listed} {_HOLDS[verdict.relation]}"
-    return "".join(_fault(verdict))
-
-
 def _fault(verdict: Verdict) -> tuple[str, str]:
-    """What is wrong, with its witness, and the remedy."""
+    """Return the fault of a refusal with its witness, and the remedy, as two texts."""
     witness, failure = verdict.witness, verdict.failure
     assert witness is not None and failure is not None
     first, second = verdict.pair
     place = f"of shape {first.shape} on {first.mesh!r}"
     if witness.tile:
         places = " and ".join(_place(dim) for dim in witness.dims)
-        held = f"{witness.count} device{'' if witness.count == 1 else 's'}"
+        count, expected = (
+            f"{n or 'no'} device{'' if n in (0, 1) else 's'}"
+            for n in (witness.count, witness.expected)
+        )
         return (
             f"{first.text()} and {second.text()} {place} split {places} by the same devices: "
-            f"{held if witness.count else 'no device'} would hold tile {witness.tile} where "
-            f"{witness.expected} should.",
-            " Reshard one of them off what they share.",
+            f"tile {witness.tile} should be on {expected}, but {count} would hold it.",
+            " Use a different mesh axis in one of them.",
         )
     lines = [
         f"  {s.text()}  {_fact_at(s, witness, value)}"
@@ -279,12 +277,13 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
     ]
     return (
         f"{_FAULT[failure.kind]} on {_place(witness.dim)} {place}:\n" + "\n".join(lines),
-        "\nReshard one of them there.",
+        f"\nReshard one of them so that both agree on {_place(witness.dim)}.",
     )
 
 
 def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
-    """What one operand gives the device of the witness: offset and end, or a class's id."""
+    """Return one operand's offset and end on the device of the witness, or its class's id."""
+    # Classes, and dimensions of size 0, have partition ids but no offsets.
     dim, device = witness.dim, witness.device
     if not isinstance(dim, int) or not sharding.shape[dim] or device is None:
         return f"partition_id({device}, {dim}) = {value}"
@@ -294,19 +293,20 @@ def _fact_at(sharding: Sharding, witness: Witness, value: int) -> str:
 
 
 def _place(place: DimOrClass | None) -> str:
+    """Return the words for a dimension or a class."""
     return f"dimension {place}" if isinstance(place, int) else f"the {place} digits"
 
 
-_ALIKE = "agree on the dimensions that both split, and split the others independently"
+_COMPATIBLE = "agree on the dimensions that both split, and split the others independently"
 _HOLDS = {
-    "merge": _ALIKE,
-    "compatible": _ALIKE,
+    "merge": _COMPATIBLE,
+    "compatible": _COMPATIBLE,
     "equal": "give every device the same offsets",
-    "refines": "are nested: each block of the first lies in the device's block of the second",
+    "refines": "are nested: each block of the first is inside the device's block of the second",
 }
 _FAULT = {
     "offset": "the shardings place blocks differently",
     "class": "the shardings differ",
-    "closed": "the merged sharding would split a dimension that one of them holds closed,",
+    "closed": "the merged sharding would split a dimension that is closed in one of them,",
     "contained": "a block of the first sharding leaves the device's block of the second",
 }

@@ -82,7 +82,7 @@ def table(judged: Iterable[Judged]) -> Table:
     >>> from shardalg.merge.lemmas import lemma
     >>> table(judge([lemma("offset_zero")])).select("lemma", "status", "statement")
     lemma        status  statement
-    offset_zero  proved  only the first block lies at offset 0
+    offset_zero  proved  only the first block has offset 0
     """
     rows = ((j.statement.name, j.status, j.ms, j.statement.text()) for j in judged)
     return Table(COLUMNS, tuple(rows))

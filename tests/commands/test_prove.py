@@ -50,7 +50,7 @@ def test_a_refusal_has_a_witness_and_a_proof(sizes, capsys):
     assert main(["prove", "[X, None]", "[None, X]", *SHAPE, *MESH, *sizes]) == 1
     answer = shown(capsys)
     assert answer["verdict"].startswith("refused")
-    assert "no device would hold tile (0, 1)" in answer["because"]
+    assert "tile (0, 1) should be on 2 devices, but no device would hold it" in answer["because"]
     assert answer["proof"].startswith("proved")
 
 

@@ -162,10 +162,15 @@ def test_merges(first, second, expected):
         (axes("x", None), axes("y", None), "offset", r"differently on dimension 0 .*\n.*shard_off"),
         (axes(("x", "y")), axes(("y", "x")), "offset", "differently on dimension 0"),
         (axes(("x", "y")), axes("x"), "offset", "differently on dimension 0"),
-        (axes("x", None), axes(None, "x"), "overlap", r"no device would hold tile \(0, 1\)"),
+        (
+            axes("x", None),
+            axes(None, "x"),
+            "overlap",
+            r"tile \(0, 1\) should be on 3 devices, but no device",
+        ),
         (axes(("z", "x"), None), axes(None, "x"), "overlap", "dimension 0 and dimension 1 by the"),
         (axes("x", "?"), axes("x", "y", shape=(12, 12)), None, ""),
-        (axes(None, "?"), axes("x", None), "closed", "one of them holds closed, on dimension 0"),
+        (axes(None, "?"), axes("x", None), "closed", "is closed in one of them, on dimension 0"),
         (axes("x", unreduced=["y"]), axes("x"), "class", "differ on the unreduced digits"),
         (axes(None, unreduced=["x"]), axes("x"), "class", r"partition_id\(6, unreduced\) = 1"),
     ],
@@ -309,7 +314,7 @@ def test_every_operand_of_many_keeps_its_closed_dimensions():
     assert merge(first, second, axes(None, None, "z"))
     verdict = merge(first, second, third)
     assert verdict.failure.kind == "closed"
-    assert "holds closed, on dimension 0" in verdict.reason
+    assert "is closed in one of them, on dimension 0" in verdict.reason
 
 
 def test_equal():

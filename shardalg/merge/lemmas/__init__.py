@@ -1,11 +1,10 @@
-"""The theorems that the library rests on: one table, each with its claim and its wrong variants.
+"""The theorems that the library relies on: one table, each with its claim and its wrong variants.
 
-Lemmas: The theorems behind those formulas (mixed radix, blocks and padding, canonical quotients,
-halos, exchanges) stand in one table, `merge/lemmas/`: each in words, as a claim with every
-parameter unknown, and with wrong variants that must be refuted. `sa.prove(lemma(name))` proves
-one; the other proofs take from the table what holds for all sizes. A claim is text in a small
-language of whole numbers (`merge/proofs/integers.py`), so tests evaluate the same text in
-Python.
+The theorems are about mixed-radix numbers, blocks and padding, canonical quotients, halos and
+exchanges. Each has a statement in words, a claim in which every parameter is unknown, and wrong
+variants that must be refuted. `sa.prove(lemma(name))` proves one. Other proofs use the table for
+claims about all sizes. A claim is text in a small language of whole numbers
+(`merge/proofs/integers.py`), so tests evaluate the same text in Python.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ LEMMAS: tuple[Lemma, ...] = (*DIGITS, *BLOCKS, *QUOTIENTS, *HALOS, *EXCHANGES)
 
 
 def lemma(name: str) -> Lemma:
-    """The lemma of this name.
+    """Return the lemma of this name.
 
     Raises:
-      ProofError: there is none; the message lists them.
+      ProofError: no lemma has this name; the message lists all names.
 
     >>> lemma("radix_injective").text()
     'q*m + r with 0 <= r < m determines q and r'

@@ -1,8 +1,10 @@
-"""Lemmas of digits: partition ids as mixed-radix numbers, and digits of two meshes.
+"""Lemmas of digits, of blocks and of quotients.
 
-Lemmas of blocks: offsets, valid sizes and padding of D elements in n parts.
+Digits: partition ids as mixed-radix numbers, and digits of two meshes.
 
-Lemmas of quotients a*p + (r*p + b) // m, the closed form of halos and interval starts.
+Blocks: offsets, valid sizes and padding of D elements in n parts.
+
+Quotients: maps a*p + (r*p + b) // m, the closed form of halos and interval starts.
 """
 
 from shardalg.merge.lemmas.lemma import Lemma
@@ -12,7 +14,7 @@ BLOCK = "D >= 1, n >= 1, s == ceil(D, n), 0 <= i < n"
 BLOCKS = (
     Lemma(
         "offset_zero",
-        "only the first block lies at offset 0",
+        "only the first block has offset 0",
         used="merge/compatible.py: equal offsets mean equally many parts",
         given="D >= 1, n >= 1, s == ceil(D, n), i >= 0, i*s == 0",
         shows="i == 0",
@@ -44,7 +46,7 @@ BLOCKS = (
     ),
     Lemma(
         "even_blocks",
-        "where n divides D nothing is padded",
+        "if n divides D, there is no padding",
         used="algebra/sharding.py: is_even",
         given=f"{BLOCK}, D == n*k",
         shows="s == k, clip((i + 1)*s - D, 0, s) == 0",
@@ -60,7 +62,7 @@ BLOCKS = (
     ),
     Lemma(
         "nonempty_count",
-        "exactly the first ceil(D / s) blocks hold something",
+        "exactly the first ceil(D / s) blocks have elements",
         used="algebra/offset.py: valid_size",
         given=BLOCK,
         shows="(clip(D - i*s, 0, s) > 0) == (i < ceil(D, s))",
@@ -76,7 +78,7 @@ BLOCKS = (
     ),
     Lemma(
         "owner_unique",
-        "every element lies in exactly one block, element // s",
+        "every element is in exactly one block, element // s",
         used="planner/partition/emit/context.py: who computes an iteration",
         given="D >= 1, n >= 1, s == ceil(D, n), 0 <= x < D, i*s <= x < (i + 1)*s",
         shows="i == x // s, 0 <= i < n",
@@ -85,7 +87,7 @@ BLOCKS = (
     Lemma(
         "refine_if",
         "where a coarse block is m fine blocks, ceil(D/n) = m*ceil(D/(n*m)), fine block q*m + r "
-        "lies inside coarse block q",
+        "is inside coarse block q",
         used="merge/compatible.py: refines; planner/reshard/paths.py: pieces that move",
         given="f >= 0, s == m*f, q >= 0, 0 <= r < m",
         shows="q*s <= (q*m + r)*f, (q*m + r)*f + f <= (q + 1)*s",

@@ -1,9 +1,10 @@
-"""Lemmas of halos: output o of a window reads input (stride*o + dilation*tap - low) / base.
+"""Lemmas of halos and of exchanges.
 
-Partition i owns input `[i*s, (i + 1)*s)`. `x` is the numerator of its first window, and `b` the
-base dilation; `start` and `limit` bound what its windows read.
+Halos: output o of a window reads input (stride*o + dilation*tap - low) / base. Partition i owns
+input `[i*s, (i + 1)*s)`. `x` is the numerator of its first window, and `b` the base dilation. Its
+windows read elements of `[start, limit)`.
 
-Lemmas of exchanges: the interval that a device reads, and the blocks that bring it.
+Exchanges: the interval that a device reads, and the rounds that deliver its blocks.
 """
 
 from shardalg.merge.lemmas.lemma import Lemma
@@ -47,8 +48,8 @@ EXCHANGES = (
     ),
     Lemma(
         "exchange_contents",
-        "element g, y places after the start of an interval, lies in the block f + j that round "
-        "j brings, and from the start of block f it stands where the slice takes it",
+        "element g, y places after the start of an interval, is in the block f + j that round "
+        "j brings, and its distance from the start of block f is the one that the slice uses",
         used="algebra/halos/exchange.py: the slice after the rounds",
         given="n >= 1, s >= 1, n*s >= D, 0 <= g < D, y >= 0, f == (g - y) // s, k == g // s",
         shows="f <= k, 0 <= k < n, (k - f)*s + (g - k*s) == (g - y - f*s) + y",
@@ -56,7 +57,7 @@ EXCHANGES = (
     ),
     Lemma(
         "exchange_rounds",
-        "the rounds from the block of the start to the block of the end hold the interval, "
+        "the rounds from the block of the start to the block of the end contain the interval, "
         "start % s places in",
         used="algebra/halos/exchange.py: rounds and shift",
         given="s >= 1, length >= 1, rounds == (start + length - 1) // s - start // s + 1",
@@ -102,7 +103,7 @@ EXCHANGES = (
     Lemma(
         "rotate_shift",
         "a rotation by k reads two intervals, at o + k before the wrap and at o + k - D after it",
-        used="algebra/halos/intervals.py: rotate",
+        used="graph/ops/canonicalize/boxes.py: rotations",
         given="0 <= k < D, 0 <= o < D",
         shows="(o + k) % D == (o + k if o + k < D else o + k - D)",
         mutants=(("o + k < D", "o + k <= D"),),
@@ -128,8 +129,8 @@ EXCHANGES = (
     ),
     Lemma(
         "pipeline_shift",
-        "stages hand on by one: the block of stages [i*s, (i + 1)*s) reads one element on its left "
-        "and none on its right",
+        "each stage passes its value to the next one: the block of stages "
+        "[i*s, (i + 1)*s) reads one element on its left and none on its right",
         used="algebra/halos/halo.py: pipelines, left 1 and right -1",
         given="s >= 1, i*s <= stage < (i + 1)*s",
         shows="i*s - 1 <= stage - 1 < (i + 1)*s - 1",
@@ -157,7 +158,7 @@ HALOS = (
     ),
     Lemma(
         "halo_reads",
-        "every element that a tap of a window reads lies in [start, limit)",
+        "every element that a tap of a window reads is in [start, limit)",
         used="algebra/halos/halo.py: start and limit",
         given="b >= 1, extent >= 1, 0 <= w <= last, 0 <= t < extent, "
         "start == ceil(x, b), limit == ceil(x + last + extent, b), x + w + t == k*b",
@@ -175,8 +176,8 @@ HALOS = (
     ),
     Lemma(
         "halo_left_right",
-        "with left = i*s - start and right = limit - (i + 1)*s, what is read lies between left "
-        "elements before the own block and right elements after it",
+        "with left = i*s - start and right = limit - (i + 1)*s, the elements that are read are "
+        "between left elements before the own block and right elements after it",
         used="algebra/halos/halo.py: left and right",
         given="left == i*s - start, right == limit - (i + 1)*s, start <= k < limit",
         shows="i*s - left <= k < (i + 1)*s + right",
@@ -192,7 +193,7 @@ HALOS = (
     ),
     Lemma(
         "halo_case_1",
-        "where the base dilation divides the step of the windows, b*j with j = q*i on partition i, "
+        "if the base dilation divides the step of the windows, b*j with j = q*i on partition i, "
         "the start is affine in i and the padding in front of it constant",
         used="algebra/halos/halo.py: case 1",
         given="b >= 1, start == ceil(b*j - low, b), first == ceil(-low, b)",
@@ -237,7 +238,8 @@ HALOS = (
     ),
     Lemma(
         "halo_largest_length",
-        "that is at most ceil(length / b), and at least its floor",
+        "the number of elements in places [x, x + length) is at most ceil(length / b), and at "
+        "least length // b",
         used="algebra/halos/halo.py: length",
         given="b >= 1",
         shows="length // b <= ceil(x + length, b) - ceil(x, b) <= ceil(length, b)",
@@ -253,7 +255,7 @@ HALOS = (
     ),
     Lemma(
         "halo_tap",
-        "an output o of which a tap reads an element of [0, size) lies between two quotients",
+        "if a tap of output o reads an element of [0, size), o is between two quotients",
         used="algebra/halos/halo.py: reads",
         given="stride >= 1, b >= 1, 0 <= k < size, b*k == stride*o - low",
         shows="ceil(low, stride) <= o, o <= ((size - 1)*b + low) // stride",

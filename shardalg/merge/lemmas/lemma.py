@@ -1,4 +1,4 @@
-"""A lemma: a theorem about whole numbers that the library rests on, as data."""
+"""Lemmas: theorems about whole numbers that the library relies on, as data."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from shardalg.errors import ProofError
 
 @dataclass(frozen=True)
 class Lemma:
-    """`given` implies `shows`, for all whole numbers that stand in them.
+    """A theorem: `given` implies `shows`, for all values of the whole numbers in them.
 
     Attributes:
       name: lower_snake_case.
       statement: the theorem in words.
-      used: the module that relies on it, and what for.
+      used: the module and the function that rely on it.
       given, shows: conditions in the language of `merge/proofs/integers.py`, separated by
         commas.
-      mutants: pairs (text, other text): with the text replaced the statement is wrong, and the
-        solver must say so. They guard against hypotheses that nothing satisfies.
+      mutants: pairs (text, other text). With the text replaced, the statement is wrong, and the
+        solver must refute it. This detects hypotheses that nothing satisfies.
 
     Raises:
-      ProofError: no mutant, or one that replaces nothing.
+      ProofError: there is no mutant, or a mutant replaces nothing.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Lemma:
         idle = [old for old, _ in self.mutants if old not in self.given + "\n" + self.shows]
         if idle or not self.mutants:
             raise ProofError(
-                f"the lemma {self.name} needs mutants that change it; {idle} stand nowhere in "
+                f"the lemma {self.name} needs mutants that change it; {idle} do not occur in "
                 f"{self.given!r} or {self.shows!r}."
             )
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         return self.statement
 
     def mutated(self) -> Iterator[Lemma]:
-        """The wrong statements next to this one."""
+        """Yield the wrong variants of this lemma."""
         for k, (old, new) in enumerate(self.mutants, 1):
             given, shows = (text.replace(old, new) for text in (self.given, self.shows))
             yield replace(

@@ -1,1 +1,1 @@
-"""Claims as z3 formulas: for all sizes, for all devices, or device by device."""
+"""Proofs of claims by z3: for all sizes, for one unknown device, or device by device."""

@@ -1,21 +1,21 @@
 """Claims device by device, as SMT-LIB text: the certificate of a closed form for a concrete mesh.
 
-Every device's partition ids are written as terms in its position, one ground fact per device, which
-the solver evaluates: no digit theorem is used, any order of devices can be said, and the text grows
-linearly (2048 devices: some hundred kilobytes, tens of milliseconds).
+Each device's partition ids are terms in its position, and the text has one fact without unknowns
+per device, which the solver evaluates. It uses no theorem about digits, can express any order of
+devices, and grows linearly (2048 devices: some hundred kilobytes, tens of milliseconds).
 
-That every tile is held by equally many devices is shown by listing the devices of each tile: ids
-ascend in a tile, and each listed device has the tile's ids. As many devices are listed as there
-are, so every device stands in exactly one tile: this counting is done here, not by the solver.
+Balance is shown by listing the devices of each tile: the ids in a tile ascend, and each listed
+device has the tile's partition ids. The list is as long as the number of devices, so every device
+is in exactly one tile. This module does the counting, not the solver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardalg.algebra.digits import Digits
+from shardalg.algebra.digits import Digits, partition_id, parts
 from shardalg.algebra.sharding import CLASSES, Sharding
 from shardalg.errors import ProofError
 from shardalg.merge.compatible import equal, merge
@@ -28,51 +28,50 @@ MAX_DEVICES = 65_536
 
 @dataclass
 class _Script:
-    """SMT-LIB text as it grows: functions of the position, and the facts to show."""
+    """SMT-LIB text under construction: functions of the position, and the facts to show."""
 
     functions: dict[Digits, str] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
 
     def offset(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
-        """The term for an offset: a block times a partition id."""
+        """Return the term of an offset: the block size times the partition id."""
         block = block_of(sharding, place)
         term = self.partition_id(sharding, place, device)
         return term if block == 1 else f"(* {block} {term})"
 
     def partition_id(self, sharding: Sharding, place: DimOrClass, device: int) -> str:
-        """The term for a partition id: a function of the device's position."""
+        """Return the term of a partition id: a function of the device's position."""
         digits = digits_at(sharding, place)
         if not digits:
             return "0"
+        # Equal digits of several shardings or places are one function.
         name = self.functions.setdefault(digits, f"id{len(self.functions)}")
         return f"({name} {sharding.mesh.position(device)})"
 
     def show(self, fact: str) -> None:
-        """One more fact; all of them together are the goal."""
+        """Add a fact; the goal is that all facts are true."""
         if fact != "true":
             self.facts[fact] = None
 
     def text(self) -> str:
-        """The script: `unsat` means that all facts hold."""
-        defined = (_function(name, digits) for digits, name in self.functions.items())
+        """Return the script; the answer `unsat` means that all facts are true."""
+        defined = []
+        for digits, name in self.functions.items():
+            # A partition id is the mixed-radix number of floor(position / stride) mod size.
+            body = "0"
+            for digit in digits:
+                value = f"(mod (div d {digit.stride}) {digit.size})"
+                body = value if body == "0" else f"(+ (* {digit.size} {body}) {value})"
+            defined.append(f"(define-fun {name} ((d Int)) Int {body})\n")
         goal = "\n ".join(self.facts) or "true"
         return "".join(defined) + f"(assert (not (and true\n {goal})))\n(check-sat)\n"
 
 
-def _function(name: str, digits: Digits) -> str:
-    """A partition id as mixed-radix number of `floor(position / stride) mod size`."""
-    body = "0"
-    for digit in digits:
-        value = f"(mod (div d {digit.stride}) {digit.size})"
-        body = value if body == "0" else f"(+ (* {digit.size} {body}) {value})"
-    return f"(define-fun {name} ((d Int)) Int {body})\n"
-
-
 def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
-    """The claim about shardings as SMT-LIB text, of which `unsat` is the proof.
+    """Return a claim about shardings as SMT-LIB text; the answer `unsat` proves the claim.
 
     Raises:
-      ProofError: more than `MAX_DEVICES` devices, or a claim that is not about shardings.
+      ProofError: the claim is not about shardings, or has more than `MAX_DEVICES` devices.
     """
     if type(claim) not in _CERTIFY:
         raise ProofError(f"{type(claim).__name__} is about no devices: prove it without encoding.")
@@ -88,8 +87,10 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
 
 
 def _merge(script: _Script, claim: MergeClaim) -> None:
+    """Show that the result is a merge, or that there is none."""
     if claim.result is None:
         verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
+        # The claim denies a merge that exists, so it must not be proved.
         if verdict:
             script.show("false")
         else:
@@ -100,38 +101,34 @@ def _merge(script: _Script, claim: MergeClaim) -> None:
 
 
 def _agreement(script: _Script, claim: MergeClaim, result: Sharding) -> None:
-    """The result has every operand's offsets where the operand splits, and splits no more."""
+    """Show that the result has the offsets of each operand that splits a dimension.
+
+    A dimension that no operand splits is not split, and the classes are equal.
+    """
     for place in (*range(len(result.shape)), *CLASSES[:2]):
-        held = [s for s in claim.operands if digits_at(s, place)]
-        if not held or not isinstance(place, int):
-            held = list(claim.operands)
-        for operand in held:
+        operands = [s for s in claim.operands if digits_at(s, place)]
+        if not operands or not isinstance(place, int):
+            operands = list(claim.operands)
+        for operand in operands:
             for device in result.mesh.order:
-                prefixes = claim.policy == "shardy" and isinstance(place, int)
-                agrees = _is_prefix if prefixes else _agrees
-                script.show(agrees(script, (operand, result), place, device))
-
-
-def _is_prefix(script: _Script, pair: tuple[Sharding, Sharding], dim: int, device: int) -> str:
-    """The first one's partition id is the major part of the second one's: policy "shardy"."""
-    ratio, rest = divmod(pair[1].parts[dim], pair[0].parts[dim])
-    a, b = (script.partition_id(s, dim, device) for s in pair)
-    return "false" if rest else _equals(a, b if ratio == 1 else f"(div {b} {ratio})")
-
-
-def _agrees(
-    script: _Script, pair: tuple[Sharding, Sharding], place: DimOrClass, device: int
-) -> str:
-    """Equal offsets."""
-    return _equals(*(script.offset(s, place, device) for s in pair))
+                if claim.policy != "shardy" or not isinstance(place, int):
+                    offsets = (script.offset(s, place, device) for s in (operand, result))
+                    script.show(_equals(*offsets))
+                    continue
+                # The operand's partition id need only be the major part of the result's.
+                ratio, rest = divmod(result.parts[place], operand.parts[place])
+                a, b = (script.partition_id(s, place, device) for s in (operand, result))
+                major = b if ratio == 1 else f"(div {b} {ratio})"
+                script.show("false" if rest else _equals(a, major))
 
 
 def _equals(a: str, b: str) -> str:
+    """Return the fact that two terms are equal; "true" if they are the same text."""
     return "true" if a == b else f"(= {a} {b})"
 
 
 def _balance(script: _Script, result: Sharding) -> None:
-    """Every tile with its devices; all tiles have equally many."""
+    """Show that all tiles are on equally many devices, by listing the devices of each tile."""
     places = [place for place, _ in result.split_places]
     tiles: dict[tuple[int, ...], list[int]] = {}
     for device in sorted(result.mesh.order):
@@ -141,6 +138,7 @@ def _balance(script: _Script, result: Sharding) -> None:
     script.show(f"(= {len(tiles)} {math.prod(counts)})")
     for tile, devices in tiles.items():
         script.show(f"(= {len(devices)} {expected})")
+        # Ascending ids are different devices, so none is counted twice.
         if len(devices) > 1:
             script.show(f"(< {' '.join(map(str, devices))})")
         for device in devices:
@@ -149,20 +147,19 @@ def _balance(script: _Script, result: Sharding) -> None:
 
 
 def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
-    position, number = sharding.mesh.position(device), 0
-    for digit in digits_at(sharding, place):
-        number = number * digit.size + digit.at(position)
-    return number
+    """Return the partition id of a device."""
+    return partition_id(digits_at(sharding, place), sharding.mesh.position(device))
 
 
 def _refusal(script: _Script, verdict: Verdict) -> None:
-    """A device with two offsets, or a tile that too few devices hold."""
+    """Show a device with two offsets, or a tile that is on too few devices."""
     assert verdict.failure is not None and verdict.witness is not None
     if verdict.clash:
         _forced(script, verdict)
     if verdict.witness.tile:
         _counted(script, verdict, verdict.witness)
     elif verdict.policy == "shardy" and verdict.failure.kind == "offset":
+        # Different offsets alone are no refusal: one operand could be a major part of the other.
         for pair in (verdict.pair, verdict.pair[::-1]):
             script.show(_no_prefix(script, pair, verdict.failure.dims[0]))
     else:
@@ -173,26 +170,30 @@ def _refusal(script: _Script, verdict: Verdict) -> None:
 
 
 def _forced(script: _Script, verdict: Verdict) -> None:
-    """On each dimension, a merge that clashes has the offsets of an operand."""
+    """Show that the merge of the first operands has the offsets of an operand on each place.
+
+    A refusal of this merge is then a refusal of the operands.
+    """
     for merged in (s for s in verdict.pair if s not in verdict.operands):
         for place in (p for p, _ in merged.split_places if p != "replicated"):
-            held = next((s for s in verdict.operands if _alike(s, merged, place)), None)
-            if held is None:
+            offsets = [offset_at(merged, place, d) for d in merged.mesh.order]
+            for operand in verdict.operands:
+                if [offset_at(operand, place, d) for d in merged.mesh.order] == offsets:
+                    break
+            else:
                 script.show("false")
                 continue
             for device in merged.mesh.order:
-                script.show(_equals(*(script.offset(s, place, device) for s in (held, merged))))
-
-
-def _alike(first: Sharding, second: Sharding, place: DimOrClass) -> bool:
-    return all(offset_at(first, place, d) == offset_at(second, place, d) for d in first.mesh.order)
+                terms = (script.offset(s, place, device) for s in (operand, merged))
+                script.show(_equals(*terms))
 
 
 def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrClass) -> str:
-    """The first one's partition id is not the major part of the second one's on some device."""
+    """Return the fact that the first partition id is no major part of the second on some device."""
     coarse, fine = pair
     assert isinstance(place, int)
     ratio, rest = divmod(fine.parts[place], coarse.parts[place])
+    # A major part has a number of partitions that divides the other one.
     if rest:
         return f"(not (= (mod {fine.parts[place]} {coarse.parts[place]}) 0))"
     for device in coarse.mesh.order:
@@ -203,24 +204,19 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrCla
 
 
 def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
-    """The devices of one tile, counted over all devices, are not as many as there should be."""
+    """Show that the witness's tile is on a wrong number of devices, counted over all devices."""
     assert verdict.failure is not None
-    held_by = owners(verdict.pair, verdict.failure)
-    terms = [_holds(script, held_by, witness, device) for device in verdict.pair[0].mesh.order]
-    total = math.prod(
-        math.prod(d.size for d in digits_at(s, place))
-        for s, place in zip(held_by, witness.dims, strict=True)
-    )
+    rows = list(zip(owners(verdict.pair, verdict.failure), witness.dims, witness.tile, strict=True))
+    terms = []
+    for device in verdict.pair[0].mesh.order:
+        met = (f"(= {script.partition_id(s, place, device)} {t})" for s, place, t in rows)
+        terms.append(f"(ite (and {' '.join(met)}) 1 0)")
+    total = math.prod(parts(digits_at(s, place)) for s, place, _ in rows)
     script.show(f"(not (= (* {total} (+ 0 {' '.join(terms)})) {len(terms)}))")
 
 
-def _holds(script: _Script, held_by: Iterable[Sharding], witness: Witness, device: int) -> str:
-    rows = zip(held_by, witness.dims, witness.tile, strict=True)
-    met = (f"(= {script.partition_id(s, place, device)} {t})" for s, place, t in rows)
-    return f"(ite (and {' '.join(met)}) 1 0)"
-
-
 def _equal(script: _Script, claim: EqualClaim) -> None:
+    """Show that all offsets are equal, or that some offset is not."""
     if claim.holds:
         for place in (*range(len(claim.first.shape)), *CLASSES[:2]):
             for device in claim.first.mesh.order:
@@ -232,25 +228,27 @@ def _equal(script: _Script, claim: EqualClaim) -> None:
 
 
 def _refine(script: _Script, claim: RefineClaim) -> None:
+    """Show that all fine blocks are inside, or that the one of the claim's device is not."""
     if claim.holds:
         for device in claim.fine.mesh.order:
             script.show(_inside(script, claim, device))
-    elif claim.device is None:
+    elif claim.device is None:  # without an example there is nothing to evaluate
         script.show("false")
     else:
         script.show(f"(not {_inside(script, claim, claim.device)})")
 
 
 def _inside(script: _Script, claim: RefineClaim, device: int) -> str:
-    """A fine block that is not empty lies in the coarse block, on every dimension."""
-    there, inside = [], []
+    """Return the fact that a device's fine block is empty, or inside its coarse block."""
+    not_empty, inside = [], []
     for dim, size in enumerate(claim.fine.shape):
         a, b = (script.offset(s, dim, device) for s in (claim.fine, claim.coarse))
         fine, coarse = (s.shard_shape[dim] for s in (claim.fine, claim.coarse))
-        there.append(f"(< {a} {size})")
+        not_empty.append(f"(< {a} {size})")
+        # Elements past the end of the dimension do not exist.
         end = f"(or (<= (+ {a} {fine}) (+ {b} {coarse})) (<= {size} (+ {b} {coarse})))"
         inside.append(f"(<= {b} {a}) {end}")
-    return f"(=> (and true {' '.join(there)}) (and true {' '.join(inside)}))"
+    return f"(=> (and true {' '.join(not_empty)}) (and true {' '.join(inside)}))"
 
 
 _CERTIFY: dict[type, Callable[..., None]] = {

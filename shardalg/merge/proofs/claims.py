@@ -1,6 +1,6 @@
-"""What can be sent to the solver: statements about shardings, as plain values.
+"""Claims that the solver can prove: statements about shardings and halos, as plain values.
 
-What a halo claims: its closed forms are exactly what the windows read, on every device.
+A halo claims that its closed forms are exactly the elements that the windows read, on every device.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shardalg.merge.verdict import Verdict
 
 @dataclass(frozen=True)
 class MergeClaim:
-    """`result` is the merge of two or more shardings; None: there is no merge.
+    """The claim that `result` is the merge of two or more shardings; None: there is no merge.
 
-    A result is right if it gives the offsets of each operand on every dimension that the operand
-    splits, splits no other dimension, and is balanced. Under the shardy policy an operand's blocks
-    need only be the major part of the result's.
+    A result is right if it has the offsets of each operand on every dimension that the operand
+    splits, splits no other dimension, and is balanced. Under the shardy policy the operand's
+    partition id need only be the major part of the result's.
 
     Attributes:
-      failure: for None, the verdict that names what refuses the merge.
+      verdict: for a merge that does not exist, the verdict with the reason; None: decide it again.
     """
 
     first: Sharding
@@ -46,18 +46,18 @@ class MergeClaim:
 
     @property
     def shardings(self) -> tuple[Sharding, ...]:
-        """What the claim is about: operands and result."""
+        """The operands, and the result if there is one."""
         return self.operands if self.result is None else (*self.operands, self.result)
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         verb = "there is no" if self.result is None else f"{self.result.text()} is the"
         return f"{verb} merge of {' and '.join(s.text() for s in self.operands)}"
 
 
 @dataclass(frozen=True)
 class EqualClaim:
-    """Both shardings give every device the same offsets, and the same unreduced and manual ids.
+    """The claim that two shardings have equal offsets, and equal unreduced and manual ids.
 
     Attributes:
       holds: False states the opposite.
@@ -69,11 +69,11 @@ class EqualClaim:
 
     @property
     def shardings(self) -> tuple[Sharding, ...]:
-        """What the claim is about."""
+        """The two shardings that are compared."""
         return (self.first, self.second)
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         return (
             f"{self.first.text()} {'equals' if self.holds else 'differs from'} {self.second.text()}"
         )
@@ -81,10 +81,11 @@ class EqualClaim:
 
 @dataclass(frozen=True)
 class RefineClaim:
-    """Every block of `fine` lies inside the device's block of `coarse`.
+    """The claim that every block of `fine` is inside the device's block of `coarse`.
 
     Attributes:
-      holds: False states the opposite, of which `device` is an example.
+      holds: False states the opposite.
+      device: for the opposite, a device whose block is not inside.
     """
 
     fine: Sharding
@@ -94,17 +95,17 @@ class RefineClaim:
 
     @property
     def shardings(self) -> tuple[Sharding, ...]:
-        """What the claim is about."""
+        """The two shardings that are compared."""
         return (self.fine, self.coarse)
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         verb = "refines" if self.holds else "does not refine"
         return f"{self.fine.text()} {verb} {self.coarse.text()}"
 
 
 def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
-    """The claim that a verdict makes."""
+    """Return the claim that a verdict makes."""
     first, second, *others = verdict.operands
     if verdict.relation == "equal":
         return EqualClaim(first, second, bool(verdict))
@@ -117,7 +118,11 @@ def of_verdict(verdict: Verdict) -> MergeClaim | RefineClaim | EqualClaim:
 
 @dataclass(frozen=True)
 class Statement:
-    """`given` implies `shows` (text of `merge.proofs.integers`); `fault`: what else is wrong."""
+    """One statement of a halo: `given` implies `shows`, in the language of `integers.py`.
+
+    Attributes:
+      fault: the fault of the halo if the statement is false.
+    """
 
     fault: str
     given: str
@@ -157,13 +162,13 @@ ALL_SIZES = (
         "b*start - (stride*t*p - low) == (low - stride*t*p) % b, 0 <= (low - stride*t*p) % b < b",
     ),
 )
-# That the quotients which hold the widths are these, and largest at an end of the partitions.
+# The lemmas that the widths are equal to the stored quotients, and largest at an end partition.
 LEMMAS = ("ceil_is_floor", "quotient_whole_part", "quotient_gcd", "quotient_endpoint")
 
 
 @dataclass(frozen=True)
 class HaloWitness:
-    """A partition on which a halo is wrong, and the element that it lacks, if it is one."""
+    """A partition on which a halo is wrong, and the element that is missing, if there is one."""
 
     fault: str
     partition: int
@@ -172,29 +177,32 @@ class HaloWitness:
 
 @dataclass(frozen=True)
 class HaloClaim:
-    """A halo is what its window reads: every element, and no more at either end.
+    """The claim that a halo has every element that its window reads, and no more at either end.
 
-    On every partition p: each element that an output of p reads lies in `[start(p), limit(p))`;
-    `start(p)` is the first element at or after the first window's first place, `limit(p)` the first
-    one at or after the last window's end; no width exceeds the largest one; the elements that exist
-    are within the margins that neighbours exchange; padding and length are as stated.
+    On every partition p:
+    - each element that an output of p reads is in `[start(p), limit(p))`;
+    - `start(p)` is the first element at or after the start of the first window, and `limit(p)` the
+      first one at or after the end of the last window;
+    - no width exceeds the largest one;
+    - the elements that exist are within the margins that neighbours exchange;
+    - padding and length are as stated.
     """
 
     halo: Halo
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         h = self.halo
         return f"{h!r} is what {h.window!r} reads of {h.size} elements in {h.parts} parts"
 
     @property
     def is_derived(self) -> bool:
-        """Whether the widths are the closed forms of the window, not others."""
+        """True if the widths are the closed forms of the window."""
         h = self.halo
         return h == halo(h.window, size=h.size, parts=h.parts)
 
     def statements(self) -> Iterator[Statement]:
-        """The claim at its sizes: p is any partition, x any of its outputs."""
+        """Yield the statements of the claim at its sizes: p is any partition, x any output of p."""
         h, w = self.halo, self.halo.window
         base, first = w.base_dilation, f"({h.step}*p - {w.padding_low})"
         start, limit = _text(h.start), _text(h.limit)
@@ -228,12 +236,12 @@ class HaloClaim:
 
 
 def _text(form: Quotient) -> str:
-    """A closed form in the language of formulas."""
+    """Return a closed form in the language of `merge/proofs/integers.py`."""
     if not form.rest:
         return f"({form.slope}*p + {form.constant})"
     return f"({form.slope}*p + ({form.rest}*p + {form.constant}) // {form.divisor})"
 
 
 def _first_at(element: str, base: int, place: str) -> str:
-    """`element` is the first one at or after a place of the dilated base."""
+    """Return the statement that `element` is the first one at or after a dilated position."""
     return f"{base}*{element} >= {place}, {base}*({element} - 1) < {place}"

@@ -1,17 +1,15 @@
-"""Statements about whole numbers as plain values: what the solver is asked, before it is asked.
+"""Statements about whole numbers: as text that becomes z3 formulas, and as plain values.
 
-A number is linear in unknowns, in partition ids, and in quotients and remainders of numbers by
-constants. A claim says that a formula is true for all values of its unknowns; with concrete sizes
-it is quantifier-free and linear, which z3 decides in milliseconds however many devices there are.
+`conditions` reads text as `"m >= 1, 0 <= r < m"`: a list of conditions, in which names are unknown
+whole numbers. The language has `+ - *`, comparisons, `and or not`, `a if c else b`, `x // m`
+(rounded down), `x % m`, `ceil(x, m)` (the quotient rounded up), `min`, `max`, `clip(x, low, high)`
+and `implies(a, b)`. A quotient becomes an unknown of its own, with the two inequalities that define
+it for `m >= 1`: `m*q <= x < m*q + m`. The solver handles these far better than its own division.
 
-Statements about whole numbers, written as Python expressions, as z3 formulas.
-
-`"m >= 1, 0 <= r < m"` is a list of conditions; names are unknown whole numbers. Besides `+ - *`,
-comparisons, `and or not` and `a if c else b` there are `x // m` (rounded down), `x % m`,
-`ceil(x, m)` (the quotient rounded up), `min`, `max`, `clip(x, low, high)` and `implies(a, b)`.
-
-A quotient becomes an unknown of its own with the two inequalities that define it for `m >= 1`:
-`m*q <= x < m*q + m`. The solver handles these far better than its own division.
+An `IntegerClaim` says that a formula is true for all values of its unknowns. Its numbers are linear
+in unknowns, in partition ids, and in quotients and remainders of numbers by constants. With
+concrete sizes the claim is quantifier-free and linear. z3 decides it in milliseconds, for any
+number of devices.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ Value: TypeAlias = z3.ExprRef
 
 @dataclass(frozen=True)
 class IntegerFormula:
-    """A formula, and the definitions of the quotients that stand in it."""
+    """A formula, and the definitions of its quotients."""
 
     formula: z3.BoolRef
     definitions: tuple[z3.BoolRef, ...]
 
 
 def conditions(text: str) -> tuple[IntegerFormula, ...]:
-    """The conditions of a text, in their order.
+    """Return the conditions of a text, in their order.
 
     Raises:
-      ProofError: text outside the small language of this module.
+      ProofError: the text is not in the small language of this module.
 
     >>> first, second = conditions("d // m == q, r < m")
     >>> first.formula, second.formula, second.definitions
@@ -58,44 +56,45 @@ def conditions(text: str) -> tuple[IntegerFormula, ...]:
     except SyntaxError as fault:
         raise ProofError(f"{text!r} is no list of conditions: {fault.msg}.") from None
     parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
-    return tuple(_condition(text, part) for part in parts)
-
-
-def _condition(text: str, node: ast.expr) -> IntegerFormula:
-    reader = _ConditionReader(text)
-    return IntegerFormula(reader.truth(node), tuple(reader.definitions.values()))
+    found = []
+    for part in parts:
+        reader = _ConditionReader(text)
+        formula = reader.truth(part)
+        found.append(IntegerFormula(formula, tuple(reader.definitions.values())))
+    return tuple(found)
 
 
 class _ConditionReader:
-    """Reads one condition; quotients that read alike are one unknown."""
+    """A reader of one condition; quotients with equal texts are one unknown."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.definitions: dict[str, z3.BoolRef] = {}
 
     def read(self, node: ast.AST) -> Value:
-        """A node of the expression as a z3 term."""
+        """Return a node of the expression as a z3 term."""
         rule = _NODES.get(type(node))
         if rule is None:
             raise self.unknown(node)
         return rule(self, node)
 
     def number(self, node: ast.AST) -> z3.ArithRef:
-        """A node that has to be a whole number."""
+        """Return the term of a node that must be a whole number."""
         value = self.read(node)
         if not z3.is_int(value):
             raise self.unknown(node, "is a condition, not a number")
         return value
 
     def truth(self, node: ast.AST) -> z3.BoolRef:
-        """A node that has to be a condition."""
+        """Return the term of a node that must be a condition."""
         value = self.read(node)
         if not z3.is_bool(value):
             raise self.unknown(node, "is a number, not a condition")
         return value
 
     def quotient(self, node: ast.expr, x: Value, m: Value, *, up: bool = False) -> Value:
-        """A new unknown, defined as `x / m` rounded down or up."""
+        """Return a new unknown that is defined as `x / m`, rounded down or up."""
+        # Unknowns with one name are one unknown for z3, so equal quotients need no equation.
         name = ast.unparse(node)
         q = z3.Int(name)
         inside = (m * q >= x, m * q - m < x) if up else (m * q <= x, x < m * q + m)
@@ -103,7 +102,7 @@ class _ConditionReader:
         return q
 
     def unknown(self, node: ast.AST, fault: str = "is nothing that proofs read") -> ProofError:
-        """The error that names a node which the language does not have."""
+        """Return the error that names a node outside the language."""
         return ProofError(
             f"{ast.unparse(node)!r} in {self.text!r} {fault}. Write conditions on whole numbers "
             f"with + - * // %, comparisons, and, or, not, a if c else b, {', '.join(_ARITY)}."
@@ -111,10 +110,12 @@ class _ConditionReader:
 
 
 def _binary(reader: _ConditionReader, node: ast.BinOp) -> Value:
+    """Return the term of a sum, difference, product, quotient or remainder."""
     x, y = reader.number(node.left), reader.number(node.right)
     if isinstance(node.op, ast.FloorDiv):
         return reader.quotient(node, x, y)
     if isinstance(node.op, ast.Mod):
+        # x % y = x - y * (x // y)
         return x - y * reader.quotient(ast.BinOp(node.left, ast.FloorDiv(), node.right), x, y)
     if type(node.op) not in _OPERATORS:
         raise reader.unknown(node)
@@ -122,6 +123,7 @@ def _binary(reader: _ConditionReader, node: ast.BinOp) -> Value:
 
 
 def _compare(reader: _ConditionReader, node: ast.Compare) -> Value:
+    """Return the term of a chain of comparisons; conditions are compared by == and != only."""
     of_truths = isinstance(reader.read(node.left), z3.BoolRef)
     known = _EQUALITIES if of_truths else _COMPARISONS
     if any(type(op) not in known for op in node.ops):
@@ -134,6 +136,7 @@ def _compare(reader: _ConditionReader, node: ast.Compare) -> Value:
 
 
 def _unary(reader: _ConditionReader, node: ast.UnaryOp) -> Value:
+    """Return the term of a negation."""
     if isinstance(node.op, ast.USub):
         return -reader.number(node.operand)
     if isinstance(node.op, ast.Not):
@@ -142,16 +145,19 @@ def _unary(reader: _ConditionReader, node: ast.UnaryOp) -> Value:
 
 
 def _bool(reader: _ConditionReader, node: ast.BoolOp) -> Value:
+    """Return the term of conditions that are joined by `and` or `or`."""
     join = z3.And if isinstance(node.op, ast.And) else z3.Or
     return join(*(reader.truth(part) for part in node.values))
 
 
 def _choice(reader: _ConditionReader, node: ast.IfExp) -> Value:
+    """Return the term of `a if c else b`."""
     values = reader.number(node.body), reader.number(node.orelse)
     return z3.If(reader.truth(node.test), *values)
 
 
 def _call(reader: _ConditionReader, node: ast.Call) -> Value:
+    """Return the term of a call of ceil, min, max, clip or implies."""
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in _ARITY or node.keywords:
         raise reader.unknown(node)
@@ -166,6 +172,7 @@ def _call(reader: _ConditionReader, node: ast.Call) -> Value:
 
 
 def _constant(reader: _ConditionReader, node: ast.Constant) -> Value:
+    """Return the term of a whole number; True and False are none."""
     if type(node.value) is not int:
         raise reader.unknown(node)
     return z3.IntVal(node.value)
@@ -208,10 +215,10 @@ _CHOICES: dict[str, Callable[..., Value]] = {
 
 @dataclass(frozen=True, slots=True)
 class PartitionId:
-    """The partition id that digits write on the device the claim is about, or on a member.
+    """The partition id with these digits, on the claim's device or on a member of its group.
 
     Attributes:
-      member: a device of its group that the claim names; "" is the device itself.
+      member: the name of a device of the group; "" is the claim's device itself.
     """
 
     digits: Digits
@@ -239,7 +246,7 @@ Atom = str | PartitionId | FloorQuotient | Remainder
 
 @dataclass(frozen=True)
 class Number:
-    """`sum coefficient * atom + constant`.
+    """A number `sum coefficient * atom + constant`.
 
     >>> x, y = Number.of("x"), Number.of("y")
     >>> print((x * 3 + y - 1) // 2 + x - 4)
@@ -253,6 +260,7 @@ class Number:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Numbers are nested and are keys of caches: see `algebra/derived_layouts.py`.
         object.__setattr__(self, "_hash", hash((self.terms, self.constant)))
 
     def __hash__(self) -> int:
@@ -260,7 +268,7 @@ class Number:
 
     @staticmethod
     def of(value: Number | Atom | int) -> Number:
-        """A number, an unknown, a partition id or an int as a number."""
+        """Return a number, an unknown, a partition id or an int as a number."""
         if isinstance(value, Number):
             return value
         return Number((), value) if isinstance(value, int) else Number(((value, 1),))
@@ -270,6 +278,7 @@ class Number:
         total = dict(self.terms)
         for atom, coefficient in other.terms:
             total[atom] = total.get(atom, 0) + coefficient
+        # Sorted, so that equal sums are equal values.
         ordered = sorted(((a, c) for a, c in total.items() if c), key=lambda term: str(term[0]))
         return Number(tuple(ordered), self.constant + other.constant)
 
@@ -281,6 +290,7 @@ class Number:
         return self + Number.of(other) * -1
 
     def __floordiv__(self, by: int) -> Number:
+        # Constants are divided at once, so that an atom always has unknowns.
         if by == 1:
             return self
         return Number.of(FloorQuotient(self, by)) if self.terms else Number((), self.constant // by)
@@ -289,7 +299,11 @@ class Number:
         return Number.of(Remainder(self, by)) if self.terms else Number((), self.constant % by)
 
     def replaced(self, change: Callable[[Atom], Number | None]) -> Number:
-        """The number with atoms replaced, those inside quotients and remainders too."""
+        """Return the number with atoms replaced, also inside quotients and remainders.
+
+        Args:
+          change: returns the new value of an atom; None leaves it.
+        """
         total = Number((), self.constant)
         for atom, coefficient in self.terms:
             new = change(atom)
@@ -300,7 +314,7 @@ class Number:
         return total
 
     def atoms(self) -> Iterator[str | PartitionId]:
-        """Every unknown and partition id, quotients and remainders opened."""
+        """Yield every unknown and partition id, also inside quotients and remainders."""
         for atom, _ in self.terms:
             if isinstance(atom, FloorQuotient | Remainder):
                 yield from atom.number.atoms()
@@ -308,7 +322,7 @@ class Number:
                 yield atom
 
     def at(self, values: Mapping[Atom, Any]) -> Any:
-        """The value, given those of its unknowns and partition ids: ints, or arrays of them."""
+        """Return the value at values of the unknowns and partition ids: ints, or arrays of ints."""
         total = self.constant
         for atom, coefficient in self.terms:
             if isinstance(atom, FloorQuotient):
@@ -328,6 +342,7 @@ class Number:
 
 
 def _text(atom: Atom) -> str:
+    """Return the text of an atom."""
     if isinstance(atom, PartitionId):
         written = ",".join(f"{d.stride}:{d.size}" for d in atom.digits)
         return f"p{atom.member}({written})"
@@ -337,7 +352,7 @@ def _text(atom: Atom) -> str:
 
 
 def number(index: Index, values: Mapping[str, Number]) -> Number:
-    """An index expression with numbers for its names, rounding down where it is divided.
+    """Return the value of an index expression at numbers for its names; a division rounds down.
 
     >>> print(number((Index.of("o") * 2 - 1) // 3, {"o": Number.of("p") * 4}))
     (8*p-1)//3
@@ -347,7 +362,7 @@ def number(index: Index, values: Mapping[str, Number]) -> Number:
 
 
 def numerator(index: Index, values: Mapping[str, Number]) -> Number:
-    """The same before it is divided."""
+    """Return the value of an index expression before its division and its remainder."""
     total = Number((), index.constant)
     for name, coefficient in index.terms:
         total += values[name] * coefficient
@@ -356,7 +371,7 @@ def numerator(index: Index, values: Mapping[str, Number]) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`number == 0`, or `number >= 0`."""
+    """The formula `number == 0` or `number >= 0`, by `relation`."""
 
     number: Number
     relation: str
@@ -364,21 +379,21 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every one of the formulas."""
+    """The conjunction of formulas."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """At least one of the formulas."""
+    """The disjunction of formulas."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite."""
+    """The negation of a formula."""
 
     formula: Formula
 
@@ -387,36 +402,36 @@ Formula = Compare | All | Either | Not
 
 
 def equal(left: Number, right: Number | int) -> Formula:
-    """`left == right`."""
+    """Return the formula `left == right`."""
     return Compare(left - right, "==")
 
 
 def less(left: Number, right: Number | int) -> Formula:
-    """`left < right`."""
+    """Return the formula `left < right`."""
     return Compare(Number.of(right) - left - 1, ">=")
 
 
 def within(value: Number, low: Number | int, high: Number | int) -> Formula:
-    """`low <= value < high`."""
+    """Return the formula `low <= value < high`."""
     return All((Compare(value - low, ">="), less(value, high)))
 
 
 def implies(given: Formula, shown: Formula) -> Formula:
-    """`shown` wherever `given`."""
+    """Return the formula that `given` implies `shown`."""
     return Either((Not(given), shown))
 
 
 @dataclass(frozen=True)
 class IntegerClaim:
-    """`goal` is true on every device, for all values of the unknowns in their ranges.
+    """The claim that `goal` is true on every device, for all values of the unknowns.
 
     Attributes:
       words: the statement in words.
-      unknowns: (name, end): the unknown runs over `[0, end)`.
-      members: (name, digits): any device of the group that differs in `digits` alone.
+      unknowns: (name, end): the range of the unknown is `[0, end)`.
+      members: (name, digits): any device that differs from the claim's device in `digits` alone.
 
     Raises:
-      ProofError: an unknown without a range, or a member without its digits.
+      ProofError: an unknown has no range, or a member has no digits.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -436,21 +451,24 @@ class IntegerClaim:
         members = {"", *(name for name, _ in self.members)}
         for atom in atoms(self.goal):
             if atom not in known if isinstance(atom, str) else atom.member not in members:
-                raise ProofError(f"the claim {self.words!r} says nothing of {_text(atom)}.")
+                raise ProofError(
+                    f"the claim {self.words!r} uses {_text(atom)}, which it does not define: add "
+                    "it to unknowns or members."
+                )
 
     @property
     def digits(self) -> Digits:
-        """Every digit that the claim speaks of."""
+        """All digits of the goal's partition ids and of the members, each once."""
         ids = (a.digits for a in atoms(self.goal) if not isinstance(a, str))
         return tuple({d: None for row in (*ids, *(m for _, m in self.members)) for d in row})
 
     def text(self) -> str:
-        """The statement in words."""
+        """Return the statement in words."""
         return self.words
 
 
 def atoms(formula: Formula) -> Iterator[str | PartitionId]:
-    """Every unknown and partition id in a formula."""
+    """Yield every unknown and partition id in a formula."""
     if isinstance(formula, Compare):
         yield from formula.number.atoms()
     elif isinstance(formula, Not):

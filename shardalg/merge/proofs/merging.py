@@ -1,12 +1,13 @@
-"""Merges as formulas: the result agrees with every operand, and its tiles are balanced.
+"""Formulas of merges and of refusals.
 
-Refusals of a merge as formulas: a device with two offsets, a tile that too few devices hold.
+A merge: the result agrees with every operand, and its tiles are balanced. A refusal: a device has
+two offsets, or a tile is on too few devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import z3
 
@@ -30,13 +31,16 @@ MAX_COUNTED = 4096
 
 
 def merging(claim: MergeClaim, devices: Devices) -> list[Obligation]:
-    """The formulas of a merge that exists."""
+    """Return the formulas of a merge that exists."""
     assert claim.result is not None
     return [_agreement(claim, devices), _balance(claim.result, devices)]
 
 
 def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
-    """The result has the offsets of each operand where the operand splits, and splits no more."""
+    """Return the formula that the result has the offsets of each operand that splits a dimension.
+
+    A dimension that no operand splits is not split, and the classes are equal.
+    """
     assert claim.result is not None
     pairs: list[tuple[Sharding, DimOrClass]] = []
     for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
@@ -46,30 +50,37 @@ def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
         pairs += [(operand, place) for operand in operands]
     goal = z3.And([_agrees(claim, operand, place, devices) for operand, place in pairs])
     bounds = tuple(devices.bounds("d"))
+    # With symbolic sizes a model has other sizes, so it describes no device of the mesh.
     if devices.space is not None and devices.space.symbolic:
-        return Obligation(bounds, goal)  # a model has sizes of its own, which no device of ours has
+        return Obligation(bounds, goal)
     return Obligation(bounds, goal, _differs(claim, pairs, devices))
 
 
 def _agrees(
     claim: MergeClaim, operand: Sharding, place: DimOrClass, devices: Devices
 ) -> z3.BoolRef:
-    """Equal offsets; under the shardy policy the operand's partition id is the major part."""
+    """Return the formula that operand and result have equal offsets on a place.
+
+    Under the shardy policy the operand's partition id need only be the major part.
+    """
     assert claim.result is not None
     mine, theirs = digits_at(operand, place), digits_at(claim.result, place)
     a, b = devices.value(mine), devices.value(theirs)
+    # Equal digits agree under both policies, and equality is the simpler formula.
     if claim.policy == "shardy" and isinstance(place, int) and mine != theirs:
         return major_part(mine, theirs, devices)
     symbolic = devices.space is not None and devices.space.symbolic
+    # Equal functions have equally many values, hence equal blocks, so ids are compared.
     if not isinstance(place, int) or symbolic:
-        return a == b  # the same function has the same number of parts, hence the same block
+        return a == b
     return a * block_of(operand, place) == b * block_of(claim.result, place)
 
 
 def major_part(coarse: Digits, fine: Digits, devices: Devices) -> z3.BoolRef:
-    """`fine = coarse * m + r` with `0 <= r < m`."""
+    """Return the formula that `fine = coarse * m + r` with `0 <= r < m`, for partition ids."""
     found = devices.space
     if found is not None and found.symbolic:
+        # `fine` has the same value if it continues the atoms of `coarse` with its own minor ones.
         above, all_atoms = found.atoms_of(coarse), found.atoms_of(fine)
         d = found.device("d")
         chained = (*above, *all_atoms[len(above) :])
@@ -81,7 +92,7 @@ def major_part(coarse: Digits, fine: Digits, devices: Devices) -> z3.BoolRef:
 def _differs(
     claim: MergeClaim, pairs: list[tuple[Sharding, DimOrClass]], devices: Devices
 ) -> Callable[[Values], object]:
-    """The device of a model, with the offsets of an operand and of the result there."""
+    """Return a function that reads the witness of a model: a device with two different offsets."""
     result = claim.result
     assert result is not None
 
@@ -96,11 +107,11 @@ def _differs(
 
 
 def _balance(result: Sharding, devices: Devices) -> Obligation:
-    """Every tile on equally many devices.
+    """Return the formula that every tile is on equally many devices.
 
     By coordinates: partition ids and the unused coordinates together determine the device. There
-    are as many such tuples as devices (each atom stands in exactly one of them), so the map is a
-    bijection, and every tile has the devices of its unused coordinates.
+    are as many such tuples as devices, because each atom is in exactly one of them. So the map is a
+    bijection, and every tile is on as many devices as the unused coordinates have values.
     """
     rows = [digits for _, digits in result.split_places]
     found = devices.space
@@ -111,6 +122,7 @@ def _balance(result: Sharding, devices: Devices) -> Obligation:
     assert len(set(used)) == len(used), f"{result!r} uses an axis twice"
     groups = [*split, *((atom,) for atom in found.atoms if atom not in used)]
     first, second = found.device("d"), found.device("e")
+    # Two devices with equal partition ids and equal unused coordinates must be one device.
     hypotheses = found.bounds(first, second)
     for atoms in groups:
         hypotheses += found.lemmas(atoms, first, second)
@@ -120,27 +132,28 @@ def _balance(result: Sharding, devices: Devices) -> Obligation:
 
 
 def _balance_by_position(result: Sharding, rows: list[Digits], devices: Devices) -> Obligation:
-    """The same in quotients of one position: with the digits that are left they determine it."""
+    """Return the formula of `_balance` in quotients of one position."""
     used = tuple(d for digits in rows for d in digits)
     rest = complement(used, result.mesh.size)
-    if rest is None:
-        return _counted(rows)
-    alike = [devices.value(digits, "d") == devices.value(digits, "e") for digits in (*rows, rest)]
-    goal = z3.Int("d") == z3.Int("e")
-    return Obligation((*devices.bounds("d", "e"), *alike), goal)
-
-
-def _counted(rows: list[Digits]) -> Obligation:
-    """The same for digits of different meshes: an unknown tile, and who holds it in one period."""
+    if rest is not None:
+        # Partition ids and the unused digits together determine the position.
+        pairs = [(devices.value(row, "d"), devices.value(row, "e")) for row in (*rows, rest)]
+        equal_ids = [d == e for d, e in pairs]
+        return Obligation((*devices.bounds("d", "e"), *equal_ids), z3.Int("d") == z3.Int("e"))
+    # Digits of different meshes: count the devices of an unknown tile over one period.
     period = math.lcm(*(d.stride * d.size for digits in rows for d in digits))
     tile = [z3.Int(f"tile{i}") for i in range(len(rows))]
     counts = [parts(digits) for digits in rows]
     hypotheses = tuple(z3.And(t >= 0, t < n) for t, n in zip(tile, counts, strict=True))
-    return Obligation(hypotheses, held(rows, tile, period) * math.prod(counts) == period)
+    return Obligation(hypotheses, tile_count(rows, tile, period) * math.prod(counts) == period)
 
 
-def held(rows: list[Digits], tile: list[Number], size: int) -> Number:
-    """The number of devices that hold a tile, one term per device."""
+def tile_count(rows: list[Digits], tile: list[Number], size: int) -> Number:
+    """Return the number of devices on which a tile is, as a sum with one term per device.
+
+    Raises:
+      Unprovable: more than `MAX_COUNTED` devices.
+    """
     if size > MAX_COUNTED:
         raise Unprovable(
             f"digits of different meshes over {size} devices; tiles are counted up to {MAX_COUNTED}"
@@ -153,20 +166,20 @@ def held(rows: list[Digits], tile: list[Number], size: int) -> Number:
 
 
 def refusing(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """The formulas of a refusal."""
+    """Return the formulas of a refusal."""
     assert verdict.failure is not None
-    made = _forced(verdict) if verdict.clash else []
+    forced = _forced(verdict) if verdict.clash else []
     if verdict.failure.kind in ("overlap", "joint"):
-        return [*made, _unheld(verdict, devices)]
+        return [*forced, _tile_on_too_few(verdict, devices)]
     if verdict.failure.kind == "offset" and verdict.policy == "shardy":
-        return [*made, *_no_prefixes(verdict, devices)]
-    return [*made, *_two_offsets(verdict, devices)]
+        return [*forced, *_no_prefixes(verdict, devices)]
+    return [*forced, *_two_offsets(verdict, devices)]
 
 
 def _forced(verdict: Verdict) -> list[Obligation]:
-    """On each dimension, a merge of the first operands lies as one of them does.
+    """Return the formula that a merge of the first operands has an operand's digits on each place.
 
-    Canonical digits are unique, so this is equality of digits and needs no solver.
+    Canonical digits are unique, so no solver is needed: the result is empty, or a false formula.
     """
     for merged in verdict.pair:
         for place, digits in merged.split_places:
@@ -177,11 +190,7 @@ def _forced(verdict: Verdict) -> list[Obligation]:
 
 
 def _no_prefixes(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """Under the shardy policy: neither partition id is the major part of the other one's.
-
-    For all sizes: with `n` and `m` parts, `p` is the major part of `q` only if
-    `p*m <= q*n < (p + 1)*m`, which fails on a device at 1 on one axis or on two.
-    """
+    """Return the formulas that neither partition id is a major part of the other one."""
     assert verdict.failure is not None
     place = verdict.failure.dims[0]
     rows = [digits_at(s, place) for s in verdict.pair]
@@ -195,6 +204,11 @@ def _no_prefixes(verdict: Verdict, devices: Devices) -> list[Obligation]:
 def _no_prefix(
     verdict: Verdict, devices: Devices, coarse: Digits, fine: Digits, *, group: str
 ) -> list[Obligation]:
+    """Return the formulas that `coarse` is no major part of `fine`; one of them has to be proved.
+
+    For all sizes: with `n` and `m` parts, `p` is the major part of `q` only if
+    `p*m <= q*n < (p + 1)*m`. This is false on some device at 1 on one axis and 0 elsewhere.
+    """
     found = devices.space
     if found is not None and found.symbolic:
         first, second = (found.atoms_of(digits) for digits in (coarse, fine))
@@ -203,6 +217,7 @@ def _no_prefix(
         pairs = [(found.polynomial(first, u), found.polynomial(second, u)) for u in units]
         bounds = tuple(found.bounds())
         return [Obligation(bounds, _is_not_major(p, n, q, m), group=group) for p, q in pairs]
+    # For concrete sizes: the first device on which the inequalities are false.
     n, m = parts(coarse), parts(fine)
     for position in range(verdict.pair[0].mesh.size):
         p, q = (partition_id(digits, position) for digits in (coarse, fine))
@@ -214,15 +229,12 @@ def _no_prefix(
 
 
 def _is_not_major(p: Number, n: Number, q: Number, m: Number) -> z3.BoolRef:
+    """Return the formula that `p` of `n` parts is not the major part of `q` of `m` parts."""
     return z3.Not(z3.And(p * m <= q * n, q * n < (p + 1) * m))
 
 
 def _two_offsets(verdict: Verdict, devices: Devices) -> list[Obligation]:
-    """A device on which the operands differ.
-
-    For all sizes: the device at 1 on one axis. An axis that only one operand has gives offset 0
-    and a positive one; where both have the same axes in another order, their weights differ.
-    """
+    """Return the formulas that the operands differ on a device; one of them has to be proved."""
     assert verdict.failure is not None and verdict.witness is not None
     place = verdict.failure.dims[0]
     rows = [digits_at(s, place) for s in verdict.pair]
@@ -231,49 +243,47 @@ def _two_offsets(verdict: Verdict, devices: Devices) -> list[Obligation]:
         device = verdict.witness.device
         assert device is not None
         position = verdict.pair[0].mesh.position(device)
-        a, b = (devices.value(digits) * block_of(s, place) for s, digits in _zip(verdict, rows))
+        pairs = zip(verdict.pair, rows, strict=True)
+        a, b = (devices.value(digits) * block_of(s, place) for s, digits in pairs)
         return [Obligation(tuple(devices.fixed("d", position)), a != b)]
+    # For all sizes: the device at 1 on one axis. An axis that only one operand has gives offset 0
+    # in the other one, and a positive offset in this one.
     first, second = (found.atoms_of(digits) for digits in rows)
-    alone = [atom for atom in (*first, *second) if (atom in first) != (atom in second)]
+    atoms = [atom for atom in (*first, *second) if (atom in first) != (atom in second)]
+    if not atoms:
+        # The same axes in another order: an axis with other axes below it has another weight.
+        below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
+        atoms = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != below[atom]][::-1]
     return [
         Obligation(
             tuple(found.bounds()),
             found.polynomial(first, found.unit(atom)) != found.polynomial(second, found.unit(atom)),
             group="unit",
         )
-        for atom in alone or _moved(first, second)
+        for atom in atoms
     ]
 
 
-def _moved(first: tuple[Atom, ...], second: tuple[Atom, ...]) -> list[Atom]:
-    """Atoms with other atoms below them in the second order, the most minor first."""
-    below = {atom: set(second[k + 1 :]) for k, atom in enumerate(second)}
-    held = [atom for k, atom in enumerate(first) if set(first[k + 1 :]) != below[atom]]
-    return held[::-1]
-
-
-def _zip(verdict: Verdict, rows: list[Digits]) -> Iterable[tuple[Sharding, Digits]]:
-    return zip(verdict.pair, rows, strict=True)
-
-
-def _unheld(verdict: Verdict, devices: Devices) -> Obligation:
-    """No device holds the tile; of digits of one mesh, the tile (0, 1) along a shared axis."""
+def _tile_on_too_few(verdict: Verdict, devices: Devices) -> Obligation:
+    """Return the formula that the witness's tile is on no device, or on a wrong number of them."""
     assert verdict.failure is not None and verdict.witness is not None
     places = verdict.failure.dims
-    held_by = owners(verdict.pair, verdict.failure)
-    rows = [digits_at(s, place) for s, place in zip(held_by, places, strict=True)]
+    operands = owners(verdict.pair, verdict.failure)
+    rows = [digits_at(s, place) for s, place in zip(operands, places, strict=True)]
     if devices.space is not None:
-        return _unheld_on_axis(devices.space, rows)
+        return _tile_on_no_device(devices.space, rows)
+    # One unknown device is enough if no device has the tile. Otherwise count all devices.
     tile, count = verdict.witness.tile, verdict.witness.count
     if count:
         size = verdict.pair[0].mesh.size
-        total = held(rows, [z3.IntVal(t) for t in tile], size)
+        total = tile_count(rows, [z3.IntVal(t) for t in tile], size)
         return Obligation((), total * math.prod(parts(row) for row in rows) != size)
     met = [devices.value(d) == t for d, t in zip(rows, tile, strict=True)]
     return Obligation(tuple(devices.bounds("d")), z3.Not(z3.And(met)))
 
 
-def _unheld_on_axis(found: Space, rows: list[Digits]) -> Obligation:
+def _tile_on_no_device(found: Space, rows: list[Digits]) -> Obligation:
+    """Return the formula that no device has coordinates 0 and 1 along an axis of both rows."""
     first, second = (found.atoms_of(digits) for digits in rows)
     shared: Atom = next(atom for atom in first if atom in second)
     device, zero, one = found.device("d"), found.unit(None), found.unit(shared)

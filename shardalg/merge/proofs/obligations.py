@@ -1,4 +1,4 @@
-"""Claims as formulas: what z3 must find true for a claim to be proved."""
+"""Formulas of claims: a claim is proved if z3 finds all its formulas valid."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ from shardalg.merge.verdict import Witness
 
 
 def encoded(claim: Any, encoding: str) -> list[Obligation]:
-    """The formulas of a claim: for all sizes ("all"), or an encoding of `prove`.
+    """Return the formulas of a claim.
+
+    Args:
+      encoding: "all" for all sizes, or an encoding of `prove`.
 
     Raises:
-      Unprovable: the encoding has no formula for it.
+      Unprovable: the encoding has no formula for the claim.
     """
     if type(claim) not in _OF_SHARDINGS:
         return _FORMULAS[type(claim)](claim, encoding == "all")
+    # Only a certificate can express that two shardings order their devices differently.
     mixed = len({s.mesh.device_ids for s in claim.shardings}) > 1
     if encoding == "devices" or (mixed and encoding == "coordinates"):
         return [Obligation((), z3.BoolVal(False), text=certificate(claim))]
@@ -51,38 +55,40 @@ def encoded(claim: Any, encoding: str) -> list[Obligation]:
 
 
 def _merge(claim: MergeClaim, devices: Devices) -> list[Obligation]:
+    """Return the formulas of a merge or of its refusal.
+
+    A refusal of operands that do merge is a false formula; its witness is the merge.
+    """
     if claim.result is not None:
         return merging(claim, devices)
     verdict = claim.verdict or merge(*claim.operands, policy=claim.policy)
-    if verdict:
+    if verdict:  # the claim denies a merge that exists
         found = verdict.sharding
         return [Obligation((), z3.BoolVal(False), lambda values: found)]
     return refusing(verdict, devices)
 
 
 def _refine(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    """Return the formula that every fine block with elements is inside, or that one is not."""
     if devices.space is not None and devices.space.symbolic:
         return _refine_for_all(claim, devices)
     blocks = [_bounds_of(s, devices) for s in (claim.fine, claim.coarse)]
-    there = z3.And([start < stop for start, stop in blocks[0]])
+    not_empty = z3.And([start < stop for start, stop in blocks[0]])
     inside = z3.And([z3.And(a >= c, b <= d) for (a, b), (c, d) in zip(*blocks, strict=True)])
     if claim.holds:
-        bounds = tuple(devices.bounds("d"))
-        return [
-            Obligation(bounds, z3.Implies(there, inside), lambda v: _device_of(claim, devices, v))
-        ]
+
+        def read(values: Values) -> Witness:
+            return Witness(device=claim.fine.mesh.order[devices.position(values)])
+
+        return [Obligation(tuple(devices.bounds("d")), z3.Implies(not_empty, inside), read)]
     if claim.device is None:
         raise Unprovable("no device is named on which a block leaves the other one")
     fixed = tuple(devices.fixed("d", claim.fine.mesh.position(claim.device)))
-    return [Obligation(fixed, z3.And(there, z3.Not(inside)))]
-
-
-def _device_of(claim: RefineClaim, devices: Devices, values: Values) -> Witness:
-    return Witness(device=claim.fine.mesh.order[devices.position(values)])
+    return [Obligation(fixed, z3.And(not_empty, z3.Not(inside)))]
 
 
 def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Number]]:
-    """Start and end of the unknown device's elements on each dimension."""
+    """Return the start and the end of the unknown device's elements on each dimension."""
     pairs = []
     rows = zip(sharding.shape, sharding.shard_shape, sharding.canonical_dims, strict=True)
     for size, block, digits in rows:
@@ -93,19 +99,18 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
 
 
 def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """The theorem of `merge/refinement.py` as formulas.
-
-    Case 1: with `fine = coarse*m + r` and borders that meet, a lemma puts every block inside. The
-    sizes at which borders meet are the condition of the proof. Case 2: a device is outside.
-    """
-    rows = list(zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True))
-    apart = [(fine, coarse) for fine, coarse in rows if fine != coarse]
+    """Return the formulas of the theorem in `merge/refinement.py`."""
+    # Case 2: a device is outside.
     if not claim.holds:
-        return _apart_for_all(claim, devices)
+        return _outside_for_all(claim, devices)
     if claim.fine.classes[:2] != claim.coarse.classes[:2]:
         return [Obligation((), z3.BoolVal(False))]
+    # Case 1: if `fine = coarse*m + r` and borders meet, every block is inside by a lemma. The sizes
+    # at which borders meet are the condition of the proof.
     made = []
-    for fine, coarse in apart:
+    for fine, coarse in zip(claim.fine.canonical_dims, claim.coarse.canonical_dims, strict=True):
+        if fine == coarse:
+            continue
         if split_prefix(fine, coarse) is None:
             raise Unprovable("the blocks are inside at these sizes only, where some are empty")
         goal = major_part(coarse, fine, devices)
@@ -113,8 +118,8 @@ def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     return [*made, *_lemma(lemma("refine_if"))]
 
 
-def _apart_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
-    """A device that has elements outside its block of `coarse`, at all sizes."""
+def _outside_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
+    """Return the formulas that some device is outside its block of `coarse` at all sizes."""
     verdict = refines(claim.fine, claim.coarse)
     if verdict:
         return [Obligation((), z3.BoolVal(False))]
@@ -134,6 +139,8 @@ def _apart_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
         space.polynomial(space.atoms_of(s.canonical_dims[dim]), space.unit(atom))
         for s in (claim.fine, claim.coarse)
     )
+    # On the device at 1 on this axis: the block of `fine` has elements (lemma `refine_minor`), and
+    # the one of `coarse` starts further on (lemmas `refine_apart`, `refine_ahead`).
     outside = z3.And(mine <= 1, theirs > mine)
     names = ("refine_minor", "refine_apart", "refine_ahead")
     return [
@@ -143,7 +150,10 @@ def _apart_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
 
 
 def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
-    """Equal ids on every place: the same function has the same number of parts and blocks."""
+    """Return the formula that the partition ids are equal on every place.
+
+    Equal functions have equally many values, hence equal blocks and offsets.
+    """
     if not claim.holds:
         verdict = equal(*claim.shardings)
         return [Obligation((), z3.BoolVal(False))] if verdict else refusing(verdict, devices)
@@ -153,20 +163,23 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
 
 
 def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
-    """One obligation per condition that the lemma shows; its unknowns are all sizes anyway."""
+    """Return one formula per condition that the lemma shows; a lemma is always for all sizes."""
     given = conditions(claim.given)
     return [_implied(given, shown) for shown in conditions(claim.shows)]
 
 
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
+    """Return the formulas of a halo's statements; for all sizes also the lemmas they rely on."""
     if symbolic and not claim.is_derived:
         raise Unprovable("its widths are not the window's closed forms: give the sizes at hand")
     statements = ALL_SIZES if symbolic else claim.statements()
-    named = [made for name in HALO_LEMMAS for made in _lemma(lemma(name))] if symbolic else []
-    return [made for statement in statements for made in _stated(statement)] + named
+    lemmas = [made for name in HALO_LEMMAS for made in _lemma(lemma(name))] if symbolic else []
+    return [made for statement in statements for made in _statement(statement)] + lemmas
 
 
-def _stated(statement: Statement) -> list[Obligation]:
+def _statement(statement: Statement) -> list[Obligation]:
+    """Return one formula per condition that a statement shows; a witness names its fault."""
+
     def read(values: Values) -> HaloWitness:
         found = dict(values)
         return HaloWitness(statement.fault, found.get("p", 0), found.get("k"))
@@ -176,6 +189,7 @@ def _stated(statement: Statement) -> list[Obligation]:
 
 
 def _implied(given: tuple[IntegerFormula, ...], shown: IntegerFormula) -> Obligation:
+    """Return the formula that conditions and the definitions of quotients imply a condition."""
     definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
     return Obligation((*(c.formula for c in given), *definitions), shown.formula)
 

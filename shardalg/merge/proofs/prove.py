@@ -1,8 +1,8 @@
-"""Proofs: z3 judges a verdict or a claim, for the devices at hand or for all mesh sizes."""
+"""Proofs: z3 decides whether a verdict or a claim is true, for given or for all mesh sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,30 +21,31 @@ if TYPE_CHECKING:
     from shardalg.merge.proofs.solve import Outcome
 
 Claim = MergeClaim | RefineClaim | EqualClaim | HaloClaim | Lemma | IntegerClaim
-# What is no claim itself, but makes one.
+# Values that are no claims, with the function that returns their claim.
 _CLAIM_OF: dict[type, Callable[..., Claim]] = {Verdict: of_verdict, Halo: HaloClaim}
 Ask = Callable[..., "Outcome"]
 SIZES = ("concrete", "all")
-# Between the formulas of one proof: each stands by itself.
+# The text between the formulas of one proof, which are independent of each other.
 RESET = "\n(reset)\n"
 ENCODINGS = ("coordinates", "position", "devices")
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What z3 said of a claim. True as itself only if it is proved.
+    """The result of z3 on a claim; in a condition it is true only if the claim is proved.
 
     Attributes:
       status: "proved", "refuted" or "unknown".
       ms: processor time of the solver, milliseconds.
-      smt2: the formulas as one SMT-LIB script, each the negation of what is to be shown: `unsat`,
-        every time, is the proof.
-      witness: of a refuted claim, a concrete case; None otherwise.
-      sizes: "concrete" (the mesh at hand) or "all" (every size of at least 2 of every axis, or
+      smt2: the negated formulas as one SMT-LIB script. The claim is proved if the answer to each of
+        them is `unsat`.
+      witness: for a refuted claim, a concrete case; None otherwise.
+      sizes: "concrete" (the sizes of the mesh) or "all" (every size of at least 2 of every axis, or
         sub-axis, that is used).
-      condition: for all sizes, the sizes at which the statement is true; None if it is true at all.
-      reason: why the status is unknown.
-      z3_version: the solver that was asked.
+      reason: the reason of the status "unknown".
+      z3_version: the version of the solver.
+      condition: for all sizes, the sizes at which the statement is true; None if it is true at all
+        of them.
     """
 
     claim: Claim
@@ -80,26 +81,26 @@ def prove(
     timeout_s: float = 30.0,
     seed: int = 0,
 ) -> Proof:
-    """Let z3 judge a verdict, a halo, any claim of `shardalg.merge.proofs.claims`, or a lemma.
+    """Prove or refute a verdict, a halo, a claim of `shardalg.merge.proofs.claims`, or a lemma.
 
     Args:
-      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes. A halo is proved
-        on every partition of its sizes, or, its closed forms, for every window, size and number of
-        parts.
-      encoding: of the devices of a claim about shardings, for the sizes at hand. "coordinates": one
-        unknown device, a number per axis. "position": one unknown device, one number, and its
-        quotients. "devices": every device by itself (`certificate`), whatever the order of devices;
-        it is taken by itself where the shardings order their devices differently. The three share
-        nothing but the claim, so that each is a second opinion on the others.
-      timeout_s: solver time per formula; running out of it gives the status "unknown".
-      seed: of the solver's random choices.
+      sizes: "concrete" or "all"; see `Proof`. A lemma is always about all sizes. A halo with
+        "concrete" is proved on every partition; with "all" its closed forms are proved for every
+        window, size and number of parts.
+      encoding: the form of devices in a claim about shardings, for concrete sizes. "coordinates":
+        one unknown device, one number per axis. "position": one unknown device, as one number and
+        its quotients. "devices": each device by itself (`certificate`), for any order of devices;
+        it also replaces "coordinates" if the shardings order their devices differently. The three
+        share only the claim, so each is a second opinion on the others.
+      timeout_s: solver time per formula; a formula that takes longer has the status "unknown".
+      seed: the seed of the solver's random choices.
 
     Raises:
-      ProofError: no claim, other `sizes` or `encoding`, or too many devices to list them.
+      ProofError: `claim` is no claim; `sizes` or `encoding` is unknown; too many devices to list.
 
-    What the solver is not asked: that a map between equally many devices and tuples of ids is onto
-    if it is one to one, which makes every tile as large as every other one. That the map is one to
-    one is the formula; that there are equally many is the product of the sizes.
+    One step is not proved by the solver: a map between equally many devices and tuples of ids is
+    onto if it is one to one, so all tiles are on equally many devices. The formula says that the
+    map is one to one. The product of the sizes shows that the numbers are equal.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> from shardalg.algebra.sharding import Sharding
@@ -125,18 +126,20 @@ def prove(
     stated = _CLAIM_OF[type(claim)](claim) if type(claim) in _CLAIM_OF else claim
     if not isinstance(stated, Claim):
         raise ProofError(f"{type(claim).__name__} is no claim: give a Verdict, a Halo or a claim.")
+    # z3 is imported here, because most programs prove nothing.
     from shardalg.merge.proofs.solve import decide
 
     ask = partial(decide, timeout_s=timeout_s, seed=seed)
     if isinstance(stated, Lemma):
-        return _judged(stated, "all", ask)
-    proof = _judged(stated, sizes, ask, encoding)
+        return _decide(stated, "all", ask)
+    proof = _decide(stated, sizes, ask, encoding)
     if sizes == "all" and proof.status == "refuted":
         return _confirmed(stated, proof, ask)
     return proof
 
 
-def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -> Proof:
+def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -> Proof:
+    """Return the proof of a claim from the outcomes of all its formulas."""
     from shardalg.merge.proofs.obligations import Unprovable, encoded
     from shardalg.merge.proofs.solve import version
 
@@ -147,13 +150,24 @@ def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     groups: dict[object, list[Obligation]] = {}
     for nth, obligation in enumerate(todo):
         groups.setdefault(obligation.group or nth, []).append(obligation)
-    outcomes = [_any(group, ask) for group in groups.values()]
+    outcomes: list[tuple[Outcome, Obligation]] = []
+    for group in groups.values():
+        # Formulas of one group are alternatives: take the first one that is proved, or the last.
+        for obligation in group:
+            outcome = ask(obligation.hypotheses, obligation.goal, text=obligation.text)
+            if outcome.status == "proved":
+                break
+        outcomes.append((outcome, obligation))
+    # A refutation counts more than a formula that the solver could not decide.
     failed = next((o for o in outcomes if o[0].status == "refuted"), None)
     failed = failed or next((o for o in outcomes if o[0].status == "unknown"), None)
     ms = sum(outcome.ms for outcome, _ in outcomes)
     smt2 = RESET.join(outcome.smt2 for outcome, _ in outcomes)
     if failed is None:
-        condition = _condition(claim) if sizes == "all" else None
+        condition = None
+        # Claims of refinement alone are true at some sizes only: where block borders meet.
+        if sizes == "all" and isinstance(claim, RefineClaim) and claim.holds:
+            condition = condition_of((claim.fine, claim.coarse), "refines", "gspmd")
         return Proof(claim, "proved", ms, smt2, None, sizes, "", version(), condition)
     outcome, obligation = failed
     if outcome.status == "unknown":
@@ -163,28 +177,12 @@ def _judged(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     return Proof(claim, "refuted", ms, smt2, witness, sizes, "", version())
 
 
-def _condition(claim: Claim) -> Condition | None:
-    """The sizes at which a claim of refinement is true; the other claims are true at all sizes."""
-    if not isinstance(claim, RefineClaim) or not claim.holds:
-        return None
-    return condition_of((claim.fine, claim.coarse), "refines", "gspmd")
-
-
-def _any(group: Sequence[Obligation], ask: Ask) -> tuple[Outcome, Obligation]:
-    """The first alternative that is proved; else the last one."""
-    for obligation in group:
-        outcome = ask(obligation.hypotheses, obligation.goal, text=obligation.text)
-        if outcome.status == "proved":
-            break
-    return outcome, obligation
-
-
 def _confirmed(claim: Claim, proof: Proof, ask: Ask) -> Proof:
-    """A refutation for all sizes must be one at the sizes of the mesh.
+    """Return a refutation for all sizes only if the claim is also refuted on its mesh.
 
-    The solver may choose `radix` freely, so its model is no counterexample by itself.
+    The solver may choose `radix` freely, so its model alone is no counterexample.
     """
-    concrete = _judged(claim, "concrete", ask)
+    concrete = _decide(claim, "concrete", ask)
     ms, smt2 = proof.ms + concrete.ms, proof.smt2
     if concrete.status == "refuted":
         return Proof(claim, "refuted", ms, smt2, concrete.witness, "all", "", proof.z3_version)

@@ -1,6 +1,7 @@
-"""Asking z3: is a statement true for every value of its unknowns?
+"""The call of z3, which decides whether a statement is true for all values of its unknowns.
 
-Claims about whole numbers as z3 formulas: a device is one coordinate per axis.
+The module also translates claims about whole numbers to z3 formulas, with one coordinate of the
+device per axis.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shardalg.merge.proofs.integers import (
 
 @dataclass(frozen=True)
 class IntegerWitness:
-    """A case in which a claim fails: a device, and the values of the unknowns."""
+    """A case in which a claim is false: a device, values of unknowns, and members' positions."""
 
     device: int
     unknowns: Values
@@ -37,19 +38,26 @@ class IntegerWitness:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Devices as coordinates; as positions where the digits belong to different meshes."""
+    """The translation of one claim to z3.
+
+    Devices are coordinates of `space`, or positions if it is None: the digits belong to different
+    meshes.
+    """
 
     claim: IntegerClaim
     space: Space | None
 
     def partition_id(self, atom: PartitionId) -> z3.ArithRef:
-        """A partition id, of the device at hand or of a member."""
+        """Return the term of a partition id, of the claim's device or of a member."""
         if self.space is None:
             return place_value(atom.digits, z3.Int("d"))
         return self.space.polynomial(self.space.atoms_of(atom.digits), self.device(atom.member))
 
     def device(self, member: str) -> dict:
-        """Coordinates of a device; a member shares those that are not its own."""
+        """Return the coordinates of a device.
+
+        A member has the claim's device's coordinates, except along its own digits.
+        """
         assert self.space is not None  # a position has no coordinates
         found = self.space.device("d")
         own = dict(self.claim.members).get(member, ())
@@ -57,7 +65,7 @@ class _Encoder:
         return {a: z3.Int(f"{member}[{a.name}]") if a in free else c for a, c in found.items()}
 
     def bounds(self) -> list[z3.BoolRef]:
-        """The ranges of all unknowns and coordinates."""
+        """Return the ranges of all unknowns and coordinates."""
         rows = [z3.And(z3.Int(n) >= 0, z3.Int(n) < end) for n, end in self.claim.unknowns]
         if self.space is None:
             return [*rows, z3.Int("d") >= 0, z3.Int("d") < self.claim.mesh.size]
@@ -65,12 +73,12 @@ class _Encoder:
         return rows + self.space.bounds(*devices)
 
     def number(self, number: Number) -> z3.ArithRef:
-        """A linear expression."""
+        """Return the term of a number."""
         terms = [self.atom(atom) * coefficient for atom, coefficient in number.terms]
         return z3.Sum([*terms, z3.IntVal(number.constant)])
 
     def atom(self, atom: Atom) -> z3.ArithRef:
-        """An unknown, a partition id, a quotient or a remainder."""
+        """Return the term of an unknown, a partition id, a quotient or a remainder."""
         if isinstance(atom, str):
             return z3.Int(atom)
         if isinstance(atom, PartitionId):
@@ -79,25 +87,27 @@ class _Encoder:
         return inner / atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
 
     def formula(self, formula: Formula) -> z3.BoolRef:
-        """A comparison, or formulas joined by and, or, not."""
+        """Return the z3 formula of a formula."""
         return _FORMULA[type(formula)](self, formula)
 
     def witness(self, values: Values) -> IntegerWitness:
-        """The case that a model of the solver describes."""
+        """Return the case that a model of the solver describes."""
         named = dict(values)
         unknowns = tuple((n, named.get(n, 0)) for n, _ in self.claim.unknowns)
         mesh = self.claim.mesh
         if self.space is None:
             return IntegerWitness(mesh.order[named.get("d", 0)], unknowns, ())
-        members = tuple((n, self._position(named, n)) for n, _ in self.claim.members)
-        return IntegerWitness(mesh.order[self.space.position(named, "d")], unknowns, members)
-
-    def _position(self, named: dict[str, int], member: str) -> int:
-        found = ((a, str(c)) for a, c in self.device(member).items())
-        return sum(named.get(name, 0) * atom.digit.stride for atom, name in found)
+        members = []
+        for member, _ in self.claim.members:
+            coordinates = ((a.digit.stride, str(c)) for a, c in self.device(member).items())
+            position = sum(named.get(name, 0) * stride for stride, name in coordinates)
+            members.append((member, position))
+        device = mesh.order[self.space.position(named, "d")]
+        return IntegerWitness(device, unknowns, tuple(members))
 
 
 def _compare(encoder: _Encoder, formula: Compare) -> z3.BoolRef:
+    """Return the z3 formula of a comparison."""
     value = encoder.number(formula.number)
     return value == 0 if formula.relation == "==" else value >= 0
 
@@ -111,7 +121,7 @@ _FORMULA: dict[type, Callable[..., z3.BoolRef]] = {
 
 
 def integer_obligations(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
-    """The one formula of a claim; its sizes are the numbers that stand in it."""
+    """Return the one formula of a claim, whose sizes are always concrete."""
     found = space(claim.mesh, claim.digits, symbolic=False)
     if found is None and claim.members:
         raise Unprovable("digits of different meshes have no common coordinates to vary")
@@ -155,8 +165,8 @@ class Unknown:
 
 Outcome = Proved | Refuted | Unknown
 
-# In units of the solver's own work (about 20 ms): the plain core decides nearly every claim in less
-# than the portfolio of tactics takes to start; what it does not decide goes to the portfolio.
+# In units of the solver's own work (about 20 ms). The plain core decides nearly every claim in less
+# time than the portfolio of tactics takes to start. The portfolio decides the other claims.
 PLAIN_EFFORT = 100_000
 
 
@@ -168,10 +178,11 @@ def decide(
     seed: int = 0,
     text: str = "",
 ) -> Outcome:
-    """Whether the hypotheses imply the goal; never raises for lack of time.
+    """Return whether the hypotheses imply the goal; `Unknown` if time runs out.
 
     Args:
-      seed: of the solver's random choices; proofs that need luck show with other seeds.
+      timeout_s: time limit of each attempt in seconds.
+      seed: the seed of the solver's random choices; other seeds reveal proofs that need luck.
       text: the negation as SMT-LIB text, in place of hypotheses and goal.
 
     >>> x = z3.Int("x")
@@ -186,8 +197,8 @@ def decide(
         solver = make()
         solver.set("timeout", max(1, int(timeout_s * 1000)))
         solver.set("random_seed", seed)
-        solver.set("rlimit", effort)
-        answer, fault = _asked(solver, negated, text)
+        solver.set("rlimit", effort)  # 0 is no limit
+        answer, fault = _check(solver, negated, text)
         if answer != z3.unknown:
             break
     ms = (time.thread_time() - start) * 1e3
@@ -196,13 +207,17 @@ def decide(
         return Proved(ms, smt2)
     if answer == z3.unknown:
         return Unknown(ms, smt2, fault or solver.reason_unknown())
-    return Refuted(ms, smt2, _values(solver.model()))
+    # Only whole numbers are read: `radix` is a function.
+    model = solver.model()
+    pairs = ((str(d), model[d]) for d in model.decls() if d.arity() == 0)
+    values = sorted((name, v.as_long()) for name, v in pairs if z3.is_int_value(v))
+    return Refuted(ms, smt2, tuple(values))
 
 
-def _asked(
+def _check(
     solver: z3.Solver, negated: Sequence[z3.BoolRef], text: str
 ) -> tuple[z3.CheckSatResult, str]:
-    """The answer, and the fault where the solver stopped itself."""
+    """Return the solver's answer, and the text of an exception that it raised."""
     try:
         solver.from_string(text) if text else solver.add(*negated)
         return solver.check(), ""
@@ -211,7 +226,8 @@ def _asked(
 
 
 def _script(formulas: Sequence[z3.BoolRef]) -> str:
-    """The formulas as SMT-LIB; a solver's own text is what its simplifier left of them."""
+    """Return the formulas as SMT-LIB text."""
+    # A solver's own text has only the formulas that its simplifier left.
     *others, last = formulas
     asts = (z3.Ast * len(others))(*(formula.as_ast() for formula in others))
     head = ("shardalg", "", "unknown", "", len(others), asts, last.as_ast())
@@ -219,11 +235,5 @@ def _script(formulas: Sequence[z3.BoolRef]) -> str:
 
 
 def version() -> str:
-    """Version of the solver."""
+    """Return the version of the solver."""
     return z3.get_version_string()
-
-
-def _values(model: z3.ModelRef) -> tuple[tuple[str, int], ...]:
-    """Whole numbers of a model, by name."""
-    pairs = ((str(d), model[d]) for d in model.decls() if d.arity() == 0)
-    return tuple(sorted((name, v.as_long()) for name, v in pairs if z3.is_int_value(v)))
