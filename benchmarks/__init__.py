@@ -1,1 +1,1 @@
-"""What `make bench` measures: ratios of both sides in one run, never a test that can be late."""
+"""Benchmarks of `make bench`: ratios of both sides in one run, never a test with a time limit."""

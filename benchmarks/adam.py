@@ -34,7 +34,7 @@ def arguments(config: Config) -> tuple[Any, ...]:
 
 
 def finalized(mesh: Mesh, config: Config) -> Strategy:
-    """The last strategy of Table 1."""
+    """Return the last strategy of Table 1."""
     given = table1.finalized(mesh, config)
     weights, _, *data = given.in_shardings
     state = _state(jax.sharding.PartitionSpec(), weights)

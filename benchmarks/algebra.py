@@ -1,4 +1,4 @@
-"""How long the decisions and closed forms of the algebra take, and sympy for the same."""
+"""Times of the algebra's decisions and closed forms, compared with sympy."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def plans(names: Sequence[str], layers: int) -> Iterator[tuple[str, Any, int, st
 
 
 def config(facts: Mapping[str, int], layers: int) -> Any:
-    """The model of a column, of so many layers; 0 of its own."""
+    """Return the model of a column with so many layers; 0 keeps its own number."""
     from shardalg.models.transformer import Config
 
     sizes = {letter: facts[letter] for letter in "BSMHNDVL"}
@@ -84,7 +84,7 @@ def config(facts: Mapping[str, int], layers: int) -> Any:
 
 
 def topology(mesh: Any) -> str:
-    """A TPU v3 slice of as many cores that one of the axes, or both but for the cores, tile.
+    """Return a TPU v3 slice of as many cores that the mesh's axes tile.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> topology(Mesh({"X": 8, "Y": 16})), topology(Mesh({"X": 16, "Y": 4}))
@@ -95,7 +95,7 @@ def topology(mesh: Any) -> str:
 
 
 def row(name: str, layers: int, plan: Any, where: str) -> dict[str, Any]:
-    """What is kept of a column."""
+    """Return the recorded fields of a column."""
     found = plan.aot(where)
     return {
         "column": name,
@@ -109,19 +109,19 @@ def row(name: str, layers: int, plan: Any, where: str) -> dict[str, Any]:
 
 
 def figure(row: dict[str, Any], quantity: str, column: str, axes: str = "") -> Any:
-    """A cell of a row's table; 0 where the collective does not occur."""
+    """Return a cell of a row's table; 0 if the collective does not occur."""
     cells = (f for f in row["figures"] if (f["quantity"], f["mesh_axes"]) == (quantity, axes))
     return next((f[column] for f in cells), 0)
 
 
 def told(row: dict[str, Any]) -> str:
-    """A line for the terminal."""
+    """Return a line for the terminal."""
     peaks = {c: figure(row, "peak_memory_bytes", c) for c in ("planned", "compiled", "xla")}
     return ", ".join(f"{k} {v / 1e9:.3f} GB" if v else f"{k} unknown" for k, v in peaks.items())
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and largest errors of what is planned, over the rows that fit."""
+    """Return median and largest errors of the planned figures, over the rows that fit."""
     found: dict[str, Any] = {"rows": len(rows)}
     for quantity in ("peak_memory_bytes", "argument_bytes", "flops"):
         for against in ("compiled", "xla"):

@@ -36,7 +36,7 @@ CALCULON = {"median error": 0.118, "largest error": 0.456}
 
 @dataclass(frozen=True)
 class Family:
-    """What is fitted on what.
+    """The constants to fit and the rows that they are fitted on.
 
     Attributes:
       chips: that share the constants; unmeasured ones too.
@@ -83,7 +83,7 @@ FAMILIES = (
 
 
 def fitted(family: Family) -> Fit:
-    """The constants of a family, with where they are from."""
+    """Return the constants of a family, with their provenance."""
     found = calibrate(family.rows(), family.fitted, name=family.name, given=family.held)
     provenance = {"source": family.source, **found.calibration.provenance}
     calibration = replace(found.calibration, chips=family.chips, provenance=provenance)
@@ -101,7 +101,7 @@ def one_utilisation(rows: Iterable[MeasuredStep]) -> dict[str, float]:
 
 
 def utilisation(row: MeasuredStep) -> float:
-    """Counted operations over what the devices could do in the time."""
+    """Return useful flops over the flops that the devices could do in the time."""
     cost = _cost(row)
     peak = cost.hardware.peak(row.model.dtype)
     return row.model.counted_flops / (row.step_time_s * cost.devices * peak)

@@ -34,7 +34,7 @@ def feed_forward(x: Any, up: Any, down: Any) -> Any:
 
 
 def attention(x: Any, query: Any, out: Any) -> Any:
-    """The products around attention, as einsums over heads."""
+    """Return the products around attention, as einsums over heads."""
     heads = _cut(jnp.einsum("bsm,mhd->bshd", x, query), 2)
     return jnp.einsum("bshd,hdm->bsm", jnp.tanh(heads), out)
 
@@ -61,7 +61,7 @@ def types(layer: str, sizes: tuple[int, ...], dtype: str) -> list[jax.ShapeDtype
 
 
 def function(layer: str, passes: str) -> Callable[..., Any]:
-    """The layer, or its result with what a step back from it gives."""
+    """Return the layer, or its result with the gradients of one backward step."""
 
     def both(*arguments: Any) -> Any:
         result, back = jax.vjp(LAYERS[layer], *arguments)
@@ -71,7 +71,7 @@ def function(layer: str, passes: str) -> Callable[..., Any]:
 
 
 def plans(layer: str, passes: str, given: list[Any], chip: str) -> tuple[sa.Plan, sa.Plan]:
-    """As gathers, and as rings where these are faster on a chip."""
+    """Return the plan with gathers, and with rings where these are faster on a chip."""
     specs = (P(None, "X"), P(None, "X"), P("X"))
     results = (P(None, "X"), specs) if passes == "gradient" else P(None, "X")
     gathers, rings = (

@@ -31,7 +31,7 @@ SIDES = (sa.Options(switches=sa.Switches(join_formatting=False)), sa.Options())
 
 
 def larger(type_: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The argument at the size that is timed."""
+    """Return the argument at the size that is timed."""
     shape = tuple(SCALE.get(size, size) for size in type_.shape)
     return jax.ShapeDtypeStruct(shape, type_.dtype)
 
@@ -77,7 +77,7 @@ def row(name: str, *, size: Callable[..., Any] = larger, repeats: int = REPEATS)
 
 
 def ratio(before: Any, after: Any) -> float:
-    """Of bytes; 1 where there are none."""
+    """Return a ratio of bytes; 1 if there are none."""
     return float(after.memory_bytes / before.memory_bytes) if before.memory_bytes else 1.0
 
 

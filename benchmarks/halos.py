@@ -63,7 +63,7 @@ def run(say: Callable[[str], None], meshes: Sequence[tuple[int, ...]] = MESHES) 
 
 
 def measured(function: Callable[..., Any], sizes: tuple[int, ...], more: int) -> dict[str, Any]:
-    """A plan on one mesh, of a trace at hand."""
+    """Plan a given trace on one mesh, and measure it."""
     mesh = sa.Mesh(dict(zip(AXES, sizes, strict=True)))
     shapes = (1, 4 * mesh.size + more, 2), (3, 2, 2)
     types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -83,7 +83,7 @@ def measured(function: Callable[..., Any], sizes: tuple[int, ...], more: int) ->
 
 
 def _forget() -> None:
-    """All that any function of ours remembers between two calls, what z3 proved among it."""
+    """Clear all caches of our functions, including z3's proofs."""
     for memo in gc.get_objects():
         if isinstance(memo, _lru_cache_wrapper) and memo.__module__.startswith("shardalg"):
             memo.cache_clear()

@@ -77,13 +77,13 @@ def _transformer(axes: Axes) -> Planned:
 
 @dataclass(frozen=True)
 class Model:
-    """How it is planned, and the axes of its meshes: two, the second a factor of the devices."""
+    """A planned model and the axes of its meshes: two, the second a factor of the devices."""
 
     plan: Callable[[Axes], Planned]
     axes: tuple[str, str] = ("X", "Y")
 
     def meshes(self, devices: int) -> Iterator[Axes]:
-        """Three, or what so many devices have of them."""
+        """Return three meshes, or as many as the devices have."""
         if self.axes == ("X", "Y"):
             shapes = {(2, devices // 2), (devices // 2, 2), (devices, 1)}
         else:  # stages, and what is in parallel to them
@@ -125,7 +125,7 @@ def run(
 
 
 def _devices() -> list[jax.Device]:
-    """Those of an accelerator, else eight of the CPU."""
+    """Return the devices of an accelerator, or else eight CPU devices."""
     cpu = sa.host_devices(8)  # before JAX starts
     found = jax.devices()
     return cpu if found[0].platform == "cpu" else found
@@ -134,7 +134,7 @@ def _devices() -> list[jax.Device]:
 def row(
     name: str, axes: Axes, devices: Sequence[jax.Device], chips: tuple[Hardware, Hardware]
 ) -> dict[str, Any]:
-    """A model on a mesh."""
+    """Return the row of a model on a mesh."""
     planned, args = MODELS[name].plan(axes)
     chosen = list(devices)[: planned.mesh.size]
     lowered = planned.lower(chosen)

@@ -62,7 +62,7 @@ def points(named: Named, regime: str, count: int, seed: int) -> Iterator[dict[st
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found at a point.
+    """The findings at a point.
 
     Attributes:
       why: the kinds of decisions that changed, or the prices that differ.

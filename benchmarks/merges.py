@@ -66,7 +66,7 @@ def sharding(mesh: Mesh, entries: list) -> Sharding:
 
 
 def tables(size: int) -> list[Rows]:
-    """A place of its own and a shared one, a quarter of the bits each, in one random order."""
+    """Return a table per case and a shared one, a quarter of the bits each, in random order."""
     positions = np.random.default_rng(SEED).permutation(size)
     n = 1 << (size.bit_length() - 1) // 4
     held = [(Digit(size // n, n),), (Digit(1, n),), (Digit(n, n),)]

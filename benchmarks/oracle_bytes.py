@@ -52,7 +52,7 @@ class Case:
         return tuple(spec for _, _, spec in self.arguments.values())
 
     def out_shardings(self, compiler):
-        """Where XLA put the results; the recording has them as text."""
+        """Return XLA's shardings of the results; the recording has them as text."""
         recorded = corpus.facts(self.name)[compiler]["output_shardings"]
         specs = [eval(text, {"P": PartitionSpec}) for text in recorded]
         return specs[0] if len(specs) == 1 else tuple(specs)
@@ -60,7 +60,7 @@ class Case:
 
 @functools.cache
 def case(name, dtype="bfloat16", **sizes):
-    """A program of the corpus; `dtype="float32"` replaces all of its bfloat16.
+    """Return a program of the corpus; `dtype="float32"` replaces all of its bfloat16.
 
     Args:
       sizes: those that are not its small ones.
@@ -114,7 +114,7 @@ def our_product_flops(program, graph):
 
 
 def _executed(program, instruction, signature):
-    """Of a convolution all taps of the kernel, those in padding too, as for XLA's."""
+    """Return the flops of a convolution over all taps, those in padding too, as XLA counts."""
     numbers = signature.param("dimension_numbers")
     if signature.primitive != "conv_general_dilated":
         return signature_local_flops(signature, instruction.attributes.loops)
@@ -156,7 +156,7 @@ def compare(name, compiler="cpu_gspmd"):
 
 
 def why(plan, name, compiler):
-    """What is sent otherwise than by XLA, kind by kind and for which operators.
+    """Return the differences from XLA's traffic, by kind and operator.
 
     Said too where XLA warns that it replicates a tensor in order to reshard it, and where its
     result is not that of one device.
@@ -173,7 +173,7 @@ def why(plan, name, compiler):
 
 
 def sent_otherwise(plan, theirs):
-    """Where bytes differ, kind by kind and for which operators: ours, then those given."""
+    """Return the differences in bytes, by kind and operator: ours, then the given ones."""
     ours = defaultdict(Counter)
     for row in plan.collectives_table:
         ours[row["kind"]][row["op"]] += row["wire_bytes"] * row["executions"]
@@ -194,7 +194,7 @@ def ratio(ours, theirs):
 
 
 def table(names=NAMES, compiler="cpu_gspmd"):
-    """A row per program; those of matrix products if none are named."""
+    """Return a row per program; without names, the programs of matrix products."""
     return sa.Table.from_records(compare(name, compiler) for name in names)
 
 
@@ -210,7 +210,7 @@ def drawn(chosen, seed=0):
 
 
 def one_device(name, values, dtype="float32"):
-    """What the program gives on one device."""
+    """Return the program's results on one device."""
     chosen = case(name, dtype)
     sizes = (1,) * len(chosen.mesh.axis_names)
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)

@@ -50,7 +50,7 @@ def run(
 
 
 def measured(step: Step, limit_s: float) -> dict[str, Any]:
-    """What the process of a step said before it ended or was ended; XLA's part may be missing."""
+    """Return the output of a step's process until its end; XLA's part may be missing."""
     environment = dict(os.environ)
     flags = environment.get("XLA_FLAGS", "")
     count = FIRST[0] * FIRST[1]
@@ -72,7 +72,7 @@ def measured(step: Step, limit_s: float) -> dict[str, Any]:
 
 
 def row(step: Step, facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """The row of a step; where XLA did not end in time its seconds are at least the limit."""
+    """Return the row of a step; if XLA did not end in time, its seconds are at least the limit."""
     ended = "xla_compile" in facts
     compile_ = facts["xla_compile"] if ended else {"wall": limit_s, "cpu": limit_s}
     replan = facts["replan"]

@@ -1,4 +1,4 @@
-"""How many ways to train a model are ranked a second, and how many runs of planning that takes."""
+"""Rate of ranking candidates, and the number of planning runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(say: Callable[[str], None]) -> Result:
 
 
 def ranked(name: str, start: float) -> dict[str, Any]:
-    """The row of a space, in a process that did nothing before and was started then."""
+    """Rank a space in a fresh process; return its row."""
     found = strategies(NARROW, 256, "v3", choices=SPACES[name])
     seconds = time.time() - start
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

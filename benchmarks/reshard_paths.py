@@ -1,4 +1,4 @@
-"""How long it takes to find a path between two layouts, and how good the paths are."""
+"""Time to find a path between two shardings, and the quality of the paths."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def beside(pairs: list[Pair], paths: list, rank: int) -> dict[str, object]:
 
 
 def held(pair: Pair, path) -> int:
-    """Elements that a device holds at most: what a step reads, and what it writes."""
+    """Return the largest number of elements of a device: a step's operands and results."""
     sizes = [math.prod(s.shard_shape) for s in (pair[0], *(s.layout for s in path.steps))]
     return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 

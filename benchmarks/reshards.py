@@ -37,7 +37,7 @@ shares of the tensor; each all-to-all of two or four takes 64 bytes more, a tabl
 
 
 def cases(count: int = COUNT) -> tuple[Case, ...]:
-    """The issues, and a sample of the pairs on which XLA replicates."""
+    """Yield the issues, and a sample of the pairs on which XLA replicates."""
     found: list[Case] = []
     recorded = json.loads(FACTS.read_text())["groups"]
     for (mesh, rank, every), facts in zip(groups(), recorded, strict=True):

@@ -1,4 +1,4 @@
-"""A finished benchmark: its table, what it comes to, and the files it is kept in."""
+"""A finished benchmark: its table, its summary, and its files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Result:
 
 
 def this_machine() -> dict[str, object]:
-    """What a reader needs to judge the figures; no name, no path."""
+    """Return the facts about the machine that a reader needs; no host name, no path."""
     import jax
 
     return {
@@ -68,7 +68,7 @@ def this_machine() -> dict[str, object]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The mean of ratios.
+    """Return the geometric mean of ratios.
 
     >>> geometric_mean([0.5, 2.0])
     1.0
@@ -78,14 +78,14 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def printed(result: Result) -> None:
-    """What was measured, and the figures that sum it up, on the screen."""
+    """Print the table and its summary."""
     print(f"\n{result.about}\n\n{rounded(result.table)}\n")
     for figure, value in result.summary.items():
         print(f"{figure}: {shown(value)}")
 
 
 def rounded(table: Table) -> Table:
-    """The same table with four significant digits, so that a file shows what was measured."""
+    """Return the same table with four significant digits."""
     return Table(table.columns, [tuple(map(_significant, row)) for row in table.rows])
 
 
@@ -94,5 +94,5 @@ def _significant(value: object) -> object:
 
 
 def shown(value: object) -> str:
-    """A figure with four significant digits."""
+    """Return a figure with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

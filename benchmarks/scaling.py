@@ -52,7 +52,7 @@ def run(
 
 
 def row(made: sa.Plan, strategy: sa.Strategy, shape: tuple[int, int]) -> dict[str, Any]:
-    """A plan on one mesh."""
+    """Return the row of a plan on one mesh."""
     plan, first = timed(made.replan, strategy)
     again = min(timed(made.replan, strategy)[1].cpu for _ in range(TURNS))
     instructions = plan.program.block.instructions

@@ -1,4 +1,4 @@
-"""What each switch of the planner is worth, as a benchmark's result."""
+"""The effect of each switch of the planner, as a benchmark's result."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def plans() -> Iterator[tuple[str, sa.Plan]]:
 
 
 def step(strategy: str, config: Config) -> sa.Plan:
-    """The paper's train step."""
+    """Return the paper's train step."""
     chosen, layout = part("train_step"), table1.STRATEGIES[strategy](MESH, config)
     function, arguments = chosen.function(config), chosen.arguments(config)
     return sa.plan(function, *arguments, strategy=layout, roles=chosen.roles())
 
 
 def uneven(name: str) -> sa.Plan:
-    """A recorded program whose sizes do not divide."""
+    """Return a recorded program whose sizes do not divide."""
     function, types, layouts = formatting.program(name)
     return sa.plan(function, *types, mesh=formatting.MESH, **layouts)
 
 
 def recurrent() -> sa.Plan:
-    """The gradient of a layer whose weight every trip of a loop reads."""
+    """Return the gradient of a layer whose weight every trip of a loop reads."""
 
     def loss(w: jax.Array, x: jax.Array, xs: jax.Array) -> jax.Array:
         return lax.scan(lambda carry, x: (jnp.tanh(carry @ w + x), None), x, xs)[0].sum()

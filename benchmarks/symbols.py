@@ -100,7 +100,7 @@ def planned(config: Config, shape: tuple[int, int]) -> sa.Plan:
 
 
 def strategy(config: Config, shape: tuple[int, int]) -> sa.Strategy:
-    """The finalized strategy on named axes with these hints."""
+    """Return the finalized strategy on named axes with these hints."""
     return finalized(sa.Mesh(dict(zip("XY", shape, strict=True)), symbolic=True), config)
 
 

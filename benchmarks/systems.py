@@ -44,12 +44,12 @@ Planner = Callable[[sa.Options], sa.Plan]
 
 
 def layer(weights: Any, x: jax.Array) -> jax.Array:
-    """A feed-forward layer with its residual."""
+    """Compute a feed-forward layer with its residual."""
     return x + jax.nn.relu(x @ weights["in"]) @ weights["out"]
 
 
 def by_shift(rounds: int, *, is_gradient: bool) -> Planner:
-    """A pipeline by `sa.pipeline` on L and X, its layers sharded along Y."""
+    """Return a pipeline by `sa.pipeline` on L and X, its layers sharded along Y."""
     mesh = sa.Mesh({"L": 2, "X": 2, "Y": 2})
     pipe = sa.pipeline(layer, stages=2, microbatches=4, rounds=rounds)
     weights = {"in": _float(2, rounds, 32, 64), "out": _float(2, rounds, 64, 32)}
@@ -63,7 +63,7 @@ def by_shift(rounds: int, *, is_gradient: bool) -> Planner:
 
 
 def by_hand(*, is_gradient: bool) -> Planner:
-    """The same as a region that is manual along the stages, in which each hands on what it made."""
+    """Return the same pipeline as a region that is manual along the stages."""
 
     def body(weights: Any, xs: jax.Array) -> jax.Array:
         place = lax.axis_index("L")
@@ -89,7 +89,7 @@ def by_hand(*, is_gradient: bool) -> Planner:
 
 
 def programs() -> Mapping[str, Planner]:
-    """Name to what plans it."""
+    """Return the function that plans each named program."""
     steps = {
         "Transformer, GPipe, train step": (Pipelined(SIZES, Schedule(2, 4)), TABLE_4, "L2 X2 Y2"),
         "Transformer, circular, train step": (
@@ -137,7 +137,7 @@ def _float(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def row(name: str, planner: Planner) -> dict[str, Any]:
-    """A program's figures."""
+    """Return a program's figures."""
     plan, plan_s = _timed(lambda: planner(KEPT))
     report, prove_s = _timed(plan.verify)
     assert report.ok, (name, report.refuted)

@@ -37,7 +37,7 @@ class Step:
 
     @property
     def form(self) -> str:
-        """What tables call it."""
+        """The name of the form in tables."""
         return "scanned" if self.scan else "unrolled, jitted" if self.jit else "unrolled"
 
 
@@ -50,14 +50,14 @@ class Seconds:
 
 
 def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, Seconds]:
-    """What a call returns, and how long it took."""
+    """Return a call's result and its duration."""
     wall, cpu = time.perf_counter(), time.process_time()
     made = call(*arguments)
     return made, Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def peak_rss_bytes() -> int:
-    """The largest memory of this process.
+    """Return the largest memory of this process.
 
     Linux tells it of what was executed; `getrusage` counts what the parent had when it forked, too.
     """
@@ -111,7 +111,7 @@ def plan_step(step: Step) -> tuple[dict[str, Any], Any]:
 
 
 def _jax_alone(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Seconds:
-    """JAX's own tracing, which no plan can do without; what it remembers is forgotten after."""
+    """Time JAX's own tracing, which every plan needs; clear JAX's caches afterwards."""
     import jax
 
     from shardalg.pause import collection_paused
@@ -129,7 +129,7 @@ def _first_plan(plan: Callable[..., Any], traced: Any, given: Any) -> Any:
 
 
 def _replanned(made: Any, given: Any) -> Any:
-    """A plan with its program, and with the reason of every value."""
+    """Plan again; compute the program and the reason of every value."""
     plan = made.replan(given)
     assert plan.sharded.reasons
     return plan

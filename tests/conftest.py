@@ -24,7 +24,7 @@ def show(record_property):
 
 @pytest.fixture(scope="session")
 def own_devices():
-    """The environment of a process that is told no devices, so that it asks for its own."""
+    """Return an environment without a number of devices, so that the process sets its own."""
     told = "--xla_force_host_platform_device_count"
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if not flag.startswith(told)]
     return {**os.environ, "XLA_FLAGS": " ".join(flags)}

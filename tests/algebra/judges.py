@@ -1,4 +1,4 @@
-"""What XLA and Shardy themselves read in a text: the judges of our readers and printers.
+"""XLA's and Shardy's own readings of a text: references for our readers and printers.
 
 XLA ends the process on some malformed texts, so it is only asked about texts that we accepted, and
 about mutated ones in a process of its own.
@@ -53,7 +53,7 @@ def xla_reads(texts):
 
 
 def agrees_with_xla(sharding, answer):
-    """Whether XLA's tile array puts every device where the sharding does."""
+    """Return True if XLA's tile array assigns every device as the sharding does."""
     text, extents, devices, kinds = answer
     if not extents:
         return text == sharding.to_hlo()
@@ -80,7 +80,7 @@ def _context():
 
 
 def shardy_prints(text, mesh, rank, name="mesh"):
-    """The text of a rank-`rank` tensor's sharding as Shardy prints it, once it has verified it."""
+    """Return Shardy's verified text of a rank-`rank` tensor's sharding."""
     tensor = f"tensor<{'8x' * rank}f32>"
     module = f"""module {{
       sdy.mesh @{name or "mesh"} = <{mesh_text(mesh)}>

@@ -1,4 +1,4 @@
-"""Classes of devices: the closed forms of an exchange are what looking at every device finds."""
+"""Classes of devices: the closed forms of an exchange equal an enumeration of all devices."""
 
 from collections import Counter
 from itertools import chain
@@ -34,7 +34,7 @@ def _every_mesh_is_large(monkeypatch):
 
 
 def drawn(rng, layout, kind):
-    """An exchange as windows ask for it: near the own block, drifting, or reversed."""
+    """Draw an exchange as windows need it: near the own block, drifting, or reversed."""
     held, ids = layout
     count, divisor = parts(held), int(rng.integers(1, 4))
     block = int(rng.integers(1, 6))
@@ -76,7 +76,7 @@ def test_rounds_and_transfers_of_classes_are_those_of_devices(kind, show):
 
 
 def check_rounds(rounds, found, exchange):
-    """Who sends to whom in every round, and what all starts are."""
+    """Check senders and receivers of every round, and all starts."""
     brief = [[(r.number, r.lower, r.upper, r.own) for r in rs] for rs in (rounds, exchange.rounds)]
     assert brief[0] == brief[1]
     for ours, every in zip(rounds, exchange.rounds, strict=True):

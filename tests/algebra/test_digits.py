@@ -91,7 +91,7 @@ def test_numbers_that_are_no_mixed_radix_are_refused():
 
 
 def test_most_orders_are_no_digits():
-    """Of the 24 orders of 4 devices, only the two that digits write are recognized."""
+    """Only the two of the 24 orders of 4 devices that digits write are recognized."""
     found = [o for o in itertools.permutations(range(4)) if PositionTable((4,), (o,)).recognize()]
     assert found == [(0, 1, 2, 3), (0, 2, 1, 3)]
 
@@ -118,7 +118,7 @@ def test_split_prefix_is_a_division(size):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 def test_complement_tiles_the_positions(sizes, data):
-    """What is used and what is left are together every place of the position once."""
+    """Used and unused digits together cover every place of the position once."""
     size, stride, axes = math.prod(sizes), math.prod(sizes), []
     for n in sizes:
         stride //= n

@@ -26,7 +26,7 @@ P = Index.of("p")
 
 
 def delivered(want, values, parts, block=None):
-    """The exchange, and what each device gets; what exists is checked against the array."""
+    """Return the exchange and each device's elements, checked against the array."""
     step = exchange(want, size=len(values), count=parts, block=block)
     rows = deliver(step, split(values, parts, step.block))
     for p, row in enumerate(rows):

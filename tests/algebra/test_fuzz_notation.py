@@ -34,7 +34,7 @@ PIECES = [
 
 
 def mutated(rng):
-    """A text that was right before one or two changes, and the sharding that it said."""
+    """Draw a valid text with one or two changes, and the sharding of the original."""
     made = rng.choice(CASES)
     notation = rng.choice(list(PRINTERS))
     try:
@@ -50,7 +50,7 @@ def mutated(rng):
 
 
 def read(text, made):
-    """The sharding of a text, or None; anything but our errors is a fault."""
+    """Parse a sharding's text; return None for our errors, and fail for others."""
     found, message = None, ""
     try:
         found = Sharding.parse(text, made.shape, made.mesh)
@@ -61,7 +61,7 @@ def read(text, made):
 
 
 def check_reprinted(found):
-    """What was read is read again from every text that can say it."""
+    """Check that the parsed sharding is parsed again from every text that can express it."""
     assert Sharding.parse(found.text(), found.shape, found.mesh) == found
     for notation, to_text in PRINTERS.items():
         try:
@@ -96,7 +96,7 @@ JUDGES = {"P(": check_spec, "#sdy": check_shardy}
 
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_mutated_texts(count, show):
-    """Only our errors; what is read is what XLA, Shardy and Python read in the same text."""
+    """Only our errors are raised; accepted texts mean the same to XLA, Shardy and Python."""
     accepted = {}
     seen = {"texts": 0, "refused": 0}
 

@@ -1,4 +1,4 @@
-"""Halos: the closed forms are what the windows read, for every window and every partition."""
+"""Halos: the closed forms equal the windows' reads, for every window and every partition."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ SEED = 210504663
 
 
 def faults(found):
-    """What of a halo is wrong, by enumeration of every position and every read."""
+    """Return the faults of a halo, by enumeration of every position and every read."""
     window, n = found.window, found.parts
     base, out_block = window.base_dilation, found.out_block
     first = window.stride * out_block * np.arange(n) - window.padding_low
@@ -60,7 +60,7 @@ def faults(found):
 
 
 def _touched(window, found):
-    """The interval as it is read off the index map of the operator."""
+    """Return the interval from the index map of the operator."""
     index = Index.of("p") * window.stride + Index.of("tap") * window.window_dilation
     return touched(
         (index - window.padding_low).over(window.base_dilation),
@@ -70,7 +70,7 @@ def _touched(window, found):
 
 
 def _read_faults(found, box):
-    """What is really read: exact, inside the box, and within the margins."""
+    """Return the faults of the actual reads: exact, inside the box, and within the margins."""
     needed = [0, 0]
     for p, read in enumerate(reads(found.window, found.size, found.parts)):
         if found.reads(p) != read:
@@ -123,7 +123,7 @@ def partitioned(algebra, found, values, taps, *, mask=True):
 
 
 def _local(algebra, found, values, kernel, *, low):
-    """The paper's three cases; only `low` differs between devices."""
+    """Return one of the paper's three cases; only `low` differs between devices."""
     window, count, most = found.window, found.out_block, found.max_padding_low
     base = np.full(most + max((len(values) - 1) * window.base_dilation + 1, 0), algebra.fill)
     base[most :: window.base_dilation][: len(values)] = values

@@ -67,7 +67,7 @@ def shardings(draw):
 
 
 def split(digit):
-    """An axis of 4 as two sub-axes."""
+    """Return an axis of 4 as two sub-axes."""
     if digit.size != 4:
         return [digit]
     return [Digit(digit.stride * 2, 2), Digit(digit.stride, 2)]
@@ -216,7 +216,7 @@ def test_digits_of_two_meshes_have_no_text():
 
 
 def test_one_device():
-    """On a mesh of one device, or on one device of a mesh: the latter is maximal."""
+    """A mesh of one device is replicated; one device of a mesh is maximal."""
     assert replicated((2,), Mesh({})).to_hlo() == "{replicated}"
     for device in (0, 3):
         text = f"{{maximal device={device}}}"

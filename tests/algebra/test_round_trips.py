@@ -36,7 +36,7 @@ PLACES = ("dim 0", "dim 1", "unreduced", "replicated", "manual", "nowhere")
 
 
 def atoms(mesh):
-    """The prime sub-axes of a mesh, major first."""
+    """Return the prime sub-axes of a mesh, major first."""
     below, found = mesh.size, []
     for _, size in mesh.axes:
         for p in (2, 2, 2, 3, 5, 7):
@@ -48,7 +48,7 @@ def atoms(mesh):
 
 
 def placings(digits):
-    """Every way to give each digit a place, those of one dimension in every order."""
+    """Yield every assignment of digits to dimensions, those of one dimension in every order."""
     for places in itertools.product(PLACES, repeat=len(digits)):
         held = {
             place: [d for d, at in zip(digits, places, strict=True) if at == place]
@@ -97,7 +97,7 @@ def cases(request):
 
 
 def without(sharding, *, replicated=False):
-    """The layout as text without these words says it."""
+    """Return the sharding's text without these words."""
     held = {"unreduced": sharding.unreduced, "manual": sharding.manual}
     if replicated:
         held["replicated"] = sharding.replicated

@@ -1,4 +1,4 @@
-"""Shardy's text: what it says, priorities, meshes in the text, and malformed text."""
+"""Shardy's text: meaning, priorities, meshes in the text, and malformed text."""
 
 import pytest
 

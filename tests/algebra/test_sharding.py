@@ -53,7 +53,7 @@ axis_names = st.sampled_from(["x", "y", "z"])
 
 @st.composite
 def shardings(draw):
-    """A sharding of at most three dimensions, often uneven, on a mesh of three axes."""
+    """Draw a sharding of at most three dimensions, often uneven, on a mesh of three axes."""
     mesh = Mesh({name: draw(st.integers(1, 4)) for name in "xyz"})
     shape = tuple(draw(st.lists(st.integers(0, 13), min_size=1, max_size=3)))
     names = draw(st.permutations("xyz"))
@@ -65,7 +65,7 @@ def shardings(draw):
 
 @given(shardings())
 def test_blocks_cover_the_tensor(sharding):
-    """Each element of a dimension lies in the block of exactly one partition id."""
+    """Each element of a dimension is in the block of exactly one partition id."""
     for dim, (size, n) in enumerate(zip(sharding.shape, sharding.parts, strict=True)):
         held = {}
         for device in sharding.mesh.order:
@@ -82,7 +82,7 @@ def test_blocks_cover_the_tensor(sharding):
 
 @given(shardings(), st.data())
 def test_expressions_are_the_numbers(sharding, data):
-    """In partition ids, axis coordinates and positions alike."""
+    """Expressions equal numbers for partition ids, axis coordinates and positions."""
     dim = data.draw(st.integers(0, len(sharding.shape) - 1))
     device = data.draw(st.integers(0, sharding.mesh.size - 1))
     mesh = sharding.mesh

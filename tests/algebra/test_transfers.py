@@ -84,7 +84,7 @@ def test_pairs_are_coloured_with_as_few_permutes_as_the_busiest_position_needs()
 
 
 def one(lower, upper, *pairs, tensor=0):
-    """A reader that wants places of a block of five."""
+    """Return a reader that needs places of a block of five."""
     return BlockReader((Round(0, lower, upper, (Permute(pairs, lower, upper),), False),), 5, tensor)
 
 

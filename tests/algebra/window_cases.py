@@ -1,4 +1,4 @@
-"""Windows at random, what they read by enumeration, and exchanges run on all devices."""
+"""Random windows, their reads by enumeration, and exchanges run on all devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_case(rng, *, size=60, parts=12, reach=9):
 
 
 def reads(window, size, parts):
-    """Per partition: first element and end of what its outputs read, by trying every tap."""
+    """Return per partition the first element and the end of its reads, by trying every tap."""
     count = window.out_size(size)
     taps = np.arange(window.size) * window.window_dilation - window.padding_low
     places = (np.arange(count) * window.stride)[:, None] + taps
@@ -43,7 +43,7 @@ def reads(window, size, parts):
 
 
 def padded(window, values, fill):
-    """The dilated and padded input, cut where padding is negative."""
+    """Return the dilated and padded input, cut where padding is negative."""
     step = window.base_dilation
     base = np.full((len(values) - 1) * step + 1, fill, values.dtype)
     base[::step] = values
@@ -54,7 +54,7 @@ def padded(window, values, fill):
 
 @dataclass(frozen=True)
 class Algebra:
-    """How a window combines: what padding holds, and one output from a reach of the base."""
+    """The combination of a window: the value of padding, and one output from its reads."""
 
     fill: float
     output: Callable[[np.ndarray, np.ndarray], float]
@@ -66,7 +66,7 @@ MAX_POOLING = Algebra(-np.inf, lambda base, kernel: float((base + kernel).max())
 
 
 def dilated(window, taps, fill):
-    """The taps with holes between them."""
+    """Return the taps with holes between them."""
     kernel = np.full(window.span, fill)
     kernel[:: window.window_dilation] = taps
     return kernel
@@ -79,7 +79,7 @@ def windows(algebra, base, kernel, stride, count):
 
 
 def deliver(exchange, blocks):
-    """Every device's interval, by what the permutes of the rounds carry and one slice.
+    """Return every device's interval, from the permutes of the rounds and one slice.
 
     `blocks` holds a block per position; what no permute brings is garbage (nan).
     """

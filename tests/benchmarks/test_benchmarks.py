@@ -125,7 +125,7 @@ def test_planning_counts_a_compile_that_does_not_end_as_at_least_the_limit():
 
 
 def test_program_length_does_not_depend_on_the_number_of_devices(said):
-    """But for a step or two where another path is the cheaper one; the times are not judged."""
+    """The length changes by a step or two if another path is cheaper; times are not compared."""
     done = scaling.run(said.append, ((2, 2), (2, 4), (4, 4)), config=TINY)
     assert done.table["devices"] == (4, 8, 16)
     assert done.table["length_ratio"] == pytest.approx((1, 1, 1), rel=0.01)
@@ -212,7 +212,7 @@ def test_reshard_paths(said):
 
 
 def test_holding(said):
-    """No price by formula is wrong where a plan holds; the fixed list is what is measured."""
+    """No price by formula is wrong where a plan holds; the measured list is fixed."""
     assert len(named_functions.FUNCTIONS) == 30
     assert sum(named.is_training for named in named_functions.FUNCTIONS) == 15
     names = "embedding_step", "log_softmax_of_product", "sampling"

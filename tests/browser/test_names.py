@@ -37,7 +37,7 @@ HOSTILE = {
 
 
 def plan_of(name):
-    """A plan whose axes, arguments, modules, sites and chip have a name in them."""
+    """Return a plan whose axes, arguments, modules, sites and chip contain a name."""
 
     def step(params, x):
         with jax.named_scope(module_of(name)):
@@ -54,12 +54,12 @@ def plan_of(name):
 
 
 def module_of(name):
-    """A module's name; `/` joins modules, and JAX itself makes scopes with `->`."""
+    """Return a module's name; `/` joins modules, and JAX itself makes scopes with `->`."""
     return f"module {name}".replace("/", "").replace("->", "")
 
 
 def chip(name, folder):
-    """A file with a chip of that name."""
+    """Write a file with a chip of that name."""
     names = ("peak_flops_per_s.float32", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s")
     figures = dict.fromkeys(names, 1e12) | {"latency_s": 1e-6}
     data = {
@@ -126,7 +126,7 @@ class Elements(HTMLParser):
 
 
 def kinds(elements):
-    """How many elements of each kind there are: lengths of a text may fold or unfold a table."""
+    """Return the number of elements of each kind; the lengths of texts may fold a table."""
     return {tag: sum(e[0] == tag for e in elements) for tag in {e[0] for e in elements}}
 
 
@@ -207,7 +207,7 @@ def figures(name):
 
 @cache
 def svg(figure):
-    """The drawing as SVG with its text as text."""
+    """Return the drawing as SVG with its text as text."""
     out = io.StringIO()
     with warnings.catch_warnings(), mpl.rc_context({"svg.fonttype": "none"}):
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
@@ -217,7 +217,7 @@ def svg(figure):
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_drawings_show_names_as_they_are(kind):
-    """SVG is well-formed XML whose text has the names, and holds nothing but what is drawn."""
+    """SVG is well-formed XML whose text has the names, and contains only drawing elements."""
     for place, figure in enumerate(figures(HOSTILE[kind])):
         assert isinstance(figure, Drawing)
         root = ElementTree.fromstring(svg(figure))

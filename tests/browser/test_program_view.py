@@ -1,4 +1,4 @@
-"""A plan's page in a browser: what is folded opens by click and by key, and nothing is loaded."""
+"""A plan's page in a browser: folded parts open by click and key, and nothing is loaded."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def plan():
 
 
 def dom(plan, tmp_path, script=""):
-    """The page after a script ran in it, as the browser has it."""
+    """Return the browser's page after a script ran in it."""
     path = tmp_path / "plan.html"
     made = page(plan, "a plan").replace("</body>", f"<script>{script}</script></body>")
     path.write_text(made, encoding="utf-8")

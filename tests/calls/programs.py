@@ -51,7 +51,7 @@ class Perceptron(nn.Module):
 
 
 def linen_train_state():
-    """A TrainState; shardings, and what is donated, stand in the `jit`."""
+    """Return a TrainState step; the `jit` has its shardings and donation."""
     model = Perceptron()
     params = model.init(jax.random.key(0), X)["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(1e-2))
@@ -75,7 +75,7 @@ def linen_train_state():
 
 
 def linen_keywords():
-    """Static arguments by name, random keys by keyword, batch as a dict."""
+    """Return a step with static arguments by name, random keys by keyword, a batch as a dict."""
     model = Perceptron()
     variables = model.init(jax.random.key(0), X)
 
@@ -136,7 +136,7 @@ def nnx_jit():
 
 
 def nnx_bare():
-    """The same, not jitted; layouts as a state of specs."""
+    """Return the same step without jit; shardings are a state of specs."""
     model, optimizer = nnx_state()
     specs = jax.tree.map(lambda v: P(None, "model") if v.ndim == 2 else P(), nnx.state(model))
     given = {"mesh": mesh(), "in_shardings": (specs, None, P("data"), P("data"))}
@@ -273,7 +273,7 @@ class Trainer:
 
 
 def jitted_method():
-    """Called by keyword, with arrays that lie on their mesh."""
+    """Return a method called by keyword, with arrays on their mesh."""
     batch = {"x": jax.device_put(X, NamedSharding(mesh(), P("data")))}
     return Call(Trainer().step, ({"w": Y.copy()},), {"batch": batch})
 

@@ -1,4 +1,4 @@
-"""What a call says itself: shardings, statics, donation, keywords, meshes."""
+"""Information in a call itself: shardings, statics, donation, keywords, meshes."""
 
 from functools import partial, wraps
 
@@ -33,7 +33,7 @@ WANT = sa.plan(dot, X, W, mesh=MESH, in_shardings=(P("X", "Y"), P("Y")), out_sha
 
 
 def with_layouts(x):
-    """The shape on the mesh, as the arguments of explicit programs and of restored ones are."""
+    """Return the shape with its sharding, as arguments of explicit and restored programs have."""
     spec = P("X", "Y") if x is X else P("Y")
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=ON(spec))
 

@@ -1,4 +1,4 @@
-"""Logical-axis rules: laid out as flax lays them out; what does nothing is named."""
+"""Logical-axis rules: shardings equal flax's own; rules without effect are named."""
 
 import random
 
@@ -52,7 +52,7 @@ def test_the_notations_say_the_same():
 
 
 def test_a_linen_model_is_planned_by_its_rules():
-    """The weights lie as flax's own shardings say, and the plan is that of the specs."""
+    """The weights have flax's own shardings, and the plan is that of the specs."""
 
     class Mlp(nn.Module):
         @nn.compact

@@ -1,4 +1,4 @@
-"""What new users get wrong in a call: each error has the value, the place and the remedy.
+"""Mistakes of new users in a call: each error has the value, the place and the remedy.
 
 With the table of `tests/test_bad_input.py` these are more than a hundred mistakes.
 """

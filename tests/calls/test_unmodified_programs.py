@@ -1,4 +1,4 @@
-"""Programs as they stand go through one call, run on four devices, and equal one device."""
+"""Unchanged programs go through one call, run on four devices, and equal one device."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ from tests.calls import programs
 
 
 def numbers(tree):
-    """The arrays of results, of modules too; keys as their data."""
+    """Return the arrays of results, of modules too; keys as their data."""
     leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
     keys = jax.dtypes.prng_key
     return [
@@ -28,7 +28,7 @@ def assert_equal(got, want):
 
 
 def modules(args):
-    """What a step updates in place."""
+    """Return the modules that a step updates in place."""
     return [arg for arg in args if isinstance(arg, nnx.Pytree)]
 
 

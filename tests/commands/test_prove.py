@@ -21,7 +21,7 @@ SAME = (
 
 
 def shown(capsys):
-    """The labelled lines of the answer."""
+    """Return the labelled lines of the answer."""
     lines = capsys.readouterr().out.splitlines()
     return {line.split()[0]: line[11:] for line in lines if not line.startswith(" ")}
 

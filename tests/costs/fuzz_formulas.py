@@ -165,7 +165,7 @@ def _gradient(fn):
 
 
 def random_case(rng):
-    """A function, or a training step with it, in a random layout."""
+    """Draw a function, or a training step with it, in a random sharding."""
     make = rng.choice(FUNCTIONS)
     fn, name = make(rng), make.__name__
     if rng.random() < 0.4:
@@ -199,7 +199,7 @@ def random_point(rng, case):
 
 @dataclass
 class Found:
-    """What the comparison of some functions gave."""
+    """The results of comparing some functions."""
 
     asked: int = 0
     held: int = 0
@@ -210,7 +210,7 @@ class Found:
 
 
 def number(expression, point):
-    """A formula at a point, exactly."""
+    """Return a formula's exact value at a point."""
     expression = sympy.sympify(expression)
     return expression.subs({symbol: point[symbol.name] for symbol in expression.free_symbols})
 
@@ -222,7 +222,7 @@ def _quantities(plan, chip, point=None):
 
 
 def differences(plan, there, point, chip="tpu_v3"):
-    """Quantities whose formulas are not those of the plan made at the point."""
+    """Return the quantities whose formulas differ from the plan made at the point."""
     formulas, found = _quantities(plan, chip, point), _quantities(there, chip)
     for name in EXACT:
         if formulas[name] != sympy.Rational(str(found[name])):

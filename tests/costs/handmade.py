@@ -67,7 +67,7 @@ class Builder:
 
 
 def ffn_program(dtype="float32"):
-    """The feed-forward layer, 2D finalized: x [X, Y], w_in [X, Y], w_out [Y, X], y [X, Y]."""
+    """Return the feed-forward layer, finalized: x [X, Y], w_in [X, Y], w_out [Y, X], y [X, Y]."""
     b, X, Y = Builder(dtype), MESH.digits("X"), MESH.digits("Y")
     x = b.local(sharded((B, M), "X", "Y"), 0)
     w_in = b.local(sharded((M, H), "X", "Y"), 1)

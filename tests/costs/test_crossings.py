@@ -1,4 +1,4 @@
-"""Where one plan overtakes another, what fits, overlap, and all-reduces that go as one."""
+"""Crossovers of plans, the largest batch that fits, overlap, and combined all-reduces."""
 
 import math
 import random
@@ -30,7 +30,7 @@ def layer(w1, w2, x):
 
 
 def sized(b, m, h):
-    """The layer's arguments in named sizes."""
+    """Return the layer's arguments in named sizes."""
     B, M, H = sa.dims("B M H", hint=(b, m, h))
     return [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((M, H), (H, M), (B, M))]
 
@@ -91,7 +91,7 @@ def test_formulas_of_seconds_are_what_is_priced_at_numbers(specs, hints, show):
     ids=["sums", "permute"],
 )
 def test_formulas_on_a_topology_are_what_is_priced_there(text, specs, out, kind):
-    """Axes stand as the topology has them, other sizes are free."""
+    """Axes have the topology's sizes; other sizes are free."""
     mesh, args = sa.Mesh({"X": 8, "Y": 8}, symbolic=True), sized(64, 64, 128)
     plan = sa.plan(layer, *args, mesh=mesh, in_shardings=specs, out_shardings=out)
     assert any(kind in found for found in plan.collectives()["kind"])
@@ -204,7 +204,7 @@ def squares(w1, w2, x):
 
 @pytest.mark.parametrize(("fn", "hints"), [(layer, (1024, 500, 520)), (squares, (512, 256, 1024))])
 def test_the_plan_fits_at_the_largest_batch(fn, hints):
-    """Memory peaks elsewhere than at the hints, and what does not divide is gathered whole."""
+    """Memory peaks elsewhere than at the hints, and sizes that do not divide are gathered."""
     plan = planned(BOTH, hints, fn=fn)
     found = plan.cost(V3).largest_batch_that_fits("B")
     fits = [plan.at(B=found + more).cost(V3).fits for more in (0, plan.mesh.size * hints[0])]

@@ -1,4 +1,4 @@
-"""Donated arguments: what a plan says is reused is what the lowered program reuses."""
+"""Donated arguments: the plan reuses the same bytes as the lowered program."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def twice(a):
 
 
 def later(a, b):
-    """The memory of `a` is free long before the result that takes it is made."""
+    """Free the memory of `a` long before the result that reuses it."""
     s = a.sum()
     return jnp.tanh(b * s)[:256] * 2
 

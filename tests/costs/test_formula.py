@@ -43,7 +43,7 @@ AXES = ("X", "Y")
 
 
 def read(tree, values, tile_of, divide):
-    """The value of a tree where a divisor is replaced by an axis, and a block is of |size| + 1."""
+    """Return the value of an expression tree with an axis as divisor, blocks of |size| + 1."""
     if not isinstance(tree, tuple):
         return values.get(tree, tree)
     operator, left, right = tree

@@ -27,7 +27,7 @@ def polynomials(least, most):
 
 
 def plain(formula):
-    """Sums of products as sympy makes them."""
+    """Return sums of products as sympy makes them."""
     symbol = {n: SIZES.get(n, sympy.Symbol(n, positive=True, integer=True)) for n in NAMES}
     products = (
         sympy.Rational(c.numerator, c.denominator) * sympy.Mul(*(symbol[f] ** e for f, e in m))

@@ -49,7 +49,7 @@ def test_a_wrong_formula_is_seen():
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_flops_of_a_convolution_are_the_reads_that_exist(name):
-    """With ones everywhere each result is the number of its reads: JAX counts them."""
+    """With ones everywhere each result is the number of its reads, as JAX counts them."""
     fn = convolution(*WINDOWS[name])
     H, X = sa.dims("H", hint=12)[0], {"X": 2}
 
@@ -69,7 +69,7 @@ def test_flops_of_a_convolution_are_the_reads_that_exist(name):
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_flops_of_a_block_are_those_of_its_own_operator(name):
-    """The image is split: a device convolves its block with what it fetched around it."""
+    """The image is split: a device convolves its block with the fetched borders."""
     fn = convolution(*WINDOWS[name])
     x, w = (jax.ShapeDtypeStruct(s, "float32") for s in ((4, 24, 2), (3, 2, 2)))
     plan = sa.plan(fn, x, w, mesh=sa.Mesh({"X": 2}), in_shardings=(P(None, "X"), P()))

@@ -36,7 +36,7 @@ def ends(events):
 @pytest.mark.parametrize("schedule", ORDERS)
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (4, 3), (4, 16)])
 def test_equal_stages_have_the_bubbles_of_the_formula(schedule, stages, microbatches):
-    """`(M + L - 1) (forward + backward)`, of both schedules; they differ in what is kept."""
+    """Both schedules have the bubbles of `(M + L - 1) (forward + backward)`; memory differs."""
     order = orders(schedule, stages, microbatches)
     events = joined([stage(1.0, 2.0)] * stages, order)
     assert ends(events) == pytest.approx(3 * (microbatches + stages - 1))
@@ -54,7 +54,7 @@ def test_equal_stages_have_the_bubbles_of_the_formula(schedule, stages, microbat
 
 
 def by_linear_program(stages, order):
-    """The earliest end: each task behind those that it waits for, as HiGHS finds it."""
+    """Return the earliest end, with each task after its predecessors, as HiGHS finds it."""
     number = {
         (s, task): n
         for n, (s, task) in enumerate((s, task) for s, tasks in enumerate(order) for task in tasks)

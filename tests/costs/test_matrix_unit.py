@@ -99,7 +99,7 @@ def test_what_the_compiler_pads_is_counted():
 @pytest.mark.parametrize("n", [2, 100, 128, 300])
 @pytest.mark.parametrize("k", [1, 100, 256])
 def test_the_cheaper_of_both_ways_round(m, n, k):
-    """Blocks counted one by one, for both choices of what is streamed."""
+    """Blocks are counted one by one, for both choices of the streamed operand."""
     signature = node(jnp.matmul, (m, k), (k, n)).signature
     flops = shaped_flops(signature, shapes_of(signature))
     blocks = min(
@@ -113,7 +113,7 @@ def test_the_cheaper_of_both_ways_round(m, n, k):
 
 
 def test_formulas_are_the_numbers():
-    """Of named sizes, uneven ones too, exactly what the same sizes give as numbers."""
+    """Formulas of named sizes, uneven ones too, equal the numbers at the same sizes."""
     M, N, K, X, Y = symbols("M N K X Y")
     signature = node(jnp.matmul, (48, 96), (96, 80)).signature
     shapes = ((M / X, K / Y), (K / Y, N), (M / X, N))

@@ -1,4 +1,4 @@
-"""What local operators move from and to memory: of a slice or an update only its own part."""
+"""Memory traffic of local operators: a slice or an update counts only its own part."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def moved(function, *args):
     ids=["slice", "update", "gather", "scatter-add"],
 )
 def test_a_part_moves_as_a_part(function, rows):
-    """Of the table no more than the rows that are read or written, twice; indices are little."""
+    """Only the read or written rows of the table count, twice; indices are small."""
     whole = moved(function, TABLE, ROWS)
     assert whole < (rows + 4) * ROW + 4 * ROW
     assert whole >= rows * ROW - 1
@@ -37,7 +37,7 @@ def test_a_part_moves_as_a_part(function, rows):
 
 @pytest.mark.parametrize("view", [jnp.transpose, jnp.ravel, lax.optimization_barrier])
 def test_a_view_moves_nothing(view):
-    """Between two products it is a layout; an operator behind it reads what lies before it."""
+    """A view is only a layout between two products; later operators read the original."""
     product = moved(lambda x: x @ x.T, TABLE)
     assert moved(lambda x: view(x @ x.T), TABLE) == product
     plain = moved(lambda x: jnp.tanh(x @ x.T), TABLE)

@@ -1,4 +1,4 @@
-"""What a kernel keeps on the chip takes neither memory nor traffic; its arithmetic still counts."""
+"""On-chip values of a kernel take no memory or traffic; its arithmetic still counts."""
 
 import jax
 import jax.numpy as jnp

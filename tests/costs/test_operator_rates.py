@@ -1,4 +1,4 @@
-"""Prices by what was measured of operators, and the fit that finds it."""
+"""Prices from measured operators, and the fit that finds them."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def test_a_file_holds_them():
 
 
 def test_what_was_put_in_comes_out_of_the_fit():
-    """Programs priced by known rates are what is 'measured': the fit finds these rates."""
+    """Programs priced by known rates are 'measured', and the fit finds these rates."""
     wanted = {
         **FIGURES,
         "operator_flops_per_s.matmul.bfloat16": 1e9,

@@ -31,7 +31,7 @@ def clipped(layers, x):
 
 
 def alternating(layers, x):
-    """Sums along two axes that wait for each other in turns."""
+    """Return sums along two axes that depend on each other in turns."""
     total = 0.0
     for w in layers:
         total = total + jnp.tanh((x @ w).sum(0)).max() + jnp.exp(x.sum() * w.sum())
@@ -103,7 +103,7 @@ def test_no_event_of_the_backward_pass_follows_the_sum_of_the_gradients(function
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_schedule_has_no_message_before_its_operands(function):
-    """With free collectives a schedule is the compute alone; with free compute the messages."""
+    """Free collectives leave the compute alone; free compute leaves the messages alone."""
     program = plan_of(function).program
 
     def computing(one):

@@ -1,4 +1,4 @@
-"""Numbers that record what is asked of them: same answers as plain ones, and nothing unnoted."""
+"""Recorded numbers: equal answers as plain ones, and every question is recorded."""
 
 import math
 import operator
@@ -41,7 +41,7 @@ def plain(number):
 
 
 def computed(rng, held, steps):
-    """The same random program on any numbers: what it made, and what it was told."""
+    """Run the same random program on any numbers; return its results and answers."""
     held, answers = list(held), []
     for _ in range(steps):
         a, b = rng.choice(held), rng.choice([*held, rng.randint(1, 6)])
@@ -167,7 +167,7 @@ def test_the_least_is_noted_with_what_else_it_could_have_been(show):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_several_sums_the_least_is_the_same_wherever_its_range_says_so(seed):
-    """And at no point outside of the range."""
+    """Outside the range, another sum may be the smallest one."""
     rng = random.Random(seed)
     count = rng.randint(2, 6)
     lines = [(rng.randint(0, 9), rng.randint(0, 60)) for _ in range(count)]
@@ -213,7 +213,7 @@ def test_guards_at_many_points_are_those_of_each():
 
 @decided(8, lambda size: [size])
 def _parity(size):
-    """What a call asks more of than its result says."""
+    """Return a value after asking more than the result depends on."""
     return bool(size % 2) if size > 9 else size in (5, 7, 9)
 
 
@@ -230,7 +230,7 @@ def test_a_fact_knows_what_it_was_asked_for_first():
 
 @decided(16, lambda *numbers: numbers)
 def smaller_half(a, b):
-    """Asks for the larger one, and gives what does not depend on it where both are even."""
+    """Ask for the larger number, and return a value that does not depend on it if both are even."""
     larger = a if a > b else b
     return (a + b) // 2 if larger else None
 

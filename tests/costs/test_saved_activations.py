@@ -1,4 +1,4 @@
-"""What the backward pass keeps, against the brute-force cheapest choice."""
+"""Values kept for the backward pass, compared with the brute-force cheapest choice."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -27,7 +27,10 @@ MATMUL = (("dimension_numbers", (((1,), (0,)), ((), ()))),)
 
 
 def graph_of(steps, results, sizes):
-    """steps: (primitive, operands); value 0 is the argument x of 8x8, 1 the weight of 8x8."""
+    """Return the graph of steps (primitive, operands).
+
+    Value 0 is the argument x of 8x8, 1 the weight of 8x8.
+    """
     types = [ValueType((8, 8), "float32")] * 2 + [ValueType((8, 8), size) for size in sizes]
     values = tuple(
         Value(i, t, "argument" if i < 2 else "node", f"v{i}") for i, t in enumerate(types)
@@ -51,7 +54,7 @@ def graph_of(steps, results, sizes):
 
 
 def split_at(program, border):
-    """The program with its instructions from `border` on in the backward pass."""
+    """Return the program with its instructions from `border` on in the backward pass."""
     instructions = tuple(
         replace(ins, phase="forward" if i < border else "backward")
         for i, ins in enumerate(program.block.instructions)
@@ -205,7 +208,7 @@ def test_what_is_gathered_again_is_kept():
     )
 )
 def test_a_cut_of_any_sizes_is_exact(arcs):
-    """To the byte where capacities have more bits than scipy counts in; of all subsets."""
+    """Capacities with more bits than scipy counts in give exact cuts, compared with all subsets."""
     arcs = [(a, b, n) for a, b, n in arcs if a != b] or [(4, 5, 1 << 44)]
     left = _residual(np.array(arcs, np.int64).T, (4, 5), sum(n for *_, n in arcs) + 1)
     reached = set(breadth_first_order(left, 4, return_predecessors=False).tolist())

@@ -52,7 +52,7 @@ def plan(batch, width):
 
 
 def measured(made):
-    """As if it had run on four devices with cores of their own, at the known rates."""
+    """Return times as if it had run on four devices with cores of their own, at known rates."""
     taken = rate_amounts(made.program, made.graph, finely=True)
     prices = timed(made.program, made.graph, KNOWN)
     kinds = ("contraction", "all_reduce", "all_gather")

@@ -1,4 +1,4 @@
-"""What weights and activations take: in formulas, in numbers, and as the paper's shapes say."""
+"""Memory of weights and activations: formulas, numbers, and the paper's shapes."""
 
 import jax
 import pytest
@@ -25,7 +25,7 @@ B, S, M, H, N, D, X, Y = symbols("B S M H N D X Y")
 
 
 def scalings(config, strategy, name):
-    """The same part priced in numbers and in formulas."""
+    """Return the same part priced in numbers and in formulas."""
     chosen = part(name)
     args = chosen.arguments(config)
     leaf_roles = tuple(flatten_prefix(chosen.roles(), args, "roles"))

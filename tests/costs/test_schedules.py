@@ -29,7 +29,7 @@ def test_the_loop_runs_every_piece_once_and_waits_as_said(stages, batches, round
 
 
 def run(orders, seconds, depends):
-    """Ends of the tasks when each device does its own in order, as soon as it can."""
+    """Return the ends of the tasks if each device runs its own in order, as soon as possible."""
     ends, free, places = {}, [0] * len(orders), [0] * len(orders)
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
         moved = False
@@ -47,7 +47,7 @@ def run(orders, seconds, depends):
 
 
 def one_f_one_b(stages, batches, device, rounds=1):
-    """The order of Megatron's schedules: some forwards first, then one of each, then backwards."""
+    """Return Megatron's order: some forwards first, then one of each, then backwards."""
     if rounds == 1:
         first = min(stages - device - 1, batches)
         forward = [("F", 0, m) for m in range(batches)]
@@ -102,7 +102,7 @@ def test_schedules_of_megatron(stages, batches, kind, rounds):
 
 
 def zero_bubble(stages, batches, device):
-    """Forwards first, as many as may be kept; then a backward, a forward, and the weights' part."""
+    """Return forwards up to the memory limit; then a backward, a forward, and a weights' part."""
     first = min(stages - device, batches)
     order = [("F", 0, m) for m in range(first)]
     ahead, weights = first, 0

@@ -1,4 +1,4 @@
-"""Sweeps: seconds, memory and guards at many points are those of the plan at each of them."""
+"""Sweeps: seconds, memory and guards at many points equal those of the plan at each point."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ SMALL = Config(B=64, S=128, M=512, H=2048, N=8, D=64, V=1024, L=4, scan=True)
 
 @pytest.fixture(scope="module")
 def step():
-    """A train step whose sizes have names, its layers scanned."""
+    """Return a train step with named sizes, its layers scanned."""
     train = part("train_step")
     return sa.plan(
         train.function(SMALL),
@@ -77,7 +77,7 @@ def test_what_is_in_doubt_is_a_question_for_holds(step):
 
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_the_peak_stands_elsewhere_at_other_sizes(step, rebuild):
-    """There the formula of what is alive at the hints' peak is too small."""
+    """At other sizes the peak is elsewhere, and the formula of the hints' peak is too small."""
     hints = {name: size.hint for name, size in step.sizes.items()}
     peaks = candidate_peaks(step._symbolised, donated=step._traced.donated, rebuild=rebuild)
     chip = replace(load("tpu_v3"), rebuilds=rebuild)

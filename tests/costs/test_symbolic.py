@@ -70,7 +70,7 @@ def cost(plan, program):
 
 
 def moved(program):
-    """Of every collective: what it is, and its exact sizes."""
+    """Return each collective's kind and exact sizes."""
     for step in walk(program):
         instruction, attributes = step.instruction, step.instruction.attributes
         if isinstance(attributes, Collective):
@@ -91,7 +91,7 @@ def at(values, point):
 
 
 def draw(rng, made, hints):
-    """A point near the hints at which all conditions of divisibility hold, if luck has it."""
+    """Draw a point near the hints; all divisibility conditions may hold there."""
     point = dict(made.sizes.hints)
     for axis in MESH.axis_names:
         point[axis] = rng.choice([point[axis], rng.randint(2, 6)])
@@ -119,7 +119,7 @@ def held(memory):
 
 
 def check_memory(formulas, cost, point):
-    """The peak, wherever it is; at the hints' instruction also each class, of the same values."""
+    """Check the peak wherever it is; at the hints' instruction also each class."""
     here = cost.memory
     assert at([formulas.peak_bytes, formulas.argument_bytes, formulas.result_bytes], point) == (
         here.peak_bytes, here.argument_bytes, here.result_bytes
@@ -150,7 +150,7 @@ class Formulas:
 
 
 def compared(plan, point):
-    """A plan retraced and planned at a point, whatever is known of it, with what changed."""
+    """Trace and plan again at a point; return the comparison with the changes."""
     stages, constant = planned_at(plan._stages, point, plan.options)
     there = Plan(plan.options, lambda: stages)
     both = plan._stages, stages
@@ -164,7 +164,7 @@ def compared(plan, point):
     [*SAMPLE, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_formulas_are_what_the_planner_says_at_numbers(name, strategy, scan, wanted, hints, show):
-    """Where all that planning asked holds: the same plan, exactly. Where not: `at` says what."""
+    """The plan is exactly the same where its guards hold; elsewhere `at` lists the changes."""
     plan, seen = planned(name, strategy, hints, scan), Counter()
     formulas = Formulas(plan)
     for point in islice(points(symbolised(plan), hints, f"{name} {strategy} {scan}"), 40 * wanted):
@@ -296,7 +296,7 @@ def _pooled(x):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_of_a_program_has_a_shape_in_formulas(name):
-    """And prices at other sizes that are those of the plan there."""
+    """Prices at other sizes equal those of the plan there."""
     function, shape, spec = STEPS[name]
     (b,) = sa.dims("B", hint=(8,))
     mesh = sa.Mesh({"X": 2, "Y": 2})

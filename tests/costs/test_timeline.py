@@ -132,7 +132,7 @@ def test_an_unknown_chip(tmp_path, capsys):
 
 
 def shifting(weights):
-    """A step of a pipeline by hand, whose buffer carries the name."""
+    """Return a step of a pipeline by hand, whose buffer has the name."""
 
     def step(state, x):
         first = jax.lax.broadcasted_iota("int32", state.shape, 0) == 0

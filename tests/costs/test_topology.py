@@ -81,7 +81,7 @@ def brute_force_all_to_all(k, wraps, held):
 @pytest.mark.parametrize("k", [3, 4, 5, 8, 16])
 @pytest.mark.parametrize("wraps", [False, True])
 def test_all_to_all_by_bisection_is_the_fullest_link(k, wraps):
-    """With even rings the bound is met; on lines the middle link is the fullest."""
+    """Even rings meet the bound; on lines the middle link is the fullest."""
     span = DigitSpan(Level(TORUS, k, 1e9, wraps=wraps), Digit(1, k))
     held = 1e9
     found = collective_s("all_to_all", (span,), held)["link"]
@@ -218,7 +218,7 @@ def test_a_slice_axis_lies_on_the_data_center_network_of_the_hosts():
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_an_axis_of_size_1_leaves_the_others_where_they_lie(at):
-    """What runs from slice to slice is the outermost axis that divides anything."""
+    """The outermost axis of size above 1 runs between slices."""
     sizes = {"X": 32, "Y": 8}
     names = list(sizes)
     names.insert(at, "one")

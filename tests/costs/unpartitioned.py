@@ -1,4 +1,4 @@
-"""A graph as the program of a single device: what the costs of a partitioned one are made of."""
+"""A graph as the program of a single device, the base of a partitioned program's costs."""
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import replicated

@@ -1,4 +1,4 @@
-"""What may end its process is run in one of its own: XLA aborts on some programs."""
+"""Programs that may abort XLA run in a process of their own."""
 
 import multiprocessing
 from contextlib import suppress
@@ -13,7 +13,7 @@ LIMIT = 120
 
 
 class Child:
-    """A process that answers one question after the other, started when one is asked.
+    """A process that answers one question after another, started for the first question.
 
     >>> child = Child()
     >>> child.ask(pow, 2, 3), child.ask(pow, 0, -1), child.ask(pow, 2, 2)
@@ -41,7 +41,7 @@ class Child:
         return None
 
     def end(self):
-        """Ends the process; the next question starts another one."""
+        """End the process; the next question starts another one."""
         if "_ends" in self.__dict__:
             ours, process = self.__dict__.pop("_ends")
             process.terminate()

@@ -42,7 +42,7 @@ XLA = Child()
 
 
 class Case:
-    """A program, and what one device gives."""
+    """A program and its results on one device."""
 
     def __init__(self, drawn):
         self.drawn, self.rng = drawn, np.random.default_rng((drawn.seed, 7))
@@ -101,7 +101,7 @@ class Case:
         return RIGHT, ""
 
     def wherefore(self, got, strategy):
-        """The verdict on what is not one device's: orders of sums give it, or XLA's partition."""
+        """Return why results differ from one device's: orders of sums, or XLA's partition."""
         if self.is_near(got, rounding.possible):
             return BY_ORDER
         theirs = self.of_xla(strategy)
@@ -110,7 +110,7 @@ class Case:
         return WRONG if self.is_right(theirs) else AS_XLA
 
     def of_xla(self, strategy):
-        """What XLA's partition gives; None where it has no answer, or dies of the question."""
+        """Return the results of XLA's partition; None if XLA has no answer or dies."""
         return XLA.ask(partitioned, self.drawn.seed, strategy)
 
     @cached_property
@@ -118,7 +118,7 @@ class Case:
         return rounding.bounds(self.plan.graph, self.drawn.arguments)
 
     def answers(self):
-        """What one device gives: compiled, then one by one where JAX allows it of known numbers.
+        """Return one device's results: compiled, then operator by operator where JAX allows it.
 
         Last each operator by itself: of two XLA may make one that rounds otherwise, or is another
         (`False / 0` is 0 where a conversion from bool and a division are compiled together).
@@ -130,12 +130,12 @@ class Case:
             yield self.each_by_itself
 
     def is_right(self, got):
-        """Whether all is what one device gives, but for what rounding may change."""
+        """Return True if all results equal one device's, except for rounding."""
         is_equal = any(all(map(equal, got, answer)) for answer in self.answers())
         return is_equal or self.is_near(got, rounding.within)
 
     def is_near(self, got, within):
-        """Whether all that is not what one device gives is within the bounds."""
+        """Return True if all differences from one device are within the bounds."""
         return self.bounds is not None and any(
             all(near(*of_each, within) for of_each in zip(got, answer, self.bounds, strict=True))
             for answer in self.answers()
@@ -143,7 +143,7 @@ class Case:
 
 
 def ours(seed, strategy):
-    """What our lowered program of a seed gives; where it raises, in which words."""
+    """Return the results of our lowered program of a seed, or the words of its error."""
     case = Case(program(seed))
     try:
         return list(map(np.asarray, case.plan.replan(strategy).lower()(*case.drawn.arguments)))
@@ -152,7 +152,7 @@ def ours(seed, strategy):
 
 
 def partitioned(seed, strategy):
-    """What XLA's partition of the program of a seed gives."""
+    """Return the results of XLA's partition of the program of a seed."""
     case = Case(program(seed))
     return list(map(np.asarray, of_xla(case.fn, case.drawn.arguments, strategy)))
 

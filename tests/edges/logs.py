@@ -1,4 +1,4 @@
-"""How far running sums of exponentials of complex numbers may lie from one device's, by order."""
+"""Bounds of running sums of exponentials of complex numbers, compared by order of summation."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -27,7 +27,7 @@ class Program:
 
 
 def program(seed):
-    """The program of a seed."""
+    """Return the program of a seed."""
     rng = np.random.default_rng((seed, 2022))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,7 +97,7 @@ def plainly(rng, fn, arguments):
 
 
 def differentiated(rng, fn, arguments):
-    """By all floats among the arguments."""
+    """Differentiate by all floats among the arguments."""
     by = tuple(k for k, a in enumerate(arguments) if jnp.issubdtype(a.dtype, jnp.floating))
     made = jax.eval_shape(fn, *arguments)
     if not by or not jnp.issubdtype(made.dtype, jnp.floating):
@@ -123,7 +123,7 @@ def in_scan(rng, fn, arguments):
 
 
 def of_elements(rng, fn, arguments):
-    """A loop of each row under `vmap`, that ends by itself."""
+    """Return a loop of each row under `vmap`, with a trip count of its own."""
     first, *rest = arguments
     counts = rng.integers(0, 4, first.shape[:1]).astype(np.int32)
     if not first.ndim:
@@ -157,7 +157,7 @@ def in_branches(rng, fn, arguments):
 
 
 def repeated(rng, fn, arguments):
-    """A loop of none to three trips, in which a branch stands."""
+    """Return a loop of zero to three trips that contains a branch."""
     trips = np.int32(pick(rng, -1, 0, 1, 3))
 
     def looped(trips, *arguments):

@@ -1,4 +1,4 @@
-"""How far a result may lie from one device's, when sums are added in another order.
+"""Bounds of results whose sums are added in another order than on one device.
 
 The running forward error bound (Higham, Accuracy and Stability of Numerical Algorithms, 3.3), for a
 graph, node by node: beside each value, computed in its own type, stands a bound of its distance
@@ -65,7 +65,7 @@ CONVERTED = {"convert_element_type", "reduce_precision"}
 
 @dataclass(frozen=True)
 class Rounded:
-    """A value in its own type, and how far at most the exact one lies from it: inf is unbounded."""
+    """A value in its own type, and a bound of its distance from the exact one (inf: none)."""
 
     value: np.ndarray
     error: np.ndarray
@@ -95,7 +95,7 @@ class Rounded:
 
 
 def bounds(graph, arrays):
-    """A `Rounded` per result of a graph on flat arguments; None where no rule is for a primitive.
+    """Return a `Rounded` per result of a graph on flat arguments; None without a rule.
 
     >>> from shardalg.graph.tracing.trace import trace
     >>> x = np.full(4, 0.1, np.float32)
@@ -111,7 +111,7 @@ def bounds(graph, arrays):
 
 
 def of_operator(run):
-    """The same of one operator: what it is, its operands, and its results on one device."""
+    """Return the bounds of one operator from its operands and its results on one device."""
     node = _Node(run.signature, run.binding, list(map(exact, run.operands)), run.results)
     try:
         return _rounded(node)
@@ -125,7 +125,7 @@ def exact(array):
 
 
 def within(ours, rounded):
-    """Whether each element lies where the bound lets it: twice, as both were rounded."""
+    """Return True if each element is within twice its bound, because both were rounded."""
     if not _is_inexact(ours):
         return np.zeros(ours.shape, bool)
     near = abs(_wide(ours) - rounded.wide) <= 2 * rounded.error
@@ -133,7 +133,7 @@ def within(ours, rounded):
 
 
 def possible(ours, rounded):
-    """The same, or where the order of a sum decides."""
+    """Return True if the values are equal, or if the order of a sum decides."""
     return within(ours, rounded) | np.isinf(rounded.error)
 
 
@@ -143,7 +143,7 @@ class _Run:
     constants: dict
 
     def region(self, index, arguments):
-        """The results of a body."""
+        """Return the results of a body."""
         region = self.graph.regions[index]
         given = self.graph.arguments if index == 0 else region.arguments
         env = {**self.constants, **dict(zip(given, arguments, strict=True))}
@@ -238,7 +238,7 @@ def _errors(node):
 
 @dataclass(frozen=True)
 class _Node:
-    """A primitive with its parameters, what it is applied to, and what it made of that."""
+    """A primitive with its parameters, operands and results."""
 
     signature: object
     binding: object
@@ -271,7 +271,7 @@ class _Node:
         ]
 
     def of_magnitudes(self):
-        """What is not finite is so in every order; what may overflow in one is unbounded."""
+        """Return bounds from magnitudes: nonfinite, or unbounded if an order overflows."""
         largest = self.applied(self._numbers([x.magnitude for x in self.operands]), MAGNITUDES)
         before = self.applied(self._numbers([x.bare for x in self.operands]), MAGNITUDES)
         errors = list(map(self._of_magnitude, self.made, largest, before))
@@ -290,7 +290,7 @@ class _Node:
         return [np.where(is_between, errors[0], np.inf)]
 
     def _meets_padding(self):
-        """Where a number of the kernel that is infinite or NaN meets no element of the image."""
+        """Return places where an infinite or NaN kernel number meets no element of the image."""
         dims = record(self.signature.param("dimension_numbers"), "image kernel result").values()
         _, (_, *summed), (batch, _, *places) = dims
         image, kernel = (np.isfinite(x.value) for x in self.operands)
@@ -298,7 +298,7 @@ class _Node:
         return met < np.expand_dims(odd.sum(tuple(summed)), (batch, *places))
 
     def _numbers(self, numbers):
-        """With what decides as it is."""
+        """Return the numbers, with deciding operands unchanged."""
         kept = DECIDING.get(self.name)
         if kept is None:
             return numbers
@@ -307,7 +307,7 @@ class _Node:
         return [self.operands[k].wide if k == kept else x for k, x in enumerate(numbers)]
 
     def _as_they_are(self, numbers):
-        """With indices as they are."""
+        """Return the operands, with indices unchanged."""
         pairs = zip(numbers, self.operands, strict=True)
         return [x if _is_inexact(o.value) else o.value for x, o in pairs]
 
@@ -320,7 +320,7 @@ class _Node:
         return _at_the_end(lower, error, value)
 
     def _lost(self, value, upper, count):
-        """To so many roundings; none where whole numbers are added."""
+        """Return the loss of so many roundings; none if integers are added."""
         unit, tiny = _unit(value)
         is_whole = self.name in COPIES | SUMS | PRODUCTS
         is_whole &= all((x.wide == np.round(x.wide)).all() for x in self.operands)
@@ -330,7 +330,7 @@ class _Node:
         return np.where(is_whole & (upper * unit <= 1), 0, each * count * (unit * upper + tiny))
 
     def _roundings(self):
-        """Of each element: as many as it has addends or factors."""
+        """Return each element's number of roundings: its addends or factors."""
         if self.name in PRODUCTS:
             return float(max(np.prod([max(n, 1) for n in x.value.shape]) for x in self.operands))
         ones = [np.ones(x.value.shape) if _is_inexact(x.value) else x.value for x in self.operands]
@@ -354,7 +354,7 @@ class _Node:
         return [np.where(is_plain[..., None, None], 0, np.full(right.shape, np.inf))]
 
     def of_complex(self):
-        """Of exact numbers what elementary functions may be off; of others it is unbounded."""
+        """Return the error of elementary functions of exact numbers; of others it is unbounded."""
         is_rounded = np.any(np.broadcast_arrays(*(x.error > 0 for x in self.operands)), axis=0)
         ends = [self._lost(x, np.abs(x).astype(np.float64), ULPS) for x in self.made]
         return [np.where(is_rounded, np.inf, end) for end in ends]
@@ -379,7 +379,7 @@ class _Node:
         ]
 
     def applied(self, operands, instead=MappingProxyType({})):
-        """The primitive on f64 operands, without the types that it was written for."""
+        """Apply the primitive to f64 operands, whatever types it was written for."""
         name, binding = instead.get(self.name, self.name), self.binding
         if self.name in CONVERTED and _is_inexact(self.made[0]):
             name, operands = "copy", [np.asarray(x, np.float64) for x in operands]
@@ -429,6 +429,6 @@ def _wide(array):
 
 
 def _unit(array):
-    """Unit roundoff and smallest normal number of a type."""
+    """Return the unit roundoff and the smallest normal number of a type."""
     info = jnp.finfo(array.dtype)
     return float(info.eps) / 2, float(info.tiny)

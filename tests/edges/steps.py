@@ -57,7 +57,7 @@ def choose(rng, x):
 
 
 def cut(rng, x):
-    """A slice: empty, of one element, strided, from behind, reversed."""
+    """Return a slice: empty, of one element, strided, from the end, reversed."""
 
     def of(size):
         ends = (None, *range(-size - 1, size + 2))
@@ -68,7 +68,7 @@ def cut(rng, x):
 
 
 def pad(rng, x):
-    """Padding in front, behind and between, also negative."""
+    """Pad at the start, at the end and between elements, also negatively."""
     low, high = (-2, -1, 0, 1, 3), (-1, 0, 0, 2)
     config = [(pick(rng, *low), pick(rng, *high), pick(rng, 0, 0, 1, 2)) for _ in x.shape]
     value = some_array(rng, (), x.dtype)
@@ -118,7 +118,7 @@ def order(rng, x):
 
 
 def some_indices(rng, size, count):
-    """Indices in and out of range on both sides, many of them twice."""
+    """Return indices in and out of range on both sides, many of them twice."""
     kind = pick(rng, np.int32, np.int32, np.int8, np.uint32)
     low = 0 if kind is np.uint32 else -size - 2
     return rng.integers(low, size + 3, count).astype(kind)
@@ -143,7 +143,7 @@ def gather(rng, x):
 
 
 def along(rng, x):
-    """An index of its own at every place."""
+    """Return an index of its own at every place."""
     axis = axis_of(rng, x)
     index = rng.integers(-x.shape[axis] - 1, x.shape[axis] + 2, x.shape).astype(np.int32)
     mode = pick(rng, "clip", "fill", None)
@@ -151,7 +151,7 @@ def along(rng, x):
 
 
 def scatter(rng, x):
-    """Updates at indices that repeat and miss."""
+    """Scatter updates at indices that repeat and miss."""
     axis = axis_of(rng, x)
     how = pick(rng, "add", "add", "multiply", "min", "max", "set")
     mode = pick(rng, "clip", "drop", None)
@@ -166,7 +166,7 @@ def scatter(rng, x):
 
 
 def moving(rng, x):
-    """A box at starts that are out of range."""
+    """Read a box at starts that are out of range."""
     sizes = tuple(int(rng.integers(n + 1)) for n in x.shape)
     starts = tuple(np.int32(rng.integers(-n - 2, n + 3)) for n in x.shape)
     if rng.integers(2):

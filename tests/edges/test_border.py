@@ -1,4 +1,4 @@
-"""What calls, copies and asks of a plan at its border, outside of plain arrays."""
+"""Calls, copies and questions of a plan at its border, other than plain arrays."""
 
 import copy
 import pickle
@@ -66,7 +66,7 @@ def test_float0_inside_a_function_and_as_its_argument():
 
 @pytest.mark.parametrize("order", [range(8), (5, 2, 7, 0, 1, 6, 3, 4)])
 def test_a_callback_in_a_program_that_cuts_an_axis(order):
-    """JAX then asks that all layouts of its program name the same axes (jax 0.10.2)."""
+    """JAX requires all shardings of its program to name the same axes (jax 0.10.2)."""
 
     def fn(x):
         asked = jax.pure_callback(lambda: np.float32(3), jax.ShapeDtypeStruct((), "float32"))
@@ -158,7 +158,7 @@ def test_a_call_of_arrays_that_a_traced_function_closes_over(spec):
 
 
 def test_an_array_that_a_call_has_consumed_is_not_given_again():
-    """It ended the process."""
+    """Passing it again ended the process."""
     plan = planned(lambda x: (x * 2, x.sum()), (X,), (P("X"),), donate_argnums=0)
     lowered = plan.lower()
     for executable in (lowered, lowered.padded, lowered.jit()):

@@ -222,7 +222,7 @@ def test_boxes_of_a_scalar_in_one_another():
 
 
 def product(n, x, y):
-    """In a branch in a loop, of complex numbers, of nothing."""
+    """Return a product in a branch in a loop, of complex numbers, of nothing."""
 
     def body(i, made):
         return lax.cond(i % 2 == 0, lambda z: x[:, ::-1] @ y, lambda z: z[::-1], made)

@@ -1,4 +1,4 @@
-"""Bounds of rounding: every order lies within, and little else does."""
+"""Bounds of rounding: every order is within them, and little else is."""
 
 import os
 
@@ -141,7 +141,7 @@ def test_xla_may_abort_the_process_that_is_asked():
 
 
 def test_a_sum_that_overflows_in_some_order_is_told_from_what_no_order_gives():
-    """And infinities that are given are infinite in every order."""
+    """Given infinities are infinite in every order."""
     large = np.array([6e4, 6e4, -6e4, 1], np.float16)
     given = np.array([np.inf, 6e4, 3, 1], np.float16)
 

@@ -14,12 +14,12 @@ from tests.partition.planned import MESH, checked, instructions, numbers, planne
 
 
 def counted(n):
-    """Counts to each number; the loops of most elements end long before the last."""
+    """Count to each number; the loops of most elements end long before the last."""
     return jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0))(n)
 
 
 def newton(x):
-    """Square roots by Newton's iteration, each until it stands: an adaptive solver."""
+    """Return square roots by Newton's iteration, each until it converges: an adaptive solver."""
 
     def root(x):
         def goes_on(state):
@@ -32,7 +32,7 @@ def newton(x):
 
 
 def rows(x, w):
-    """A row until its own sum is large: the condition adds up along a dimension that is split."""
+    """Iterate a row until its own sum is large; the condition sums along a sharded dimension."""
 
     def step(y):
         return y + jnp.abs(jnp.tanh(y @ w)) + 1
@@ -41,7 +41,7 @@ def rows(x, w):
 
 
 def grid(n):
-    """A predicate of two dimensions, of which the carry has more."""
+    """Return a loop with a predicate of two dimensions and a carry of more."""
 
     def step(c):
         return (c[0] + 1, c[1] * 2)
@@ -53,7 +53,7 @@ def grid(n):
 
 
 def in_scan(n):
-    """In a scan, whose carry it moves on."""
+    """Run in a scan, whose carry it advances."""
     loop = jax.vmap(lambda i, n: lax.while_loop(lambda i: i % 3 < n, lambda i: i + 1, i))
     return lax.scan(lambda i, k: (loop(i + k, n), i.sum()), n, jnp.arange(3))
 
@@ -74,12 +74,12 @@ def in_while(n):
 
 
 def tangents(x):
-    """The forward derivative of Newton's iteration."""
+    """Return the forward derivative of Newton's iteration."""
     return jax.jvp(lambda x: newton(x)[1], (x,), (jnp.ones_like(x),))
 
 
 def sampled(seeds):
-    """A random key in the carry: another one at a time until its bits are small enough."""
+    """Draw random keys in the carry until their bits are small enough."""
 
     def draw(seed):
         def step(state):
@@ -147,7 +147,7 @@ def test_one_flag_crosses_devices_and_carries_stay_split(name):
 
 
 def test_a_trip_asks_once():
-    """What goes on is carried: a condition that sends does so once a trip."""
+    """Each trip evaluates a communicating condition once, because its value is carried."""
     fn, arguments, specs = CASES["rows"]
     plan = planned(fn, arguments, specs)
     (loop,) = (s for s in instructions(plan.program.block) if isinstance(s.attributes, p.While))

@@ -33,7 +33,7 @@ def some_like(rng, x):
 
 
 def edges(dtype, numbers):
-    """What stands among the small numbers; None where nothing does."""
+    """Return the values among the small numbers; None if there are none."""
     if numbers == FINITE or dtype.kind == "b":
         return None
     if not jnp.issubdtype(dtype, jnp.inexact):

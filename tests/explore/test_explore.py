@@ -1,4 +1,4 @@
-"""One quick exploration in a process of its own, as a user starts it; and what it leaves out."""
+"""One quick exploration in a process of its own, as a user starts it, and its omissions."""
 
 import json
 import re
@@ -37,7 +37,7 @@ PICTURES = ("wire_bytes.png", "feed_forward.png", "scaling.png", "times.png")
 
 @pytest.fixture(scope="module")
 def explored(tmp_path_factory, own_devices):
-    """The folder and the screen of `shardalg explore` with no devices set from outside."""
+    """Return the folder and the output of `shardalg explore` without devices set outside."""
     out = tmp_path_factory.mktemp("explore")
     options = ["--quick", "--model", "tiny", "--strategy", "finalized", "--out", str(out)]
     run = subprocess.run(

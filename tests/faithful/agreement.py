@@ -58,12 +58,12 @@ class Fresh(harder.Harder):
 
     @cached_property
     def traced(self):
-        """What tells the program from that which another jax traces: operators change."""
+        """Return a key of the traced program, because other jax versions trace other operators."""
         graph = trace(self.made[0], *self.types, mesh_shape=self.module.MESH)
         return graph_hash(graph)[:16]
 
     def told(self, partitioner):
-        """(module, results, wire bytes) of XLA's, asked at most once where there is a folder."""
+        """Return XLA's (module, results, wire bytes), asked at most once with a folder."""
         ours = self.mesh
         mesh = ours.to_jax(jax.devices()[: ours.size])
         given = tuple(s if s is None else NamedSharding(mesh, s) for s in self.drawn[0])
@@ -80,7 +80,7 @@ class Fresh(harder.Harder):
             return json.loads(path.read_text())
 
     def compared(self, policy, partitioner):
-        """The values that count, with our layout and XLA's."""
+        """Return the compared values, with our sharding and XLA's."""
         told = self.told(partitioner)
         graph = self.problem[0]
         shapes = [graph.values[v].type.shape for v in graph.results]
@@ -100,13 +100,13 @@ def _plain(completion):
 
 
 def programs(count, seed):
-    """That many programs, the templates in turn, with seeds from `seed` on."""
+    """Yield that many programs, the templates in turn, with seeds from `seed` on."""
     names = tuple(TEMPLATES)
     return [Fresh(names[i % len(names)], seed + i // len(names)) for i in range(count)]
 
 
 def told_apart(program, policy, partitioner):
-    """(how many values are compared, those that differ)."""
+    """Return how many values are compared, and those that differ."""
     found = program.compared(policy, partitioner)
     return len(found), [match for match in found if not match.agrees]
 
@@ -129,7 +129,7 @@ def main(chosen, folder, partitioners):
 
 
 def _told(program, partitioner):
-    """As of `told_apart`, in words; None where JAX refuses layouts that XLA gives the results."""
+    """Return the result of `told_apart` in words; None if JAX refuses XLA's result shardings."""
     name = f"{partitioner} {program.case} {program.seed}"
     try:
         compared, differ = told_apart(program, partitioner, partitioner)

@@ -218,7 +218,7 @@ def transformer(draw):
 
 
 def _attended(q, keys, values, position):
-    """Of one token per sequence (batch, heads, head) over a cache (batch, time, heads, head)."""
+    """Attend from one token per sequence to a cache (batch, time, heads, head)."""
     scores = jnp.einsum("bnd,btnd->bnt", q, keys)
     seen = jnp.arange(keys.shape[1]) <= position
     return jnp.einsum("bnt,btnd->bnd", jax.nn.softmax(jnp.where(seen, scores, -1e9), -1), values)
@@ -308,7 +308,7 @@ def generate(draw):
 
 
 def prefill(draw):
-    """A prompt through layers: its keys and values fill a longer cache."""
+    """Run a prompt through layers; its keys and values fill a longer cache."""
     l, b, s, t, n, d, m = (
         draw.pick(2, 3),
         draw.pick(4, 8),

@@ -10,7 +10,7 @@ from jax import lax
 
 
 def layers(draw):
-    """A scan over stacked layers, with stacked outputs or without, unrolled or not."""
+    """Return a scan over stacked layers, with or without stacked outputs, unrolled or not."""
     n, b, m, h = draw.pick(2, 3, 4), draw.pick(8, 16), draw.pick(16, 32), draw.pick(32, 64)
     draw.given("x", b, m)
     draw.given("w", n, m, h)
@@ -33,7 +33,7 @@ def layers(draw):
 
 
 def cells(draw):
-    """A recurrent cell over time: plain, gated (GRU) or with two states (LSTM)."""
+    """Return a recurrent cell over time: plain, gated (GRU) or with two states (LSTM)."""
     t, b, m = draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32)
     kind, last = draw.pick("plain", "gru", "lstm"), draw.pick(True, False)
     draw.given("xs", t, b, m)
@@ -67,7 +67,7 @@ def cells(draw):
 
 
 def solver(draw):
-    """A loop until something is small: power iteration, conjugate gradients, Newton-Schulz."""
+    """Iterate until a value is small: power iteration, conjugate gradients, Newton-Schulz."""
     n, k = draw.pick(16, 32), draw.pick(4, 8, 16)
     draw.given("a", n, n)
     draw.given("y", n, k)
@@ -184,7 +184,7 @@ def training(draw):
 
 
 def nested(draw):
-    """A loop over layers around a loop over time."""
+    """Return a loop over layers around a loop over time."""
     n, t, b, m = draw.pick(2, 3), draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32)
     draw.given("xs", t, b, m)
     draw.given("w", n, m, m)
@@ -208,7 +208,7 @@ def nested(draw):
 
 
 def mapped(draw):
-    """A function of each item (`lax.map`), or in chunks that are put together."""
+    """Apply a function to each item (`lax.map`), or to chunks that are concatenated."""
     n, b, m, h = draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32), draw.pick(16, 32)
     draw.given("x", n, b, m)
     draw.given("w", m, h)
@@ -228,7 +228,7 @@ def mapped(draw):
 
 
 def state_space(draw):
-    """A diagonal state-space layer over time, a state per channel and order."""
+    """Return a diagonal state-space layer over time, with a state per channel and order."""
     b, t, m, s = draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32), draw.pick(4, 8)
     draw.given("x", b, t, m)
     draw.given("a", m, s)

@@ -39,7 +39,7 @@ def told():
 
 
 def differences(policy, partitioner):
-    """What differs from XLA, and how many values are compared."""
+    """Return the differences from XLA, and the number of compared values."""
     found = []
     for program, row in told():
         graph, answer = program.problem[0], row[partitioner]
@@ -91,7 +91,7 @@ def test_each_rule_decides_some_program(policy, name, row):
 
 
 def boxes(draw):
-    """A shift as `at` writes it, and rows that are taken out by one number."""
+    """Return a shift as `at` writes it, and rows that are selected by one number."""
     draw.mesh = {"x": 2, "y": 2}
     draw.arguments = {"x": ((4, 8), jnp.float32, P("x", "y")), "w": ((8, 8), jnp.float32, None)}
 
@@ -111,7 +111,7 @@ def test_boxes_of_scatters_and_gathers_lie_as_xla_has_them(policy):
 
 
 def forget():
-    """The graphs as completion visits them, which they keep."""
+    """Clear the graphs that completion keeps."""
     for program, _ in told():
         vars(program.problem[0]).pop(MEMO, None)
 

@@ -21,14 +21,14 @@ DRAWN, SIBLINGS, SEED = 300, 60, 20_000
 
 
 def of_sibling(one, policy):
-    """A sibling of a recorded program, with the annotations that its seed draws."""
+    """Return a sibling of a recorded program, with the annotations that its seed draws."""
     mesh = sa.Mesh(one.mesh)
     specs, options = one.specs, sa.Options(policy=policy)
     return sa.plan(one.function, *one.types, mesh=mesh, in_shardings=specs, options=options)
 
 
 def of_sister(name, policy):
-    """A program of those that nobody recorded, as it is written."""
+    """Return a program without a recording, as written."""
     mesh, rows, function = sisters.SIBLINGS[name]
     types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in rows]
     specs = tuple(spec for _, _, spec in rows)
@@ -37,7 +37,7 @@ def of_sister(name, policy):
 
 
 def drawn(group, number, policy):
-    """The operator of a group that a number draws, in a layout that it draws, at times uneven."""
+    """Draw an operator of a group in a random sharding, sometimes uneven."""
     rng = np.random.default_rng((SEED, number))
     found = list(fuzz.functions(group, SEED + number))
     one = found[int(rng.integers(len(found)))]
@@ -52,7 +52,7 @@ def drawn(group, number, policy):
 
 
 def pipeline(policy):
-    """A shifting buffer of stages under vmap, its gradient: one permute per shift."""
+    """Return the gradient of a shifting buffer of stages under vmap: one permute per shift."""
     stages, batches, width = 4, 6, 8
 
     def loss(w, x):

@@ -24,7 +24,7 @@ def recorded():
 
 
 def differences(before, now):
-    """What is another, as words; nothing where both are equal."""
+    """Return the differences in words; nothing if both are equal."""
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             yield f"{key}: {before.get(key)} before, {now.get(key)} now"
@@ -59,7 +59,7 @@ def written(found):
 
 
 def check():
-    """How many programs are planned otherwise than recorded."""
+    """Return how many programs are planned differently from the record."""
     before, wrong = recorded(), 0
     for policy, name, one in all_structures():
         for line in differences(before[policy].get(name, {}), one):

@@ -1,4 +1,4 @@
-"""What of a plan is held fixed: layouts, instructions, collectives, memory, claims; no wording.
+"""Recorded facts of a plan: shardings, instructions, collectives, memory, claims; no wording.
 
 Names of values, reasons, source lines and the order of keys do not count. What a device holds and
 runs does: a shape, an axis, a count, a byte, and how many claims were proved. Seconds are a price
@@ -15,7 +15,7 @@ CHIP = "tpu_v3"
 
 
 def structure(make):
-    """The plan's structure as plain data, or the refusal by its kind."""
+    """Return the plan's structure as plain data, or the kind of its refusal."""
     try:
         return planned(make())
     except ShardalgError as refused:
@@ -39,12 +39,12 @@ def digest(lines):
 
 
 def completion(plan):
-    """The layout of every value of the graph, in the order of the graph."""
+    """Return the sharding of every value of the graph, in order."""
     return [str(plan.sharded.shardings[v.index]) for v in plan.graph.values]
 
 
 def instructions(plan):
-    """What every instruction takes and makes: types and layouts of its locals, blocks inside."""
+    """Return each instruction's operands and results: types and shardings, with nested blocks."""
     return list(walked(plan.program, plan.program.block, 0))
 
 
@@ -60,7 +60,7 @@ def walked(program, block, depth):
 
 
 def collectives(plan):
-    """How often each kind of collective runs, by axes, devices and bytes."""
+    """Return how often each kind of collective runs, by axes, devices and bytes."""
     rows = Counter()
     for row in plan.collectives_table:
         sizes = f"{row['operand_bytes']} to {row['result_bytes']}, {row['wire_bytes']} sent"

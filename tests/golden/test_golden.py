@@ -1,4 +1,4 @@
-"""Plans are what they were: a sample of the recorded structures; `make golden` compares all."""
+"""Plans equal the record: a sample of the structures; `make golden` compares all."""
 
 import copy
 

@@ -47,7 +47,7 @@ def optimised(x):
 
 
 def normalised(x):
-    """Running over the batch by the name that `vmap` gives it, as modules of equinox do."""
+    """Normalise over the batch by the name that `vmap` gives it, as modules of equinox do."""
     mean = partial(jax.lax.pmean, axis_name="batch")
     return jax.vmap(lambda v: (v - mean(v)) / mean(v * v), axis_name="batch")(x)
 

@@ -1,4 +1,4 @@
-"""The structure of a graph: what `check` refuses, what printing shows."""
+"""The structure of a graph: refusals of `check`, and printing."""
 
 from dataclasses import replace
 

@@ -50,7 +50,7 @@ PARTS = {f"layers/{i}/{part}" for i in range(3) for part in ("norm", "attention"
 
 
 def named(fn, *args):
-    """The graph, and its nodes with their modules."""
+    """Return the graph, and its nodes with their modules."""
     graph = trace(fn, *args)
     return graph, list(zip(graph.nodes, modules(graph), strict=True))
 

@@ -25,7 +25,7 @@ FIRST = jnp.zeros((2, 3))
 
 
 def line_of(text):
-    """Number of the only line of this file that ends with a comment."""
+    """Return the number of the only line of this file that ends with a comment."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
     return f"{HERE}:{number}"

@@ -26,7 +26,7 @@ SPARSE = sparse.BCOO.fromdense(jnp.asarray(np.where(DENSE > 0, DENSE, 0)))
 
 
 def primitive(name, body, *, impl=None, lowering=None):
-    """A primitive as a package defines it: `body` says its type, and is lowered."""
+    """Define a primitive like a package: `body` gives its type and its lowering."""
     made = Primitive(name)
     made.def_impl(impl or body)
     made.def_abstract_eval(
@@ -43,7 +43,7 @@ def no_tracers(x, **params):
 
 
 def rule(ctx, x, **params):
-    """A lowering written in HLO, which says nothing that JAX can trace."""
+    """Write a lowering in HLO, which JAX cannot trace."""
     return mlir.lower_fun(lambda x: x * 2, multiple_results=False)(ctx, x)
 
 
@@ -209,7 +209,7 @@ def puts_a_sharding(x):
 
 
 def offloads(x):
-    """The backward pass finds the product on the host."""
+    """Keep the product on the host for the backward pass."""
     policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
     return jax.grad(jax.checkpoint(lambda x: jnp.sin(x @ x.T).sum(), policy=policy))(x)
 

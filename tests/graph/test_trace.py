@@ -210,7 +210,7 @@ def assert_equal(found, expected):
 
 @cache
 def traced(name):
-    """The graph, the flat arguments, and what JAX computes from them."""
+    """Return the graph, the flat arguments, and JAX's results for them."""
     fn, *args = PROGRAMS[name]
     graph = trace(fn, *args)
     # Copies, because one of the functions donates what it gets.
@@ -346,7 +346,7 @@ def test_without_a_gradient_everything_is_forward():
 
 
 def test_a_function_that_changes_under_its_name_is_traced_again():
-    """JAX remembers jitted functions; a graph is made of what the function is now."""
+    """JAX caches jitted functions; the graph is made of the function's present code."""
     inner = {"f": jax.jit(jnp.sin)}
 
     def outer(x):

@@ -34,7 +34,7 @@ def compared(seed, number):
 
 
 def run(seed, count, show=print):
-    """What was counted, and the rows that our own lowering may have caused."""
+    """Return the counts, and the rows that our own lowering may have caused."""
     seen, own = Counter(), []
     for number in range(count):
         plan, planned, rows = compared(seed, number)

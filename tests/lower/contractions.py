@@ -57,7 +57,7 @@ def draw(seed, mesh):
 
 
 def experts(rng, sizes, mesh):
-    """The gradient of weights with a batch dimension, over a dimension that is often sharded.
+    """Return the gradient of weights with a batch dimension, over an often sharded dimension.
 
     A partial sum of a product with batch dimensions is transposed, which once ended the process.
     """
@@ -88,7 +88,7 @@ def experts(rng, sizes, mesh):
 
 
 def layout(rng, rank, mesh):
-    """An entry per dimension; each axis on one of them or nowhere."""
+    """Draw an entry per dimension; each axis is on one of them or nowhere."""
     entries = [[] for _ in range(rank)]
     for axis in rng.sample(sorted(mesh), len(mesh)):
         if entries and rng.random() < 0.7:
@@ -97,7 +97,7 @@ def layout(rng, rank, mesh):
 
 
 def program(words, mesh):
-    """The function of one program."""
+    """Return the function of one program."""
     import jax
     import jax.numpy as jnp
 
@@ -126,13 +126,13 @@ def program(words, mesh):
 
 
 def indices(entries, mesh):
-    """A layout as `mesh_split` takes it: axis numbers, -1 for none."""
+    """Return a sharding for `mesh_split`: axis numbers, -1 for none."""
     names = list(mesh.axis_names)
     return [tuple(names.index(x) for x in entry) if entry else -1 for entry in entries]
 
 
 def checked(seed, numbers):
-    """What is wrong with programs on one mesh that are compiled together, or None.
+    """Return the fault of programs on one mesh that are compiled together, or None.
 
     All are compiled. One group in ten also runs, and its results are compared with one device.
     """
@@ -176,7 +176,7 @@ def checked(seed, numbers):
 
 
 def child(seed, first, count):
-    """Run programs in groups; say which is next, and what is wrong."""
+    """Run programs in groups; print the next one, and faults."""
     import shardalg as sa
 
     sa.host_devices(DEVICES)
@@ -197,7 +197,7 @@ def say(**words):
 
 
 def asked(seed, first, count):
-    """The output of a child, its status, and the fault that its compiler names."""
+    """Return a child's output, its status, and the fault that its compiler names."""
     command = [sys.executable, "-m", "tests.lower.contractions", "child"]
     done = subprocess.run([*command, seed, str(first), str(count)], capture_output=True, text=True)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -208,7 +208,7 @@ def asked(seed, first, count):
 
 
 def run(seed, count, show=print):
-    """Programs in child processes; the numbers of those that ended one, and faults."""
+    """Run programs in child processes; return the aborted ones, and faults."""
     aborted, faults, first = [], [], 0
     while first < count:
         until = min(count, first + 20 * GROUP)

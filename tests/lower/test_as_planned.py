@@ -1,4 +1,4 @@
-"""Compiled collectives are the planned ones, on a sample of what `make fuzz-as-planned` draws."""
+"""Compiled collectives equal the planned ones, on a sample of `make fuzz-as-planned`."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Where a step's time goes, by JAX's profiler, beside the prices of the same instructions."""
+"""A step's time by JAX's profiler, compared with the prices of the same instructions."""
 
 import json
 from dataclasses import replace

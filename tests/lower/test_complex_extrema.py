@@ -13,7 +13,7 @@ LOWEST, HIGHEST = complex(-np.inf, -np.inf), complex(np.inf, np.inf)
 
 
 def put(fn, start):
-    """Rows that go to four others: what joins them starts from those."""
+    """Return rows sent to four others; the concatenation starts from those."""
 
     def joined(x):
         rows = jnp.full((4, x.shape[1]), start, x.dtype).at[jnp.arange(len(x)) % 4]

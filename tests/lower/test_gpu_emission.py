@@ -1,4 +1,4 @@
-"""What is emitted for GPUs, where none is: lowered for CUDA, and compiled where its plugin is."""
+"""Emission for GPUs without a GPU: lowered for CUDA, and compiled if its plugin is installed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Collectives read from HLO: real compiles, all spellings of groups, what TPU and GPU write."""
+"""Collectives read from HLO: real compiles, all notations of groups, TPU and GPU texts."""
 
 import jax
 import jax.numpy as jnp

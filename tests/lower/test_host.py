@@ -13,7 +13,7 @@ from shardalg.models.measured.this_machine import measure_hardware
 
 
 def fresh(code, flags=""):
-    """What a new Python prints, or the last line of its error."""
+    """Return the output of a new Python, or the last line of its error."""
     environment = {"JAX_PLATFORMS": "cpu", "PATH": "", "XLA_FLAGS": flags}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What a plan frees and gathers again is not merged by XLA: barriers, and what they wait for."""
+"""Barriers keep XLA from merging a gather with the second gather of a freed value."""
 
 import re
 import tempfile
@@ -38,7 +38,7 @@ def planned(name, **options):
 
 
 def emitted(plan):
-    """The program as it is emitted for accelerators, on the CPU devices of this process."""
+    """Return the program as emitted for accelerators, on the CPU devices of this process."""
     graph = plan._traced.graph
     lowered = lower(plan.program, graph)
     mapped = jax.shard_map(

@@ -1,4 +1,4 @@
-"""What measurements are kept as: a file of a measurement, hardware of the user's own."""
+"""Stored measurements: a file of a measurement, and a user's own hardware."""
 
 import json
 from importlib.metadata import version

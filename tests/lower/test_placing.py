@@ -1,4 +1,4 @@
-"""Host arrays and functions of blocks into layouts: what is read, and what is refused."""
+"""Host arrays and functions of blocks: which blocks are read, and refusals."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Hand-made programs lowered: equal to what they should compute, on any backend's emission."""
+"""Lowered hand-made programs equal their expected results, on any backend's emission."""
 
 import os
 import warnings

@@ -64,7 +64,7 @@ def of_xla(fn, out):
 
 @pytest.mark.parametrize("name", LOST)
 def test_where_xlas_partition_makes_it_positive(name):
-    """It sums what the holder selects, as we do: on one device all are `-inf`."""
+    """XLA sums the holder's selection, as we do; on one device all elements are `-inf`."""
     fn, out = LOST[name]
     assert (np.asarray(fn(jnp.asarray(ZEROS), IDS)) == -np.inf).all()
     for got in (of_xla(fn, out), ours(fn, out)):

@@ -41,19 +41,19 @@ class Words:
     classes: tuple[tuple[str, ...], ...] = ((), (), ())  # unreduced, manual, replicated
 
     def mesh(self, sizes, symbolic=False):
-        """The mesh at the sizes of the atoms."""
+        """Return the mesh at the sizes of the atoms."""
         named = {"".join(a): int(np.prod([sizes[x] for x in a])) for a in self.axes}
         return Mesh(named, symbolic=symbolic)
 
     def digits(self, atoms, sizes):
-        """The atoms as digits, one each."""
+        """Return the atoms as digits, one each."""
         order, strides, below = [x for a in self.axes for x in a], {}, 1
         for atom in reversed(order):
             strides[atom], below = below, below * sizes[atom]
         return tuple(Digit(strides[atom], sizes[atom]) for atom in atoms)
 
     def sharding(self, shape, sizes, symbolic=False):
-        """The sharding of the library."""
+        """Return the library's sharding."""
         dims = tuple(self.digits(entry, sizes) for entry in self.entries)
         unreduced, manual, replicated = (self.digits(held, sizes) for held in self.classes)
         return Sharding(
@@ -74,7 +74,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Case:
-    """A question about shardings, in words, at the sizes where it is asked."""
+    """A question about shardings, in names, and the sizes to ask it at."""
 
     relation: str
     policy: str
@@ -84,13 +84,13 @@ class Case:
     symbolic: bool = False
 
     def verdict(self, sizes):
-        """The library's answer at these sizes."""
+        """Return the library's answer at these sizes."""
         rows = [w.sharding(self.shape, sizes, self.symbolic) for w in self.operands]
         more = {"policy": self.policy} if self.relation == "merge" else {}
         return {"merge": merge, "equal": equal, "refines": refines}[self.relation](*rows, **more)
 
     def truth(self, sizes):
-        """The answer by definition."""
+        """Return the answer by definition."""
         judge = {"merge": merges, "equal": equals, "refines": inside}[self.relation]
         return judge(self, sizes)
 
@@ -105,7 +105,7 @@ class Case:
                 yield sizes
 
     def named(self, sizes):
-        """The sizes by every name that a condition can use: axes, and sub-axes at the hints."""
+        """Return the sizes by every name of a condition: axes, and sub-axes at the hints."""
         named = {}
         for words in self.operands:
             mesh = words.mesh(self.sizes)
@@ -168,7 +168,7 @@ def equals(case, sizes):
 
 
 def merges(case, sizes):
-    """The offsets of all operands, closed dimensions as they are, and balanced tiles."""
+    """Return True if all offsets are kept, closed dimensions are unchanged, and tiles balanced."""
     if not same_classes(case, sizes):
         return False
     dims = []
@@ -206,7 +206,7 @@ def balanced(places):
 
 
 def draw(rng):
-    """A random case: one mesh, the same axes in another order, or axes that are fused."""
+    """Draw a random case: one mesh, the same axes in another order, or fused axes."""
     atoms = list(ATOMS[: rng.choice((1, 2, 2, 3, 3, 4))])
     axes = grouped(rng, atoms)
     meshes = [axes] * 3
@@ -259,7 +259,7 @@ def drawn(rng, axes, rank, classes):
 
 
 def edited(rng, words):
-    """The sharding with less of its last atoms, or another order of some."""
+    """Return the sharding without some of its last atoms, or with some in another order."""
     entries = []
     for entry in words.entries:
         kept = list(entry)
@@ -274,12 +274,12 @@ def edited(rng, words):
 
 
 def said(answer, condition, sizes):
-    """The answer at other sizes: that at the hints, or what the condition says there."""
+    """Return the answer at other sizes: the hints' answer, or the condition's."""
     return answer if condition is None else condition.holds(**sizes)
 
 
 def faults(case, rng, seen):
-    """What is said for all sizes of a case, and false at other sizes."""
+    """Return statements of a case for all sizes that are false at other sizes."""
     verdict = case.verdict(case.sizes)
     if bool(verdict) != case.truth(case.sizes):
         yield f"{verdict!r} is wrong at its own sizes"
@@ -329,7 +329,7 @@ def false_claims(case, verdict, rng, seen):
 
 
 def halo_faults(rng, seen):
-    """The closed forms of a random window against what it reads, on every partition."""
+    """Return the faults of a random window's closed forms, on every partition."""
     window = Window(
         rng.randint(1, 5), rng.randint(1, 4), rng.randint(-3, 6), rng.randint(-3, 6),
         base_dilation=rng.choice((1, 1, 2, 3)), window_dilation=rng.randint(1, 3),
@@ -360,7 +360,7 @@ PYTHON = {
 
 
 def lemma_faults(known, rng, seen, tries=4000):
-    """A lemma at numbers that meet what it is given, as Python evaluates them."""
+    """Return the faults of a lemma at numbers that meet its assumptions, in Python."""
     names = sorted(
         set(re.findall(r"[A-Za-z]\w*", f"{known.given} {known.shows}")) - set(PYTHON) - set(WORDS)
     )
@@ -393,7 +393,7 @@ WORDS = ("if", "else", "or", "and", "not")
 
 
 def split(text, names):
-    """The conditions `name == ...` as definitions in an order that works, and all conditions."""
+    """Split conditions `name == ...` into definitions in a usable order, and all conditions."""
     parts, depth, current = [], 0, ""
     for char in text:
         depth += {"(": 1, ")": -1}.get(char, 0)
@@ -413,7 +413,7 @@ def split(text, names):
 
 
 def run(seed, *, seconds=math.inf, cases=math.inf, show=print):
-    """Cases until the time or their number is over; the faults, and what was seen."""
+    """Run cases until the time or their number is over; return the faults and the counts."""
     start, seen, wrong = time.process_time(), Counter(), []
     rng = random.Random(seed)
     for known in LEMMAS:

@@ -27,7 +27,7 @@ def _placements(tiles, size):
 
 
 def sharding_of(table, shape):
-    """A table as a sharding, on a mesh whose device order makes it digits."""
+    """Return a table as a sharding, on a mesh whose device order makes it digits."""
     counts, held = table
     size, dims = len(held), []
     order = sorted(range(size), key=lambda device: (held[device], device))
@@ -60,7 +60,7 @@ def offsets(sharding):
 
 
 def agrees(table, given, shape):
-    """Whether a table gives all offsets of a sharding's split dimensions."""
+    """Return True if a table has all offsets of a sharding's split dimensions."""
     counts, held = table
     return all(
         [tile[dim] * -(-shape[dim] // counts[dim]) for tile in held] == wanted
@@ -69,7 +69,7 @@ def agrees(table, given, shape):
 
 
 def compatible(first, second):
-    """The definition: some valid sharding has the offsets of both."""
+    """Return True by the definition: some valid sharding has the offsets of both."""
     given = [offsets(first), offsets(second)]
     return any(
         all(agrees(table, g, first.shape) for g in given) for table in tables(first.mesh.size)
@@ -85,13 +85,13 @@ def balanced(sharding):
 
 
 def is_merge(result, first, second):
-    """The offsets of both operands, no other split dimension, balanced."""
+    """Return True if it has both operands' offsets, no other split dimension, and is balanced."""
     held, given = offsets(result), offsets(first) | offsets(second)
     return held == given and balanced(result)
 
 
 def contained(fine, coarse):
-    """The definition of refinement, element by element."""
+    """Return True by the definition of refinement, element by element."""
     for device in fine.mesh.order:
         blocks = [s.shard_slices(device) for s in (fine, coarse)]
         cells = [
@@ -117,7 +117,7 @@ def _digits(sharding, place):
 
 
 def check_witness(verdict):
-    """The numbers of a refusal, computed again from the shardings that it is about."""
+    """Compute the numbers of a refusal again from its shardings."""
     witness, pair = verdict.witness, verdict.pair
     if not witness.tile:
         rows = [_offset(s, witness.dim, witness.device) for s in pair]
@@ -139,7 +139,7 @@ def _offset(sharding, place, device):
 
 
 def _miscounted(witness, owners):
-    """Whether the tile is on as many devices as the witness says, and that is not its share."""
+    """Return True unless the tile is on the witness's number of devices, not its share."""
     held, devices, tiles = 0, owners[0].mesh.order, 1
     for owner, place in zip(owners, witness.dims, strict=True):
         tiles *= len({place_id(owner, place, device) for device in devices})

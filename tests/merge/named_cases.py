@@ -167,7 +167,7 @@ class Case:
 
 
 def sharding(text):
-    """The sharding that an operand, or an answer, writes."""
+    """Return the sharding in an operand's or an answer's notation."""
     body, _, tail = text.partition("|")
     words = body.split()
     classes = dict(word.split("=") for word in tail.split())

@@ -57,7 +57,7 @@ def _mesh(size, rng, order):
 
 
 def _transposed(mesh, rng):
-    """The devices in the order of the axes of a mesh, permuted."""
+    """Return the devices in the order of the axes of a mesh, permuted."""
     digits = [mesh.digit(name) for name in mesh.axis_names]
     order = rng.sample(digits, len(digits))
     positions = range(mesh.size)

@@ -94,7 +94,7 @@ def orders_of(devices, mode, rng):
 
 
 def assignment(order, rank, rng):
-    """A random factorization of the devices, its factors on random dimensions or replicated."""
+    """Draw a factorization of the devices, its factors on random dimensions or replicated."""
     import numpy as np
     from jax._src.lib import xla_client
 
@@ -117,7 +117,7 @@ def assignment(order, rank, rng):
 
 
 def answered(first, second, rank, folder):
-    """The sharding of the addition after propagation."""
+    """Return the sharding of the addition after propagation."""
     import jax
     import jax.numpy as jnp
     from jax._src.sharding_impls import GSPMDSharding

@@ -1,4 +1,4 @@
-"""Merging: the closed form against enumeration of the definition, and what a refusal says."""
+"""Merging: the closed form equals an enumeration of the definition; refusals have reasons."""
 
 import itertools
 import random
@@ -218,7 +218,7 @@ def test_sub_axes_are_prefixes():
 
 
 def test_device_orders_meet():
-    """Two orders of one mesh: what digits cannot say is compared device by device."""
+    """Two orders of one mesh are compared device by device if no digits express them."""
     natural, other = Mesh({"x": 2, "y": 4}), Mesh({"x": 2, "y": 4}, [0, 3, 1, 2, 4, 7, 6, 5])
     x, y = (axes(name, None, mesh=other) for name in "xy")
     verdict = merge(x, axes(None, "y", mesh=natural))
@@ -355,7 +355,7 @@ def test_speed_does_not_depend_on_the_devices():
 
 
 def test_a_mutated_rule_would_be_seen():
-    """Without the balance check the enumeration disagrees: it is not vacuous."""
+    """Without the balance check the enumeration differs, so the test is not vacuous."""
     rng = random.Random(1)
     shardings = brute.digit_shardings(Mesh({"x": 2, "y": 2}), (8, 8))
     pairs = rng.sample(list(itertools.product(shardings, repeat=2)), 60)

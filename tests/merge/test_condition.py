@@ -1,4 +1,4 @@
-"""Conditions on mesh sizes: what they say equals what deciding at those sizes says."""
+"""Conditions on mesh sizes: they equal decisions at those sizes."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def mesh_of(order, sizes, *, symbolic):
 
 
 def decided(relation, cases, sizes, *, symbolic, policy=None):
-    """The verdict on shardings of meshes with these axis orders and sizes."""
+    """Return the verdict on shardings of meshes with these axis orders and sizes."""
     more = {"policy": policy} if policy else {}
     rows = [
         Sharding.from_axes(entries, mesh_of(order, sizes, symbolic=symbolic), (720, 720))

@@ -15,7 +15,7 @@ CHUNKS, CHUNK = 20, 500
 
 
 def by_table(first, second, policy):
-    """Whether the tables join, by device; what digits or the search take from the operands too."""
+    """Return True if the tables join, device by device."""
     joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
     if not isinstance(joint, Rows):
         return False
@@ -30,7 +30,7 @@ def by_table(first, second, policy):
 
 
 def decide(seed):
-    """One pair, decided in all ways; what kind of pair it was."""
+    """Decide one pair in all ways; return its kind."""
     first, second, policy = random_shardings.pair(seed)
     try:
         verdict = merge(first, second, policy=policy)
