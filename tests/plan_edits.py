@@ -1,4 +1,4 @@
-"""Plan files with one or a few values edited by a seed, and what must hold of every one of them."""
+"""Plan files with one or a few edited values, and the requirements on each of them."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def deep(levels):
 
 
 def places(data, path=()):
-    """The path of every value."""
+    """Return the path of every value."""
     yield path
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
@@ -56,7 +56,7 @@ def nested(rng, data, path, paths):
 
 
 def moved(rng, data, path, paths):
-    """A value of the same file, most likely one of its kind."""
+    """Return a value of the same file, most likely of the same kind."""
     kind = type(at(data, path))
     drawn = [at(data, paths[i]) for i in rng.integers(len(paths), size=20)]
     return next((item for item in drawn if type(item) is kind), drawn[0])
@@ -85,7 +85,7 @@ VALUES = (replaced, nested, moved, nudged, nudged, moved)
 
 
 def edited(content, rng):
-    """The content with one edit, of few places two or three."""
+    """Return the content with one edit, at few places with two or three."""
     first, content = plan_file.body(content), copy.deepcopy(content)
     count = int(rng.choice([1, 1, 1, 2, 3]))
     while count > 0 or plan_file.body(content) == first:
@@ -187,7 +187,7 @@ BASES = {
 
 @cache
 def base(name, folder):
-    """The inputs of a saved plan, and its summary."""
+    """Return the inputs of a saved plan, and its summary."""
     path = folder / f"{name}.json"
     BASES[name][0]().save(path)
     return content_of(path)
@@ -199,14 +199,14 @@ def content_of(path):
 
 
 def write(path, content):
-    """The file of some content, as this version signs it."""
+    """Write a file of this content with this version's digest."""
     inputs = {key: content[key] for key in content if key != "summary"}
     versions = plan_file.versions(sa.Options())
     plan_file.write(path, plan_file.PlanFile(inputs, versions, content.get("summary")))
 
 
 def tried(content, path, name):
-    """What became of an edited plan: "refused" or "taken", after everything that must hold of it.
+    """Return "refused" or "taken" for an edited plan, after checking all requirements.
 
     The digest of the file is made again as the library makes it. Then the summary is not compared,
     as if it had been made again, too.
@@ -243,7 +243,7 @@ def as_json(content):
 
 
 def parts_agree(loaded, content, name):
-    """The plan is what the file says, proved, and prints; only its own function is lowered."""
+    """Check that the plan equals the file, is proved, prints, and lowers its own function."""
     assert as_json(inputs_of(loaded)) == content
     report = loaded.verify()
     assert not [claim for claim in report.claims if claim.status == "refuted"], str(report)

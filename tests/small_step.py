@@ -21,7 +21,7 @@ def strategy(mesh=MESH):
 
 @cache
 def plan():
-    """The plan by a strategy: mesh, shardings and sites in one value."""
+    """Plan by a strategy: mesh, shardings and sites in one value."""
     return sa.plan(
         STEP.function(CONFIG),
         *STEP.arguments(CONFIG),

@@ -1,4 +1,4 @@
-"""What warnings and cards say is complete: devices, padding, work that nobody reads."""
+"""Warnings and cards are complete: devices, padding, unread work."""
 
 import re
 

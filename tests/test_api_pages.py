@@ -15,7 +15,7 @@ CLASSES = [name for name in sa.__all__ if inspect.isclass(getattr(sa, name))]
 
 
 def members(kind):
-    """The public members that classes of this package give a class."""
+    """Return the public members that classes of this package give a class."""
     return {
         name
         for base in kind.__mro__

@@ -38,7 +38,7 @@ def test_it_stays_two_pages():
 
 
 def test_every_file_that_a_docstring_names_exists():
-    """By its path from the repository, from `shardalg`, or from where the docstring stands."""
+    """Paths are relative to the repository, to `shardalg`, or to the docstring's file."""
     places, missing = [ROOT, ROOT / "shardalg"], []
     for path in sorted((ROOT / "shardalg").rglob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text())) or ""

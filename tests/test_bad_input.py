@@ -1,4 +1,4 @@
-"""What a user can get wrong: the error names the place, the value at fault and the remedy."""
+"""Mistakes of users: each error names the place, the value at fault and the remedy."""
 
 import re
 

@@ -88,7 +88,7 @@ WRONG = {
 
 
 def status(arguments):
-    """The exit status of the command, however it ends."""
+    """Return the exit status of the command, however it ends."""
     try:
         return main(arguments)
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md run, and what it names exists."""
+"""The examples of CONTRIBUTING.md run, and the names in it exist."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Why a collective is there, what removes it, why a layout is not: checked by planning again."""
+"""Reasons and remedies of collectives and shardings, checked by planning again."""
 
 from functools import cache
 
@@ -59,7 +59,7 @@ def step(strategy):
 
 
 def strategy_of(plan, change):
-    """The user's way to make a change: specs in the trees of the function, sites by name."""
+    """Return the user's form of a change: specs in the function's trees, sites by name."""
     given = {
         side: [layout and layout.to_spec() for layout in getattr(plan.annotations, side)]
         for side in ("arguments", "results", "sites")
@@ -84,7 +84,7 @@ def alike(plan, row):
 
 
 def assert_removed(plan, number):
-    """What an explanation promises holds in the plan that the user gets by the changed strategy."""
+    """Check the promised effect in the plan that the user gets by the changed strategy."""
     row, found = plan.collectives().loc[number], plan.explain(number)
     other = plan.replan(strategy_of(plan, found.change))
     assert alike(other, row) < alike(plan, row)
@@ -219,7 +219,7 @@ def test_why_not_names_the_first_step_that_contradicts():
 
 
 def fsdp():
-    """A product whose weight has the batch's axis: its result could have either layout."""
+    """Return a product whose weight has the batch's axis: two shardings are possible."""
     shapes = (P("X"), P("Y", "X"))
     return sa.plan(lambda x, w: jnp.tanh(x @ w), X, W, mesh=MESH, in_shardings=shapes)
 

@@ -1,4 +1,4 @@
-"""Every collective of every model and recorded program is explained; what is proposed holds."""
+"""Every collective of every model and recorded program is explained; proposals hold."""
 
 import random
 
@@ -25,7 +25,7 @@ SAMPLE = (
 
 
 def unexplained(plan):
-    """Collectives that no annotation explains, or whose sides say less than they should."""
+    """Return collectives without an annotation as cause, or with incomplete sides."""
     for number, moved in enumerate(plan._stages.traffic.collectives):
         found = plan.explain(number)
         value = plan.graph.values[moved.value].name
@@ -42,7 +42,7 @@ def test_every_collective_names_an_annotation(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", every_plan.POLICIES)
 def test_every_collective_of_every_plan_names_an_annotation(policy, show):
-    """By cost, whole train steps take minutes: their parts stand for them."""
+    """By cost, whole train steps take minutes, so that their parts are used."""
     count = 0
     for name, planned in {**every_plan.models(policy), **every_plan.oracle(policy)}.items():
         if policy != "cost" or not ("step" in name or "level" in name):
@@ -66,7 +66,7 @@ REMOVED = [
 
 
 def assert_removed(plan, number):
-    """The plan under the proposed change has the promised figures, and one of the kind less."""
+    """Check the promised figures in the changed plan, and that one collective is gone."""
     moved, found = plan._stages.traffic.collectives[number], plan.explain(number)
     other = from_annotations(plan.traced, found.change.applied(plan.annotations), plan.options)
     promised, table = found.df.loc[0], other.collectives_table
@@ -92,7 +92,7 @@ def test_the_proposed_change_removes_the_collective(name, number, changed):
 
 @pytest.mark.slow
 def test_proposals_hold_in_all_small_plans(show):
-    """Of the first collectives of every plan that is no whole step."""
+    """The first collectives of every plan that is no whole step are used."""
     counts = {"removed": 0, "by two changes": 0, "not": 0}
     for name, planned in {**MODELS, **ORACLE}.items():
         if "step" in name or "level" in name:
@@ -112,7 +112,7 @@ def test_proposals_hold_in_all_small_plans(show):
 
 
 def random_question(plan, rng):
-    """A value of a plan, and a spec in which its axes lie somewhere."""
+    """Draw a value of a plan, and a spec with its axes."""
     values = [v for v in plan.graph.values if v.type.shape and v.kind != "constant"]
     value = rng.choice(values)
     dims = [()] * len(value.type.shape)
@@ -124,7 +124,7 @@ def random_question(plan, rng):
 
 
 def assert_costs(plan, value, spec):
-    """What a layout would cost is what the plan sends and holds in which the value has it."""
+    """Check the predicted costs of a sharding against the plan in which the value has it."""
     found = plan.why_not(value.name, spec)
     annotations = annotated_as(plan._stages, value.index, found.wanted)
     other = from_annotations(plan.traced, annotations, plan.options)
@@ -176,7 +176,7 @@ def test_of_many_changes_none_can_be_left_out():
 
 
 def test_a_pair_is_found_where_no_single_change_helps():
-    """Both operands of a sum are laid out as its result is asked for: nothing moves."""
+    """Both operands of a sum have the result's sharding: nothing moves."""
     found = MODELS["two layouts of a sum"]().explain(0)
     assert not any(trial.removes for trial in found.trials)
     best = min((t for t in found.pairs if t.removes), key=lambda t: t.outcome.wire_bytes)
@@ -197,7 +197,7 @@ def test_a_single_change_that_sends_more_stands_behind_the_pair_that_does_not():
 
 
 def test_remedies_are_ranked_by_seconds_and_memory_of_their_own_plans():
-    """The first is the cheapest of all that were tried; each figure is that of the plan's cost."""
+    """The first is the cheapest of all tried ones; each figure equals the plan's cost."""
     plan = MODELS["two layouts of a sum"]()
     table = plan.explain(1).df
     assert table["step_time_s"].is_monotonic_increasing
@@ -263,7 +263,7 @@ def test_only_changes_that_remove_a_collective_are_priced():
 
 
 def test_what_no_change_removes_says_so_with_the_nearest(monkeypatch):
-    """Of a plan so large that no pairs are planned."""
+    """The plan is so large that no pairs are planned."""
     monkeypatch.setattr(removals, "MOST_NODES", 0)
     found = ORACLE["conv2d_two_axes"]().explain(2)
     assert found.change is None

@@ -1,4 +1,4 @@
-"""Where a plan with named sizes is the same plan: sound, complete, and checked without planning."""
+"""Guards of plans with named sizes: sound, complete, and checked without planning."""
 
 import copy
 import importlib
@@ -30,7 +30,7 @@ LAYER = Config(B=12, S=20, M=32, H=224, N=8, D=6, V=80, L=2, scan=False)
 
 
 def there(plan, point):
-    """The plan retraced and planned at a point, whatever is known of it; what changed."""
+    """Return the plan traced and planned at a point, with the changes."""
     full = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
     stages, constant = planned_at(plan._stages, full, plan.options)
     found = Plan(plan.options, lambda: stages)
@@ -122,7 +122,7 @@ def test_sizes_in_parameters_follow(function):
 
 
 def right(plan, found, point):
-    """Every price by formula is that of the plan made there."""
+    """Return True if every price by formula equals that of the plan made there."""
     full, costs = plan_point(plan, point), [p.cost("tpu_v3").totals for p in (plan, found)]
     for (name, formula), (_, number) in zip(*(c.named() for c in costs), strict=False):
         if not name.endswith("_bytes") or name in ("wire_bytes", "peak_memory_bytes"):
@@ -143,7 +143,7 @@ def clipped(table, places):
 
 
 def smooth(table, places):
-    """A rule of its own for the derivative, and a reduction by a function."""
+    """Return a function with its own derivative rule, and a reduction by a function."""
     made = jax.grad(lambda x: (jax.nn.relu(x) + jax.nn.silu(x)).sum())(table)
     return jax.lax.reduce(made, np.float32(0), lambda a, b: a + b * 1.0, (1,))
 
@@ -232,7 +232,7 @@ def test_train_steps_hold_at_their_hints(form):
 
 
 def pipeline(weights, microbatches):
-    """A vmapped buffer of one microbatch per stage, which shifts in every trip."""
+    """Return a vmapped buffer of one microbatch per stage, which shifts in every trip."""
     stages = weights[0].shape[0]
 
     def step(buffer, entering):
@@ -311,7 +311,7 @@ def test_what_is_not_known_of_other_sizes_is_said(monkeypatch):
 
 
 def so(text, values):
-    """A condition as the table prints it, at numbers."""
+    """Return a condition of the table at numbers."""
     if "divide" in text:
         parts, size = re.split(" divides | does not divide ", text)
         return (value(size, values) % value(parts, values) == 0) == (" divides " in text)
@@ -324,7 +324,7 @@ def value(text, values):
 
 
 def test_conditions_are_what_planning_found_of_its_sizes(layer):
-    """So at the hints, the nearest first, each with who asked and what else could have been."""
+    """They hold at the hints, nearest first, each with the asking operator and the alternative."""
     rows, hints = layer._conditions_table, {n: size.hint for n, size in layer.sizes.items()}
     assert all(so(row["condition"], hints) for row in rows)
     near = [row["margin"] for row in rows if row["margin"] is not None]

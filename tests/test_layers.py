@@ -101,7 +101,7 @@ def sources():
 
 
 def parsed(path):
-    """Its tree, which nobody changes."""
+    """Return the file's syntax tree, which nobody changes."""
     return tree_of(path.read_text())
 
 
@@ -125,7 +125,7 @@ LAZY = (
 
 
 def imported(nodes, module, is_package=False):
-    """(module, names taken from it) of every import, those inside functions and in strings too."""
+    """Yield (module, names) of every import, also inside functions and strings."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, ()) for alias in node.names)
@@ -139,12 +139,12 @@ def imported(nodes, module, is_package=False):
 
 
 def called(node):
-    """The last name of what a call calls: `import_module` in `importlib.import_module(...)`."""
+    """Return the last name of a called function: `import_module` of `importlib.import_module`."""
     return getattr(node.func, "attr", None) or getattr(node.func, "id", None)
 
 
 def stated(node):
-    """The module that a string names; nothing where it is computed, which no test can follow."""
+    """Return the module that a string names; nothing if it is computed."""
     return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
 
 
@@ -155,7 +155,7 @@ def computed(tree):
 
 
 def runtime(tree):
-    """All nodes but what stands below `if TYPE_CHECKING:`, which no interpreter imports."""
+    """Return all nodes except those below `if TYPE_CHECKING:`."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -165,7 +165,7 @@ def runtime(tree):
 
 
 def edges(path, known, package=PACKAGE, *, keep=ast.walk):
-    """The modules of the package that `path` imports; a name from a folder may be a module."""
+    """Return the modules of the package that `path` imports; names of folders may be modules."""
     module = module_name(path, package)
     for name, taken in imported(keep(parsed(path)), module, path.name == "__init__.py"):
         if name.split(".")[0] != package.name:
@@ -204,7 +204,7 @@ def test_no_upward_import():
 
 
 def cycle(graph):
-    """The modules of one import cycle, empty if there is none."""
+    """Return the modules of one import cycle, empty if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -226,7 +226,7 @@ def test_no_import_cycle():
 
 
 def test_no_import_by_a_computed_string():
-    """But for those: such an import has no edge that a test could follow."""
+    """The listed exceptions have no edge that a test could follow."""
     places = {p.relative_to(ROOT).as_posix(): computed(parsed(p)) for p in sources()}
     assert {place for place, lines in places.items() if lines} == set(LAZY)
 
@@ -400,7 +400,7 @@ def offered(body):
 
 
 def undocumented(trees):
-    """What others may call and does not say what it is; a method may have it from its base."""
+    """Return public objects without a docstring; a method may inherit it."""
     trees = list(trees)
     classes = {n.name: n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
 

@@ -152,7 +152,7 @@ def test_cost(plan):
 
 
 def test_lower_jit_and_measure():
-    """On the gradient of a feed-forward layer: whole steps run in tests/models."""
+    """The gradient of a feed-forward layer is used; tests/models run whole steps."""
     part = small_step.training.part("ffn_gradient")
     strategy = small_step.table1.finalized(MESH, CONFIG, part.name)
     plan = sa.plan(part.function(CONFIG), *part.arguments(CONFIG), strategy=strategy)

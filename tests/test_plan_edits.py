@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, seed, count):
-    """What became of `count` edits, and the parts of the file that hold the accepted ones."""
+    """Return the outcomes of `count` edits, and the parts of the file with accepted ones."""
     found = Counter()
     for i in range(count):
         name = list(BASES)[i % len(BASES)]
@@ -53,7 +53,7 @@ def test_a_thousand_edits(folder, seed):
 
 
 def written(folder, name, change):
-    """The file with a change, its digest made again."""
+    """Write the file with a change and a new digest."""
     content = json.loads(json.dumps(base(name, folder)))
     change(content)
     plan_edits.write(folder / "changed.json", content)
@@ -211,7 +211,7 @@ def test_trips_of_a_while_are_not_in_a_file(folder):
 
 
 def pooled(x):
-    """By a function of the user, which a file lacks: JAX cannot be asked for what it makes."""
+    """Reduce by a user's function, which a file lacks: JAX cannot derive its type."""
     either = lambda a, b: jnp.maximum(a, b)  # noqa: E731
     return lax.reduce_window(x, -jnp.inf, either, (2, 1), (1, 1), "VALID")
 
@@ -228,7 +228,7 @@ def convolved(x):
 
 
 def told(name, first, value):
-    """A parameter, the first of it or all, is another one."""
+    """Change the first parameter or all of it."""
 
     def change(params):
         if first is None:

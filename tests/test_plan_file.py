@@ -197,14 +197,14 @@ def test_a_later_schema(path):
 
 
 def resigned(path, change):
-    """The file with changed inputs and the digest that fits it."""
+    """Return the file with changed inputs and the digest that fits it."""
     content = json.loads(path.read_text())
     change(content["inputs"])
     write(path, content)
 
 
 def write(path, content):
-    """The file of some parts, with the digest that fits them."""
+    """Write a file of some parts with the digest that fits them."""
     parts = {part: content[part] for part in plan_file.PARTS}
     plan_file.write(path, plan_file.PlanFile(**parts))
 
@@ -256,7 +256,7 @@ def test_an_edit_that_is_signed_again_is_refused(path, name):
 
 
 def of_version(path, **versions):
-    """The file as another version would have written it, with another layout and other figures."""
+    """Return the file as another version would write it, with other shardings and figures."""
     content = json.loads(path.read_text())
     content["versions"].update(versions)
     summary = content["summary"]

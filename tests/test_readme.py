@@ -1,4 +1,4 @@
-"""The README's example runs and prints what stands below it; what it links to exists."""
+"""The README's examples run and print the text below them; its links exist."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ EXAMPLES = [(code, text) for (_, code), (_, text) in zip(BLOCKS[::2], BLOCKS[1::
 
 
 def printed(folder, code, env):
-    """What an example prints, as a file of its own; without an environment, in this one."""
+    """Return the output of an example, as a file of its own; without environment, in this one."""
     path = Path(folder) / "ffn.py"
     path.write_text(code)
     run = subprocess.run(
@@ -44,7 +44,7 @@ def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path, own_devi
 
 
 def answered(console):
-    """The commands of a block, each with what it prints below it."""
+    """Yield the commands of a block, each with the output below it."""
     lines = []
     for command in re.findall(r"^\$ .*", console, re.MULTILINE):
         program, *arguments = shlex.split(command[2:])
@@ -57,7 +57,7 @@ def answered(console):
 
 
 def without_times(text):
-    """The text without what differs from machine to machine."""
+    """Return the text without parts that differ from machine to machine."""
     return re.sub(r"[\d.]+ (?=µs|ms)|(?<=z3 )[\d.]+", "#", text)
 
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of each object: its own figures, and whether it holds by its edge."""
+"""Notebook displays of each object: its own figures, and True or False by its edge."""
 
 import re
 
@@ -13,7 +13,7 @@ HOLDS, REFUSED = "#2e7d32", "#c62828"
 
 
 def rows(html):
-    """The cells of the rows below the heads."""
+    """Return the cells of the rows below the heads."""
     found = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
     return [cells for cells in found if cells]
 

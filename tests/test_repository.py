@@ -1,4 +1,4 @@
-"""The repository stands alone: locked by hash, no addresses, set up by its own commands."""
+"""The repository is self-contained: locked by hash, no addresses, set up by its own commands."""
 
 import os
 import re

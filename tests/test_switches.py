@@ -1,4 +1,4 @@
-"""Switches of a plan: what each is worth, what is gathered more than once, and its price."""
+"""Switches of a plan: the effect of each, repeated gathers, and their price."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Plans of named sizes: what is refused, what stays a number, and the plan at other sizes."""
+"""Plans of named sizes: refusals, fixed numbers, and the plan at other sizes."""
 
 import inspect
 import json
@@ -223,7 +223,7 @@ def points(plan, count, seed):
 
 
 def structure(plan):
-    """What `changes` compares, read off the public tables."""
+    """Return the facts that `changes` compares, from the public tables."""
     moved = plan.collectives()
     literals = {plan.graph.values[v].name for v in plan.graph.literals}
     layouts = plan.shardings()[["value", "sharding"]].values.tolist()
@@ -232,7 +232,7 @@ def structure(plan):
 
 
 def failing(plan, point):
-    """The conditions of a plan that do not hold at a point."""
+    """Return the conditions of a plan that do not hold at a point."""
     plan_sizes = {name: point.get(name, size.hint) for name, size in plan.sizes.items()}
     found = [row for row in plan._conditions_table if "rather than" in row["decides"]]
     broken = [r for r in found if not holds(r["condition"], plan_sizes)]
@@ -240,13 +240,13 @@ def failing(plan, point):
 
 
 def holds(text, values):
-    """A condition as the table prints it, at numbers."""
+    """Return a condition of the table at numbers."""
     exact = {name: Fraction(size) for name, size in values.items()}
     return eval(text, {"__builtins__": {}, "ceil": math.ceil}, exact)
 
 
 def numbers(plan, point):
-    """The amounts of the collectives; formulas at a point, the other sizes at their hints."""
+    """Return the amounts of the collectives; formulas at a point, other sizes at their hints."""
     columns = ("group_size", "executions", "operand_bytes", "result_bytes", "wire_bytes")
     at = {size: sympy.Integer(point.get(name, size.hint)) for name, size in plan.sizes.items()}
     rows = [[row[name] for name in columns] for row in plan.collectives_table]
@@ -397,7 +397,7 @@ def test_annotated_parts_of_axes_keep_their_numbers():
 
 
 def test_a_window_over_a_named_size_has_a_formula():
-    """What a device fetches is a margin, which does not grow with its block."""
+    """A device fetches a margin, which does not grow with its block."""
     specs = {"in_shardings": (P("X"),), "out_shardings": P("X")}
     mesh = sa.Mesh({"X": 4})
     plan = sa.plan(lambda x: jnp.roll(x, 1, 0), *arrays((S, 8)), mesh=mesh, **specs)

@@ -1,4 +1,4 @@
-"""What a user's type checker sees: the public names are typed although they load late."""
+"""A user's type checker sees typed public names, although they load late."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ def test_the_stub_names_what_is_public_and_where_from():
 
 
 def test_a_script_of_a_user_is_checked(tmp_path):
-    """By the settings and the cache of `make lint`."""
+    """The settings and the cache of `make lint` are used."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "mypy", script]

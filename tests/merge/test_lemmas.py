@@ -32,12 +32,12 @@ PYTHON = {
 
 
 def by_python(text, values):
-    """The conditions of a text at numbers, as Python evaluates them."""
+    """Return the conditions of a text at numbers, evaluated by Python."""
     return eval(f"({text},)", PYTHON, dict(values))
 
 
 def witness(statement, known):
-    """Numbers at which a variant of a lemma fails; those that do not matter as 0."""
+    """Return numbers at which a variant of a lemma fails; irrelevant numbers are 0."""
     proof = prove(statement)
     assert proof.status == "refuted", proof
     names = re.findall(r"[A-Za-z]\w*", f"{known.given} {known.shows}")

@@ -77,7 +77,7 @@ def test_enumeration_closed_form_and_solver_agree(mesh, sizes):
 
 
 def test_every_wrong_result_is_refuted():
-    """Of all shardings exactly the merge is proved; the others come with a device or a tile."""
+    """Only the merge is proved among all shardings; refusals name a device or a tile."""
     mesh = Mesh({"x": 2, "y": 2})
     rows = brute.digit_shardings(mesh, (8, 8))
     x, y = axes(["x", None], mesh), axes([None, "y"], mesh)
@@ -92,7 +92,7 @@ def test_every_wrong_result_is_refuted():
 
 
 def check_witness(proof):
-    """On the device of the witness the result has another offset than an operand asks for."""
+    """The witness's device has another offset in the result than an operand requires."""
     claim, witness = proof.claim, proof.witness
     found = claim.result.shard_offset(witness.device, witness.dim)
     wanted = [s.shard_offset(witness.device, witness.dim) for s in (claim.first, claim.second)]
@@ -228,7 +228,7 @@ def test_a_refinement_for_all_sizes_says_where_it_holds():
 
 
 def test_axes_in_another_order_are_not_proved_for_all_sizes():
-    """On (X=2, Y=4) and (Y=4, X=2) axis X of the second is a part of Y of the first."""
+    """On (X=2, Y=4) and (Y=4, X=2), axis X of the second is a part of Y of the first."""
 
     def merged(x, y):
         first = Sharding.from_axes(["Y"], Mesh({"X": x, "Y": y}), (24, 24))
@@ -258,7 +258,7 @@ def test_equality():
 
 @pytest.mark.parametrize("encoding", ["coordinates", "position", "devices"])
 def test_every_encoding_refutes_what_is_wrong(encoding):
-    """Of all shardings of a mesh exactly the merge is proved, in each encoding by itself."""
+    """Each encoding alone proves only the merge among all shardings of a mesh."""
     mesh = Mesh({"x": 2, "y": 3})
     rows = brute.digit_shardings(mesh, (12, 12))
     x, y = (Sharding.from_axes(e, mesh, (12, 12)) for e in (["x", None], [None, "y"]))

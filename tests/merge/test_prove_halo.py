@@ -87,7 +87,7 @@ def test_other_forms_are_refuted_for_all_sizes(mutant):
 
 
 def judged(statement):
-    """A statement as the solver sees it, by way of a lemma that says the same."""
+    """Return a statement in the solver's form, through an equal lemma."""
     lemma = Lemma("any", statement.fault, "tests", statement.given, statement.shows, (("b", "b"),))
     return prove(lemma).status
 

@@ -36,7 +36,7 @@ def test_two_dimensions_and_orders(rows, columns, data):
 
 
 def compared(pairs):
-    """How often ours and XLA's rule say what the definition says; all of it, element by element."""
+    """Return how often our rule and XLA's agree with the definition, element by element."""
     counts = Counter()
     for fine, coarse in pairs:
         truth, xla = brute.contained(fine, coarse), xla_contains(fine, coarse)

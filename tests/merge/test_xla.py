@@ -14,7 +14,7 @@ RECORDED = json.loads(ANSWERS.read_text())
 
 
 def read(pair):
-    """The two operands and XLA's answer."""
+    """Return the two operands and XLA's answer."""
     shape = (RECORDED["dim"],) * pair["rank"]
     return [Sharding.from_hlo(pair[key], shape) for key in ("first", "second", "xla")]
 
@@ -38,7 +38,7 @@ def test_every_pair_is_answered_as_xla_does():
 
 @pytest.mark.parametrize("field", ["first", "second"])
 def test_a_wrong_operand_would_be_seen(field):
-    """With one operand's devices listed backwards most answers change: the comparison sees it."""
+    """Most answers change if one operand's devices are listed backwards."""
     changed = 0
     for pair in RECORDED["pairs"][:120]:
         head, rest = pair[field].split("]", 1)

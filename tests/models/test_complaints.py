@@ -1,4 +1,4 @@
-"""What users complain about: still so with this XLA, and the remedies help it."""
+"""Complaints of users: they still hold for this XLA, and the remedies help."""
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def test_the_good_cases_send_the_same(name):
 
 @pytest.mark.parametrize("name", WITH_REMEDY)
 def test_the_remedy_computes_the_same(name):
-    """Of microbatches the same rows, and of padded ones the same with zeros behind."""
+    """Microbatches have the same rows, and padded arrays the same with zeros after them."""
     complaint = COMPLAINTS[name]
     rng = np.random.default_rng(0)
     shapes = [(8, 8, 8) if shape == (256,) * 3 else shape for shape in complaint.shapes]
@@ -52,7 +52,7 @@ def test_every_complaint_is_proved():
 
 
 def test_a_site_without_a_layout_is_no_annotation():
-    """What it holds comes from the annotation behind it, and so it is explained."""
+    """Its sharding comes from the annotation after it, and the explanation says so."""
     plan = planned(COMPLAINTS["two layouts of a sum"])
     (behind,) = plan.explain("on the way").annotations
     assert str(behind).startswith("site annotate:1@complaints.py")

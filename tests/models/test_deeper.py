@@ -1,4 +1,4 @@
-"""What a program of few layers has more of in one of more layers."""
+"""Differences between programs of few and of more layers."""
 
 import pytest
 

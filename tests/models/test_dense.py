@@ -1,4 +1,4 @@
-"""`models.DenseTransformer`: what it trains, on eight devices as on one, and what it refuses."""
+"""`models.DenseTransformer`: equal results on eight devices and on one, and its refusals."""
 
 import math
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_eight_devices_are_one(strategy, mesh, changed):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("one", ["data", "slice"])
 def test_an_axis_of_size_1_changes_nothing(one):
-    """A strategy names it beside another one; what is uneven is where the two differed."""
+    """A strategy may name the axis next to another one; uneven sizes differed before."""
     model = sa.models.DenseTransformer(
         layers=1, model_dim=512, hidden_dim=1365, heads=8, head_dim=64, vocab=32000, seq=1000,
         batch=64, gated=True, optimizer="adam", microbatches=4, kv_heads=4, attention="fused",

@@ -1,4 +1,4 @@
-"""What `DenseTransformer.cost` says: linear in layers, and every published row foretold."""
+"""`DenseTransformer.cost`: linear in layers, and published rows predicted."""
 
 from dataclasses import replace
 from functools import cache
@@ -46,7 +46,7 @@ def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
 
 @pytest.mark.parametrize("cores", [2, 64])
 def test_devices_that_share_cores_take_turns(cores):
-    """As in the plan's own cost: seconds, the memory of each device, and no more than all cores."""
+    """Seconds, memory and cores equal those of the plan's own cost."""
     peaks, model, mesh = (("bfloat16", 6e10), ("float32", 8e10)), replace(SMALL, layers=2), {"X": 8}
     laptop = sa.Hardware(
         "laptop", peaks, hbm_bytes=2.4e10, hbm_bytes_per_s=7e10, link_bytes_per_s=8e9, cores=cores
@@ -73,7 +73,7 @@ def test_nothing_hidden_is_no_faster_than_what_was_measured(chip):
 
 @cache
 def rows(kind):
-    """Each published row with what its plans do, and their totals."""
+    """Return each published row with the work of its plans, and their totals."""
     return [(row, *_priced(row)) for row in published(kind)]
 
 
@@ -92,7 +92,7 @@ BOUNDS = {"tpu": (0.04, 0.09), "gpu": (0.06, 0.08)}
 
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_every_published_row_is_foretold_by_the_others(kind, show):
-    """The shared rows unchanged: each left out of the fit, and what ships is that fit."""
+    """The shipped constants equal the fit of all other rows, for each row that is left out."""
     steps = [Measured(row.name, done, row.step_time_s) for row, done, _ in rows(kind)]
     ships = shipped(published(kind)[0])
     found = fit(replace(ships, provenance={}), steps, ships.provenance["fitted"])
@@ -106,7 +106,7 @@ def test_every_published_row_is_foretold_by_the_others(kind, show):
 
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_every_published_row_fits(kind):
-    """But for what the host keeps: that is not in the memory of its plan."""
+    """Memory of the host is not in the memory of a plan."""
     for row, _, totals in rows(kind):
         if row.model.remat != "minimal_offloaded":
             assert totals.memory.peak_bytes <= load(row.chip).hbm_bytes, row.name
@@ -248,7 +248,7 @@ def test_what_planning_refuses_names_the_row(changed):
 
 
 def test_each_row_has_its_own_error():
-    """Rows of one chip, mesh and length of sequences say in what they differ, or are numbered."""
+    """Rows of one chip, mesh and length are named by their differences, or numbered."""
     changes = ({}, {"batch": 16}, {"optimizer": "sgd"}, {"remat": "full"}, {"microbatches": 2})
     rows = [{**ROW, "head_dim": 32, **more, "step_time_s": 0.1} for more in (*changes, {})]
     found = calibrate(rows, ["traffic"])

@@ -152,7 +152,7 @@ def test_streamed_microbatches_take_less_memory():
 
 
 def in_the_loop(plan, axis):
-    """Kinds and counts of what moves along an axis more than once a step."""
+    """Return kinds and counts of collectives along an axis that run more than once a step."""
     rows = plan.collectives().to_dict("records")
     return [
         (r["kind"], r["executions"]) for r in rows if r["executions"] > 1 and axis in r["mesh_axes"]
@@ -203,7 +203,7 @@ def test_other_axes_of_a_batch_that_is_on_the_stages_axis_stay_its_own(case, bat
 
 
 def once_a_step(case, remat="none"):
-    """The plan whose sums wait in loops, held against the layers one after the other."""
+    """Return the plan with deferred sums, checked against layers one after the other."""
     pipe, weights, x, dy = of(*case, remat=remat)
     plain, arguments = planned(pipe, weights, x, dy)
     once = sa.Options(switches=sa.Switches(defer_in_loops=True))
@@ -222,7 +222,7 @@ def once_a_step(case, remat="none"):
     ("case", "remat"), list(zip(SOME[1:], ["none", "stage", "layer"], strict=True)), ids=str
 )
 def test_gradients_are_reduced_once_a_step(case, remat):
-    """Of the weights of a round, which are rows of a stage's, too."""
+    """Weights of a round, which are rows of a stage's weights, count too."""
     plain, plan = once_a_step(case, remat)
     assert "all_reduce" in {kind for kind, _ in in_the_loop(plain, "X")}
     assert "all_reduce" not in {kind for kind, _ in in_the_loop(plan, "X")}
@@ -233,7 +233,7 @@ def test_gradients_are_reduced_once_a_step(case, remat):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GPIPE + CIRCULAR, ids=str)
 def test_every_schedule_reduces_gradients_once(case):
-    """And permutes once per shift and direction, and nothing else along the stages."""
+    """There is one permute per shift and direction, and nothing else along the stages."""
     pipe, _, _, _ = of(*case)
     shifts = ("collective_permute", pipe.schedule.iterations)
     for plan in once_a_step(case):
@@ -293,7 +293,7 @@ def test_what_comes_before_and_after_may_be_anything():
 
 
 def test_a_state_of_several_values():
-    """What a stage needs of its microbatch beside the activations travels with them."""
+    """Other inputs of a stage travel with the microbatch's activations."""
 
     def biased(weights, state):
         x, bias = state
@@ -310,7 +310,7 @@ def test_a_state_of_several_values():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("more", [{}, {"stream_io": True, "remat": "layer"}], ids=str)
 def test_derivatives_of_either_mode_go_through_a_circular_pipeline(more):
-    """Its rotation had a gradient alone: `jvp`, and so products with a Hessian, were refused."""
+    """The rotation had a gradient only; `jvp` and Hessian products were refused."""
     pipe, weights, x, dy = of(2, 4, 2, 1, **more)
     stacked = pipe.stack(weights)
     made = jax.jvp(lambda x: pipe(stacked, x), (x,), (dy,))
@@ -356,7 +356,7 @@ BAD = [
 
 
 def test_a_batch_of_numpy_is_what_jax_makes_of_it():
-    """Its 64 bits were held against the 32 that come out of a stage."""
+    """Its 64 bits were compared with the 32 bits of a stage's result."""
 
     def counted(w, state):
         return {"x": layer(w, state["x"]), "n": state["n"] + 1}

@@ -1,4 +1,4 @@
-"""The Transformer with pipelined layers: trained on devices, and what its steps spend."""
+"""The Transformer with pipelined layers: trained on devices, and the work of its steps."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`sa.strategies`: what is ranked is what each plan says, fits, and can be verified and run."""
+"""`sa.strategies`: ranked prices equal each plan's, fit, and can be verified and run."""
 
 import json
 import math
@@ -33,7 +33,7 @@ CHOICES = {"microbatches": [4]}
 
 @pytest.fixture(scope="module", autouse=True)
 def one_process():
-    """Tests run beside one another already; what several processes do is in `test_workers`."""
+    """Use one process, because tests run in parallel; `test_workers` covers several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranked, "cores", lambda: 1)
         yield
@@ -45,7 +45,7 @@ def small():
 
 
 def test_every_number_is_that_of_its_own_plan(small):
-    """Of drawn candidates: through the model's `cost`, or the whole plan of all layers."""
+    """Drawn candidates agree with the model's `cost`, or with the whole plan of all layers."""
     assert len(small.ranked) == 6
     assert not small.left
     for one in random.Random(7).sample(small.ranked, 4):
@@ -100,7 +100,7 @@ def test_each_strategy_is_ranked_verified_and_lowered(small):
 
 @pytest.mark.slow
 def test_a_program_is_listed_once_whatever_its_axes_are_called():
-    """On one slice "fsdp" and "fsdp_tensor" are "finalized" by other names: the same numbers."""
+    """On one slice "fsdp" and "fsdp_tensor" equal "finalized": the numbers are the same."""
     asked = {"strategy": ["finalized", "fsdp", "fsdp_tensor"]}
     found = sa.strategies(SMALL, 4, "v5e", choices=asked)
     assert [one.candidate.strategy for one in found.ranked] == ["finalized"] * 3
@@ -126,7 +126,7 @@ def test_meshes_are_all_of_so_many_devices():
 
 @pytest.mark.slow
 def test_a_memory_prunes_with_the_reason():
-    """With the smaller of two peaks, one is ranked and the other refused."""
+    """With the smaller of two peaks as limit, one is ranked and the other rejected."""
     asked = {"strategy": ["fsdp"], "microbatches": [2, 4]}
     both = sa.strategies(SMALL, 4, "v5e", choices=asked)
     least, most = sorted(int(one.peak_memory_bytes) for one in both.ranked)
@@ -138,7 +138,7 @@ def test_a_memory_prunes_with_the_reason():
 
 @pytest.mark.slow
 def test_a_memory_below_the_parameters_says_the_smallest_that_fits(small):
-    """Of all peaks, whichever candidate holds the fewest parameters."""
+    """The smallest peak counts, whichever candidate holds the fewest parameters."""
     least = min(int(one.peak_memory_bytes) for one in small.ranked)
     for memory, below in ((1000, "is below parameters"), (least - 1, "holds none of 6 candidates")):
         words = f"{below}.*smallest that fits is {least} bytes.* give a memory of {least} bytes or"
@@ -268,7 +268,7 @@ def test_pipelines_that_part_late_are_priced_as_alone():
 
 @pytest.mark.slow
 def test_two_hundred_drawn_of_the_narrow_model():
-    """Of all that divide, also what no device holds: fewer than 200 fit."""
+    """All candidates that divide are drawn, also too large ones: fewer than 200 fit."""
     choices = {"batch": [192, 256, 512, 768, 1024], "microbatches": [8, 16, 32], "remat": ["full"]}
     found = sa.strategies(NARROW, 256, "v3", choices=choices, memory_bytes=1e15)
     for one in random.Random(12).sample(found.ranked, 200):
@@ -356,7 +356,7 @@ def test_a_model_that_has_no_pipelined_plan_is_refused_by_name():
 
 
 def columns_at_256():
-    """The seven columns of Tables 3 and 4 on 256 devices, as candidates, and what was measured."""
+    """Return the seven columns of Tables 3 and 4 on 256 devices, with measurements."""
     for column in (*columns(3), *columns(4)):
         if math.prod(column.mesh.values()) != 256:
             continue

@@ -34,7 +34,7 @@ def planned(strategy, config, part, mesh=MESH):
 
 @cache
 def one_device(config, part):
-    """Arguments, and what the part gives on one device."""
+    """Return arguments, and the part's results on one device."""
     chosen = training.part(part)
     arguments = chosen.random_arguments(config)
     return arguments, jax.tree.leaves(jax.jit(chosen.function(config))(*arguments))
@@ -62,7 +62,7 @@ def check_plan(strategy, config, part, *, simulated=True):
 @pytest.mark.parametrize("config", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attempt 1"])
 def test_a_layer_forward_and_gradient(strategy, config):
-    """With attention and feed-forward in it, y and the gradients by weights and x come out.
+    """Results are y and the gradients by weights and by x, of attention and feed-forward.
 
     Of attempt 1 in the slow matrix.
     """
@@ -97,9 +97,7 @@ def test_other_device_orders_change_nothing_but_the_devices(part):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_scanned_step_sends_what_the_unrolled_one_sends(strategy):
-    """Look-ahead follows a gradient into the stack that a loop hands out; and nothing is gathered
-    for want of a row.
-    """
+    """Nothing is gathered because a row is missing, and look-ahead follows the loop's gradient."""
     sent = []
     for scan in (False, True):
         plan = planned(strategy, Config(scan=scan), "train_step")

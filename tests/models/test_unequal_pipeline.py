@@ -101,7 +101,7 @@ def test_a_timeline_has_every_stage_and_microbatch():
 
 
 def meeting() -> list:
-    """The stages, of which the last one is on devices of the first."""
+    """Return the stages, of which the last one shares devices with the first."""
     first, second, last = stages()
     second = replace(second, mesh=sa.Mesh(second.mesh.shape, device_ids=range(2, 6)))
     return [first, second, replace(last, mesh=sa.Mesh({"X": 2}, device_ids=[1, 0]))]

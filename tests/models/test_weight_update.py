@@ -67,7 +67,7 @@ def test_what_is_split_takes_an_nth(optimizer):
 
 
 def test_adafactor_sends_its_small_moments_beside():
-    """Beside the weights' own bytes only sums of moments, which are thin."""
+    """Only sums of moments, which are thin, are sent in addition to the weights."""
     adam, factored = (table(name) for name in ("adam", "adafactor"))
     for level in weight_update.LEVELS:
         (less,), (more,) = adam.where(level=level), factored.where(level=level)

@@ -18,7 +18,7 @@ CHOICES = {"strategy": ["finalized"], "batch": [16, 24], "remat": ["full"]}
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that are started, at once."""
+    """Return the processes, all started."""
     found, start = [], workers._started
     monkeypatch.setattr(workers, "ALONE_S", 0)
     monkeypatch.setattr(workers, "_started", lambda: found.append(start()) or found[-1])
@@ -32,7 +32,7 @@ def ranked(processes, progress=None):
 
 @pytest.fixture(scope="module")
 def alone():
-    """The ranking of one process, and what it tells on the way."""
+    """Return the ranking of one process, and its progress messages."""
     told = []
     return ranked(1, lambda *what: told.append(what)), told
 

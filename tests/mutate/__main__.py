@@ -28,7 +28,7 @@ COLUMNS = ("mutants", "checked", REFUTED, SAME, "run", "refused alike", WRONG, N
 
 
 def judge_of(name):
-    """The judge of a program: of a family, or of an operator that is drawn."""
+    """Return the judge of a program: of a family, or of a drawn operator."""
     return Judge(drawn_case(name) if "@" in name else CASES[name])
 
 
@@ -41,7 +41,7 @@ def mutants(count, seed, names):
 
 
 def judged(count, seed, names, *, sampled=SAMPLED, lowered=LOWERED):
-    """(name, number, mutant, verdict, what running a refuted one showed or None)."""
+    """Return (name, number, mutant, verdict, result of running a refuted one or None)."""
     accepted = refuted = 0
     for name, number, made, judge in mutants(count, seed, names):
         verdict, ran = judge.verdict(made.program), None
@@ -58,7 +58,7 @@ def judged(count, seed, names, *, sampled=SAMPLED, lowered=LOWERED):
 
 
 class Tally:
-    """Counts per kind of what was tampered with, and of all."""
+    """Counts per kind of mutation, and of all."""
 
     def __init__(self):
         self.rows = defaultdict(Counter)
@@ -80,7 +80,7 @@ class Tally:
 
 
 def refused():
-    """What is emitted under some policy or switch, and refused or wrong: words, none if nothing."""
+    """Return a refused or wrong program of some policy or switch in words; empty if none."""
     for name, case in CASES.items():
         for options in every_option() if case.options == sa.Options() else ():
             judge = Judge(again(case, **options))
@@ -101,7 +101,7 @@ def written(program):
 
 
 def show(one):
-    """One mutant, what was tampered with, and its verdict."""
+    """Print one mutant, its mutation and its verdict."""
     name, seed, number = one.split("/")
     judge = judge_of(name)
     made = judge.mutant(name, int(seed), int(number))

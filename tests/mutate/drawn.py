@@ -23,7 +23,7 @@ TRIED = 4
 
 @dataclass(frozen=True, eq=False)
 class DrawnCase:
-    """What `tests.mutate.programs.Case` is, of a random operator.
+    """The counterpart of `tests.mutate.programs.Case` for a random operator.
 
     Attributes:
       arguments: of the first draw; others hold the same numbers in another order.
@@ -47,7 +47,7 @@ def drawn_names(seed):
 
 
 def drawn_case(name):
-    """The program of a name."""
+    """Return the program of a name."""
     group_name, seed = name.split("@")
     (group,) = (g for g in fuzz.GROUPS if g.__name__ == group_name)
     rng = np.random.default_rng((int(seed), 7))

@@ -22,7 +22,7 @@ OUTER = (Instruction, Block, Local)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands in a program.
+    """The place of a value in a program.
 
     Attributes:
       steps: field names and positions.
@@ -39,20 +39,20 @@ class Place:
     direct: bool = True
 
     def field(self, cls, field):
-        """The place of a field of the dataclass here."""
+        """Return the place of a field of the dataclass here."""
         outer = issubclass(cls, OUTER) or not self.kind or cls in KINDS
         kind = f"{cls.__name__ if outer else self.kind}.{field.name}"
         owners = (*self.owners, (cls, field.name))
         return Place((*self.steps, field.name), owners, kind, field.type)
 
     def item(self, step, name=""):
-        """The place of a part of the value here; of a named one."""
+        """Return the place of a part of the value here; names are allowed."""
         kind = f"{self.kind}.{name}" if name else self.kind
         return replace(self, steps=(*self.steps, step), kind=kind, direct=False)
 
 
 def parts(value, place):
-    """(place, value) of what a value is made of."""
+    """Return the (place, value) pairs of a value's parts."""
     if is_dataclass(value) and not isinstance(value, LEAVES):
         for one in fields(value):
             if one.init:
@@ -73,14 +73,14 @@ def places(value, place=Place()):
 
 
 def at(value, steps):
-    """The value at the end of the steps."""
+    """Return the value at the end of the steps."""
     for step in steps:
         value = getattr(value, step) if isinstance(step, str) else value[step]
     return value
 
 
 def changed(value, steps, new):
-    """The value with another at the end of the steps."""
+    """Return the value with another one at the end of the steps."""
     if not steps:
         return new
     step, rest = steps[0], steps[1:]
@@ -95,7 +95,7 @@ def changed(value, steps, new):
 
 
 def mapped(value, function):
-    """The value with `function` applied to every part, from the inside; None of it keeps a part."""
+    """Apply `function` to every part of the value, from the inside; None keeps a part."""
     if is_dataclass(value) and not isinstance(value, LEAVES):
         new = {f.name: mapped(getattr(value, f.name), function) for f in fields(value) if f.init}
         value = replace(value, **new)

@@ -43,7 +43,7 @@ def at_most(seconds):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant.
+    """The verdict on a mutant.
 
     Attributes:
       status: `REFUTED`, `NO_VERDICT`, `SAME` (accepted, and computes the same), or `WRONG`.
@@ -67,7 +67,7 @@ class Judge:
         return Subject(self.case.plan.program, self.case.plan.graph)
 
     def mutant(self, name, seed, number):
-        """The mutant of a name, a seed and a number: always the same one."""
+        """Return the mutant of a name, a seed and a number; it is always the same."""
         return mutant(random.Random(f"{name}/{seed}/{number}"), self.subject)
 
     @cached_property
@@ -77,7 +77,7 @@ class Judge:
         return [(given, jax.tree.leaves(self.case.fn(*given))) for given in drawn]
 
     def verdict(self, program):
-        """By `verify` alone; what it accepts is run."""
+        """Judge by `verify` alone; run the mutant if it is accepted."""
         checked = is_sound(program)
         try:
             with at_most(60):
@@ -96,7 +96,7 @@ class Judge:
         return Verdict(WRONG if fault else SAME, checked, fault)
 
     def fault(self, program):
-        """How the program differs from what was planned, in words; "" if it does not."""
+        """Return how the program differs from the planned one, in words; "" if it does not."""
         plan = self.case.plan.program
         if program.mesh != plan.mesh:
             return "the mesh is not the one that was asked for"
@@ -110,7 +110,7 @@ class Judge:
         return next(filter(None, (_difference(run, *one) for one in self.wanted)), "")
 
     def lowered_fault(self, program):
-        """The same of the lowered program, on one draw."""
+        """Return how the lowered program differs, on one draw."""
 
         def run(*arguments):
             return jax.tree.leaves(lower(program, self.case.plan.graph)(*arguments))
@@ -119,7 +119,7 @@ class Judge:
 
 
 def _difference(run, given, wants):
-    """How what a run gives differs from what is wanted."""
+    """Return how the results of a run differ from the expected ones."""
     try:
         with at_most(60), warnings.catch_warnings():
             warnings.simplefilter("ignore")

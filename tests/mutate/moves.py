@@ -18,7 +18,7 @@ from tests.mutate.subject import with_fields, with_local
 
 
 def put_in(rng, subject):
-    """An operand is moved before it is read, and has the shape that it had."""
+    """Move an operand before it is read, and give it its former shape."""
     program = subject.program
     steps, step = rng.choice([pair for pair in subject.instructions if pair[1].operands])
     number = rng.randrange(len(step.operands))
@@ -64,7 +64,7 @@ def _permuted(rng, mesh, dim, length):
 
 
 def _exchanged(rng, mesh, dim, length):
-    """Blocks of which all, little, or nothing is said to be wanted."""
+    """Exchange blocks of which all, few, or no elements are wanted."""
     digits = _digits(rng, mesh)
 
     def start(scale, more=0):

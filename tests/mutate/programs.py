@@ -27,7 +27,7 @@ WEIGHT_SPECS = P(None, None, "X", "Y"), P(None, "X", "Y"), P(None, "Y", "X")
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A function, what it is called on, and how it is laid out.
+    """A function with its arguments and shardings.
 
     Attributes:
       types: (shape, dtype, bound) per flattened argument: whole numbers from -bound to bound, from
@@ -127,7 +127,7 @@ def cuts_moved(x):
 
 
 def looked_up(table, w, ids, new, start, shift):
-    """A gather, a scatter, a box written and one read at run-time starts, one element."""
+    """Return a gather, a scatter, a box written and read at run-time starts, one element."""
     ids = ids + shift.sum(0)
     rows = jnp.asarray(table).at[ids].get(mode="fill", fill_value=7)
     added = jnp.asarray(table).at[ids].add(rows * 2, mode="drop")
@@ -154,7 +154,7 @@ def ordered(x, y):
 
 
 def folded(x, y, start, other):
-    """A reduction by a function of the user, from numbers that are arguments, and other ways."""
+    """Return a reduction by a user's function, from numbers that are arguments, and others."""
 
     def product(a, b):
         return a[0] * b[1] + a[1] * b[0], a[1] * b[1]
@@ -165,7 +165,7 @@ def folded(x, y, start, other):
 
 
 def controlled(x, w, flag):
-    """A while whose condition sums, a branch with a maximum, a scan around both."""
+    """Return a while whose condition sums, a branch with a maximum, a scan around both."""
 
     def body(carry):
         count, y = carry
@@ -190,7 +190,7 @@ def controlled(x, w, flag):
 
 
 def by_hand(x, w):
-    """A manual region with collectives of its own between automatic operators."""
+    """Return a manual region with collectives of its own between automatic operators."""
 
     def region(x, w):
         rows = lax.all_gather(x @ w, "X", tiled=True)
@@ -212,7 +212,7 @@ def dropped(x, words):
 
 
 def padded(x, y, fill):
-    """Pads of all kinds, a rotation, two arrays side by side, a reversal, a strided slice."""
+    """Return pads of all kinds, a rotation, a concatenation, a reversal, a strided slice."""
     other = y.sum()
     return (
         jnp.concatenate([x[3:], x[:3]], 0),
@@ -224,7 +224,7 @@ def padded(x, y, fill):
 
 
 def updated(w, m, x, y):
-    """A step of momentum on a weight that is sharded as the optimizer wants it."""
+    """Return a step of momentum on a weight with the optimizer's sharding."""
     g = jax.grad(lambda w: ((x @ w - y) ** 2).sum())(w)
     m = 2 * m + g
     return w - m, m, jnp.einsum("bm,bn->mn", x, y) + jnp.ones((6, 1)) * jnp.arange(6.0)[:, None]
@@ -266,7 +266,7 @@ UPDATED = Case(
 
 
 def again(case, **options):
-    """The same case planned with other options."""
+    """Plan the same case with other options."""
     return Case(case.fn, case.types, case.specs, case.results, case.mesh, sa.Options.of(options))
 
 

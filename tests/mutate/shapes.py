@@ -40,17 +40,17 @@ class Derivation:
         self.same = {id(step) for step in instructions(before.block)}
 
     def run(self):
-        """The program with the locals as they then are."""
+        """Return the program with the present locals."""
         block = self.block(self.program.block)
         return replace(self.program, block=block, locals=tuple(self.locals))
 
     def block(self, block):
-        """The block as its instructions then are."""
+        """Return the block with the present instructions."""
         steps = [one for step in block.instructions for one in self.settled(step)]
         return replace(block, instructions=tuple(steps))
 
     def settled(self, step):
-        """The instruction, and what makes its results what they were."""
+        """Return the instruction, and instructions that restore its results' shapes."""
         if step.attributes.bodies:
             return [self.around(step)]
         if id(step) in self.same and self.other.isdisjoint(step.operands):
@@ -69,7 +69,7 @@ class Derivation:
         return (len(old.shape), old.dtype) == (len(shape), dtype)
 
     def back(self, step, local, shape):
-        """A local of the shape, and the instructions that resize it to `local`."""
+        """Return a local of the shape, and the instructions that resize it to `local`."""
         old = self.locals[local]
         dims = [d for d, pair in enumerate(zip(shape, old.shape, strict=True)) if len({*pair}) > 1]
         stages, steps = [], []
@@ -128,7 +128,7 @@ class Derivation:
 
 @dataclass(frozen=True)
 class Key:
-    """What decides the types that an operator gives."""
+    """The key of an operator's result types."""
 
     node: int
     attributes: object
@@ -140,7 +140,7 @@ class Key:
 
 @lru_cache(maxsize=1 << 14)
 def applied(key):
-    """By JAX's abstract evaluation of the primitive on the local operands."""
+    """Return result types by JAX's abstract evaluation of the primitive on local operands."""
     binding, params = bound(key.graph, key.step)
     given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in key.types]
     made = jax.eval_shape(
@@ -150,7 +150,7 @@ def applied(key):
 
 
 def rederived(before, program, graph, *, resized):
-    """The program with derived shapes; as it is where an instruction cannot run on what it gets."""
+    """Return the program with derived shapes; unchanged if an instruction cannot run on them."""
     try:
         return Derivation(before, program, graph, resized=resized).run()
     except Exception:  # it stays malformed: that, too, wants a verdict

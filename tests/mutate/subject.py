@@ -15,7 +15,7 @@ RESIZED = 0.6
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A program that is tampered with, and what is in it.
+    """A program to mutate, with an index of its contents.
 
     Attributes:
       before: of a program that was tampered with already, the one before.
@@ -55,7 +55,7 @@ class Subject:
 
     @cached_property
     def moves(self):
-        """Those that make one local of others, and hold no blocks."""
+        """Return the instructions that make one local of others and have no blocks."""
         return [
             (steps, step)
             for steps, step in self.instructions
@@ -66,36 +66,36 @@ class Subject:
         return Other(rng, self.program, self.pool)
 
     def settled(self, rng, program):
-        """With the shapes that the locals of a tampered program then have, or had."""
+        """Give the locals of a mutated program their new shapes, or keep their old ones."""
         return rederived(self.program, program, self.graph, resized=rng.random() < RESIZED)
 
 
 def name(step):
-    """The kind of an instruction."""
+    """Return the kind of an instruction."""
     return type(step.attributes).__name__
 
 
 def with_fields(program, steps, **more):
-    """The program with other fields in what stands there."""
+    """Return the program with other fields at a place."""
     return changed(program, steps, replace(at(program, steps), **more))
 
 
 def with_local(program, like):
-    """The program with one local more, a stage of an emission, and its index."""
+    """Return the program with one more local, a stage of an emission, and its index."""
     index = len(program.locals)
     made = replace(program.locals[like], index=index, origin=None)
     return replace(program, locals=(*program.locals, made)), index
 
 
 def without(program, steps):
-    """The program without an instruction."""
+    """Return the program without an instruction."""
     *block, _, number = steps
     before = at(program, block).instructions
     return with_fields(program, block, instructions=(*before[:number], *before[number + 1 :]))
 
 
 def with_behind(program, steps, extra):
-    """The program with an instruction more, behind another one."""
+    """Return the program with one more instruction after another one."""
     *block, _, number = steps
     before = at(program, block).instructions
     return with_fields(
@@ -104,7 +104,7 @@ def with_behind(program, steps, extra):
 
 
 def renamed(program, names):
-    """The program whose readers read other locals."""
+    """Return the program with readers that read other locals."""
 
     def of_block(block):
         results = tuple(names.get(r, r) for r in block.results)

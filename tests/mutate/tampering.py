@@ -32,7 +32,7 @@ def one_field(rng, subject, *, among=None):
 
 
 def of_an_instruction(rng, subject):
-    """A field of an instruction's attributes, and what follows has the shapes that it then has."""
+    """Change a field of an instruction's attributes; later shapes follow."""
     inside = [kind for kind, found in subject.kinds.items() if "attributes" in found[0].steps[:-1]]
     made = one_field(rng, subject, among=inside)
     if made is None:
@@ -46,7 +46,7 @@ def of_an_instruction(rng, subject):
 
 
 def rewired(rng, subject):
-    """An operand, or a result of a block, is another local of the same shape and type."""
+    """Replace an operand, or a result of a block, by another local of the same shape and type."""
     kind = rng.choice(["Instruction.operands", "Instruction.operands", "Block.results"])
     place = rng.choice([p for p in subject.kinds[kind] if not p.direct])
     new = subject.other(rng).local(at(subject.program, place.steps))
@@ -55,7 +55,7 @@ def rewired(rng, subject):
 
 
 def left_out(rng, subject):
-    """An instruction is left out: its operand stands in its place."""
+    """Leave out an instruction; its operand takes its place."""
     steps, step = rng.choice(subject.moves)
     shapes = [subject.program.locals[local].shape for local in (*step.operands, *step.results)]
     alike = [o for o, shape in zip(step.operands, shapes, strict=False) if shape == shapes[-1]]
@@ -79,13 +79,13 @@ def exchanged(rng, subject):
 
 
 def _laid_out(program, local, other):
-    """The program with a local laid out as another one, a stage of an emission."""
+    """Return the program with one local sharded like another, a stage of an emission."""
     layout = program.locals[other].sharding
     return with_fields(program, ("locals", local), sharding=layout, origin=None)
 
 
 def inserted(rng, subject):
-    """What one instruction does is done to another local as well: twice to its own at times."""
+    """Apply one instruction to another local as well, sometimes twice to its own."""
     (_, step), (where, there) = rng.choice(subject.moves), rng.choice(subject.moves)
     if isinstance(step.attributes, Apply) and rng.random() < 0.8:
         return None
@@ -102,7 +102,7 @@ def inserted(rng, subject):
 
 
 def axes_exchanged(rng, subject):
-    """Two axes change places: in an instruction, its results, what follows, all but the border."""
+    """Exchange two axes in an instruction, its results and later ones, but not at the border."""
     program, mesh = subject.program, subject.program.mesh
     if len(mesh.axis_names) < 2:
         return None
@@ -124,7 +124,7 @@ def axes_exchanged(rng, subject):
 
 
 def dims_exchanged(rng, subject):
-    """An instruction works on another dimension, and its result is laid out as if so."""
+    """Move an instruction to another dimension, with its result sharded accordingly."""
     steps, step = rng.choice(subject.moves)
     made = subject.program.locals[step.results[0]]
     numbers = [place for place, _ in places(step.attributes)
@@ -146,7 +146,7 @@ def dims_exchanged(rng, subject):
 
 
 def relaid(rng, subject):
-    """All locals of one layout have another; those of the border too, or not."""
+    """Give all locals of one sharding another one, with or without the border."""
     program, old = subject.program, rng.choice(subject.program.locals).sharding
     new = subject.other(rng).sharding(Place(), old)
     sides = rng.choice([(), ("argument_shardings", "result_shardings")])
@@ -157,7 +157,7 @@ def relaid(rng, subject):
 
 
 def relabelled(rng, subject):
-    """A local has the layout, and perhaps the name, of another one of its shape."""
+    """Give a local the sharding, and perhaps the name, of another one of its shape."""
     one = rng.choice(subject.program.locals)
     alike = [x for x in subject.program.locals if (x.shape, x.dtype) == (one.shape, one.dtype)]
     other = rng.choice(alike)
@@ -167,7 +167,7 @@ def relabelled(rng, subject):
 
 
 def said_otherwise(rng, subject):
-    """A parameter of the node, which the instruction does not restate, is restated differently."""
+    """Change a parameter of the node that the instruction does not override."""
     steps, step = rng.choice(subject.instructions)
     if not isinstance(step.attributes, Apply) or step.node is None:
         return None
@@ -188,7 +188,7 @@ def said_otherwise(rng, subject):
 
 
 def beyond_a_border(rng, subject):
-    """What is done last in a block is done behind it instead, to what the block hands on."""
+    """Move the last instruction of a block after the block, onto its result."""
     found = [
         x for x in subject.instructions if isinstance(x[1].attributes, Branches | While | Loop)
     ]
@@ -250,7 +250,7 @@ class Mutant:
 
 
 def is_sound(program):
-    """Whether a program passes `check`."""
+    """Return True if a program passes `check`."""
     try:
         check(program)
     except Exception:  # of any kind: it is not sound
@@ -259,7 +259,7 @@ def is_sound(program):
 
 
 def mutant(rng, subject):
-    """A tampered program: twice, at times."""
+    """Return a mutated program, sometimes mutated twice."""
     found = None
     while found is None:
         found = _tampered(rng, subject)
@@ -271,7 +271,7 @@ def mutant(rng, subject):
 
 
 def _tampered(rng, subject):
-    """A single field as it comes; in a consistent way, the first that is sound of some."""
+    """Change a single field, or several consistently until the program is sound."""
     if rng.random() < SINGLE:
         return _once(rng, subject, one_field)
     way, found = rng.choice(CONSISTENT), None

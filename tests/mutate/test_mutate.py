@@ -1,4 +1,4 @@
-"""The mutation engine itself, and a sample of what `make mutate` judges."""
+"""The mutation engine itself, and a sample of `make mutate`."""
 
 import random
 from contextlib import suppress
@@ -56,7 +56,7 @@ def test_every_kind_of_instruction_and_every_field_of_each_is_tampered_with():
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_no_emitted_program_is_refused(name):
-    """Under any policy and switch; that they compute the function, `make mutate` asks, too."""
+    """Programs of every policy and switch are accepted; `make mutate` also runs them."""
     plan = CASES[name].plan
     report = verify(plan.sharded, plan.program)
     assert report.ok, report.refuted
@@ -65,7 +65,7 @@ def test_no_emitted_program_is_refused(name):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["reshaped", "padded", "ordered", "by hand"])
 def test_what_verify_accepts_computes_the_function(name):
-    """A sample of `make mutate`; the seed is none of those that it was run with before."""
+    """A sample of `make mutate`, with a seed that it was not run with before."""
     judge = JUDGES[name]
     for number in range(30):
         made = judge.mutant(name, 99, number)
@@ -86,7 +86,7 @@ def test_what_verify_accepts_of_a_random_operator_computes_it(name):
 
 
 def test_what_computes_something_else_is_seen():
-    """A judge that sees nothing would find nothing: what is left out makes a difference."""
+    """Omissions change results, so that a judge without eyes would not pass."""
     judge = JUDGES["by hand"]
     program = judge.subject.program
     sums = [steps for steps, step in judge.subject.instructions

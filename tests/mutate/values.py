@@ -1,4 +1,4 @@
-"""Another value in place of one, by its type and by what stands at such places elsewhere."""
+"""Replacement values, chosen by type and by values at similar places."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -44,11 +44,11 @@ class Other:
         return None
 
     def pooled(self, place, old):
-        """What stands at another such place."""
+        """Return the value at another similar place."""
         return self.rng.choice(self.pool.get(place.kind, [old]))
 
     def of_type(self, place, old):
-        """What the type of the value makes of it."""
+        """Return a replacement by the value's type."""
         if place.kind in INDICES and isinstance(old, int):
             return self.local(old)
         for kind, make in _MAKERS:
@@ -73,7 +73,7 @@ class Other:
         )  # fmt: skip
 
     def items(self, place, old):
-        """A tuple with an item less, one twice, two exchanged, or the other way round."""
+        """Return a tuple with an item removed, doubled or exchanged, or reversed."""
         if place.hint == "Digits" or (old and all(isinstance(item, Digit) for item in old)):
             return self.digits(place, old)
         if not old:
@@ -115,7 +115,7 @@ class Other:
         )  # fmt: skip
 
     def instruction(self, place, old):
-        """What another instruction does, or for another node."""
+        """Return the attributes of another instruction, or of another node."""
         attributes, node = self.pool["Instruction.attributes"], self.pool["Instruction.node"]
         if self.rng.random() < 0.5:
             return replace(old, attributes=self.rng.choice(attributes))
@@ -123,7 +123,7 @@ class Other:
 
 
 def _halved(digits):
-    """The minor half of the first digit that has one."""
+    """Return the minor half of the first digit that has one."""
     for k, digit in enumerate(digits):
         if digit.size > 2 and digit.size % 2 == 0:
             return (*digits[:k], Digit(digit.stride, digit.size // 2), *digits[k + 1 :])

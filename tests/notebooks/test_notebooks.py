@@ -1,4 +1,4 @@
-"""Every notebook runs from first cell to last, and stands in the repository with its outputs."""
+"""Every notebook runs from first cell to last, and is stored with its outputs."""
 
 import ast
 import os
@@ -32,7 +32,7 @@ def code_cells(notebook):
 
 
 def kinds(cell):
-    """What a cell puts out: MIME types, "text" of a stream, "error"."""
+    """Return the kinds of a cell's outputs: MIME types, "text" of a stream, "error"."""
     found = set()
     for output in cell.outputs:
         stream = {"stream": {"text"}, "error": {"error"}}
@@ -65,7 +65,7 @@ def test_it_is_committed_as_it_ran(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_holds_no_logic(path):
-    """Functions are what is planned: a user's models."""
+    """Functions in notebooks are only planned ones: a user's models."""
     assert not [node for node in nodes(path) if isinstance(node, LOGIC)]
     assert max(len(cell.source.splitlines()) for cell in code_cells(read(path))) <= 18
 
@@ -76,7 +76,7 @@ def nodes(path):
 
 
 def foreign_names(found):
-    """What is not public: imports of shardalg's rooms, and names of it that it does not offer."""
+    """Return names that are not public: imports of shardalg's folders, and unknown names of it."""
     for node in found:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.startswith("shardalg."))
@@ -87,7 +87,7 @@ def foreign_names(found):
 
 
 def unhidden(node):
-    """Whether an attribute is one that users meet; of `sa` and its rooms, one that they offer."""
+    """Return True if users meet the attribute; of `sa` and its folders, if it is public."""
     if node.attr.startswith("_"):
         return False
     room = {"sa": sa, **{f"sa.{n}": getattr(sa, n) for n in ("models", "paper", "examples")}}
@@ -109,7 +109,7 @@ def test_names_that_are_not_public_are_seen():
 
 
 def sections(notebook):
-    """The code cells under each heading of the second level."""
+    """Return the code cells under each heading of the second level."""
     found = {}
     title = ""
     for cell in notebook.cells:

@@ -25,7 +25,7 @@ GROUPS = (*cases.GROUPS, *random_cases.GROUPS)
 
 
 def check(run):
-    """(what was checked, whether it was right) of one node: whole, then on each loop."""
+    """Yield (check, whether it was right) of one node: whole, then along each loop."""
     table_rows, run = rules(run.signature), wrapped(run)
     literally = (literal(given, table_rows) for given in (run, flushed(run)))
     yield "whole", any(is_right(made, run) for made in literally)
@@ -37,7 +37,7 @@ def check(run):
 
 
 def runs_of(group, seed):
-    """(what was drawn, one of its nodes) of all functions of a group."""
+    """Yield (drawing, one of its nodes) of all functions of a group."""
     for drawn in functions(group, seed, edges=KINDS[seed % len(KINDS)]):
         with jax.enable_x64(True):
             made = list(runs(drawn.fn, drawn.arguments))
@@ -45,7 +45,7 @@ def runs_of(group, seed):
 
 
 def wrapped(run):
-    """The run with indices as JAX's gather that fills takes them: by their lower 32 bits."""
+    """Return the run with indices reduced to 32 bits, as JAX's filling gather does."""
     if run.signature.primitive != "gather" or run.signature.param("mode") != "FILL_OR_DROP":
         return run
     x, indices = run.operands
@@ -53,7 +53,7 @@ def wrapped(run):
 
 
 def flushed(run):
-    """The run with 0 for numbers below the smallest normal one, as XLA's dots take them."""
+    """Return the run with 0 for numbers below the smallest normal one, as in XLA's dots."""
 
     def normal(x):
         if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -64,7 +64,7 @@ def flushed(run):
 
 
 def is_right(ours, run):
-    """Whether all is what JAX gives, or what it may give in some order of its sums."""
+    """Return True if all results equal JAX's, or JAX's in some order of its sums."""
     if [x.shape for x in ours] != [x.shape for x in run.results]:
         return False
     alike = list(map(close, ours, run.results))
@@ -77,7 +77,7 @@ def is_right(ours, run):
 
 
 def fuzz(seconds, seed):
-    """Counts of checks per primitive, and the failures as text."""
+    """Return counts of checks per primitive, and the failures as text."""
     counts, failures, end = Counter(), [], time.monotonic() + seconds
     while time.monotonic() < end:
         for group in GROUPS:

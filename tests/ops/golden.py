@@ -12,7 +12,7 @@ PATH = Path(__file__).with_name("golden.txt")
 
 
 def lines():
-    """A line per row: text, class of the row and of each loop, loops never split, flops."""
+    """Return a line per row: text, class of the row and of each loop, unsplit loops, flops."""
     for case in CASES:
         for rule in rules(signature(case)):
             classes = " ".join(

@@ -1,4 +1,4 @@
-"""What a row means, executed literally: every point of its loops, one by one."""
+"""The meaning of a row, executed literally: every point of its loops, one by one."""
 
 import itertools
 import operator
@@ -26,7 +26,7 @@ UFUNCS = {
 
 
 def identity(combine, dtype):
-    """The neutral element of a combine."""
+    """Return the neutral element of a combine."""
     if np.issubdtype(dtype, np.bool_):
         return combine in (rows.AND, rows.MIN)
     bounds = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
@@ -66,7 +66,7 @@ def box(extents):
 
 
 def alive(rule, points, operands):
-    """Where symbols are in range and guards hold; symbols are added to the points."""
+    """Return where symbols are in range and guards hold; symbols are added to the points."""
     exists = np.ones(points["#"], bool)
     for symbol in rule.symbols:
         number, _ = read(operands[symbol.operand], symbol.dims, points)
@@ -80,7 +80,7 @@ def alive(rule, points, operands):
 
 
 def point(rule, node, reads, points):
-    """The values of one iteration, one array per result."""
+    """Return the values of one iteration, one array per result."""
     name = rule.primitive
     if BUILDERS[name] in (pointwise.pointwise, pointwise.copies, pointwise.bitcast):
         if BUILDERS[name] is pointwise.copies and len(node.signature.results) > 1:
@@ -102,7 +102,7 @@ def point(rule, node, reads, points):
 
 
 def start(rule, operands, shape, dtype, *, number=0):
-    """Result `number` before any iteration."""
+    """Return result `number` before any iteration."""
     if isinstance(rule.init, Access):
         several = number if rule.combine == rows.USER else 0
         return np.broadcast_to(operands[rule.init.operand + several], shape).astype(dtype)
@@ -118,7 +118,7 @@ def flat(shape, at, count):
 
 
 def join(rule, result, at, found):
-    """The result with the values of the existing points combined into it."""
+    """Return the result with the values of the existing points combined into it."""
     out, at = result.reshape(-1).copy(), flat(result.shape, at, len(found))
     if rule.combine in UFUNCS and not rule.prefix and (rule.reduced or rule.init is not None):
         ufunc = UFUNCS[rule.combine]
@@ -137,7 +137,7 @@ def sign_of(rule, node):
 
 
 def best(sign, result, at, found, least=None):
-    """For every index the payload of its best value, the first among equals; a NaN is best.
+    """Return every index's payload of the best value, the first among equals; NaN is best.
 
     Args:
       least: where a NaN is not, the value before the first one, whose payload stands in `result`.
@@ -154,7 +154,7 @@ def best(sign, result, at, found, least=None):
 
 
 def user_function(node, name="jaxpr"):
-    """A function of the user on vectors: reductions hold it open or closed."""
+    """Return a user's function on vectors; reductions store it open or closed."""
     params = node.binding[1]
     body = params[name]
     closed = hasattr(body, "consts")
@@ -164,7 +164,7 @@ def user_function(node, name="jaxpr"):
 
 
 def folded(function, results, at, found):
-    """The user's function over all points of an index, one after the other."""
+    """Fold the user's function over all points of an index, one after the other."""
     outs = [r.reshape(-1).copy() for r in results]
     keys = flat(results[0].shape, at, len(found[0]))
     order = np.argsort(keys, kind="stable")
@@ -178,7 +178,7 @@ def folded(function, results, at, found):
 
 
 def accumulated(rule, result):
-    """The running combination along the prefix loop."""
+    """Return the running combination along the prefix loop."""
     loop, reverse = rule.prefix
     axis = [index.loop for index in rule.results[0]].index(loop)
     result = np.flip(result, axis) if reverse else result
@@ -187,7 +187,7 @@ def accumulated(rule, result):
 
 
 def meaning(rule, node, operands, types):
-    """The results that one row makes."""
+    """Return the results of one row."""
     points = box(rule.extents)
     exists = alive(rule, points, operands)
     results = [start(rule, operands, *type_, number=k) for k, type_ in enumerate(types)]
@@ -215,7 +215,7 @@ def meaning(rule, node, operands, types):
 
 
 def by_blocks(rule, node, operands, types):
-    """A row with whole loops: the primitive on the block of every point of the other loops."""
+    """Run a row with whole loops: the primitive on the block of every other point."""
     inner = {*rule.whole, *(rule.reduced if rule.combine == rows.TOP else ())}
     outer = {name: extent for name, extent in rule.loops if name not in inner}
     results = [np.zeros(shape, dtype) for shape, dtype in types]
@@ -235,7 +235,7 @@ def by_blocks(rule, node, operands, types):
 
 
 def by_windows(rule, node, operands, types):
-    """Select and scatter: every element asks, as each tap r, whether it is its window's best."""
+    """Select and scatter: every element is compared, as each tap r, with its window's best."""
     points = box({name: n for name, n in rule.loops if name not in rule.whole})
     scatters = rule.combine == rows.SUM
     source, block = rule.terms[0] if scatters else reversed(rule.terms[0])

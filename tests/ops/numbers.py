@@ -69,7 +69,7 @@ class Drawn:
 
 
 def functions(group, seed, *, edges=""):
-    """The functions of a group, as one seed draws them."""
+    """Return the functions of a group, drawn by one seed."""
     draw = {"": lambda rng, fn, arguments: arguments, "edges": at_edges, "ends": at_ends}[edges]
     rng = np.random.default_rng((seed, 1))
     with jax.enable_x64(True):
@@ -119,7 +119,7 @@ def at_edges(rng, fn, arguments):
 
 
 def close(a, b):
-    """Equal but for the order in which a sum is rounded, in the type that it has."""
+    """Return True if values are equal except for the rounding of sums in their type."""
     a, b = np.asarray(a), np.asarray(b)
     rtol = 1e-6
     if jnp.issubdtype(a.dtype, jnp.floating):

@@ -13,7 +13,7 @@ RANKED = (rows.ARGMAX, rows.ARGMIN, rows.TOP, rows.USER)
 
 
 def garbage(dtype):
-    """What padding holds: NaN, or a number that no test uses."""
+    """Return the value of padding: NaN, or a number that no test uses."""
     return (
         np.nan
         if np.issubdtype(dtype, np.floating)
@@ -30,7 +30,7 @@ class Shard:
         self.blocks = {**rule.extents, loop: self.block}
 
     def dims(self, tensor):
-        """Dimensions of a tensor that the loop partitions; None if it cannot stand there."""
+        """Return the tensor's dimensions that the loop partitions; None if it cannot."""
         found = []
         for dim, index in enumerate(self.rule.indices(tensor)):
             if self.loop in index.variables:
@@ -56,7 +56,7 @@ class Shard:
         )
 
     def cut(self, array, tensor, p):
-        """The block of device p, padded with garbage; zeros would hide a missing mask."""
+        """Return the block of device p, padded with garbage; zeros would hide a missing mask."""
         for dim in self.dims(tensor):
             size = array.shape[dim]
             block = -(-size // self.parts)
@@ -74,7 +74,7 @@ class Shard:
 
 
 def run_in_parts(run, rule, loop, parts, *, change=lambda emission: emission):
-    """The results of the node, from `parts` devices; None if the loop cannot be split so."""
+    """Return the node's results from `parts` devices; None if the loop cannot be split so."""
     shard = Shard(rule, loop, parts)
     if not shard.realisable:
         return None

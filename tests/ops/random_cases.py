@@ -17,7 +17,7 @@ def shuffled(rng, count):
 
 
 def at(spec, sizes):
-    """A shape whose dimension `spec[k]` has size `sizes[k]`."""
+    """Return a shape whose dimension `spec[k]` has size `sizes[k]`."""
     return tuple(size for _, size in sorted(zip(spec, sizes, strict=True)))
 
 
@@ -71,12 +71,12 @@ def selection(rng):
 
 
 def bounded(indices, shape, slices, chosen):
-    """Indices whose slices are inside."""
+    """Return indices whose slices are inside."""
     return np.clip(indices, 0, [shape[d] - slices[d] for d in chosen]) if chosen else indices
 
 
 def gather(rng):
-    """A gather and, as its gradient, a scatter-add."""
+    """Return a gather and, as its gradient, a scatter-add."""
     shape, indices, slices, numbers = selection(rng)
     mode = MODES[rng.integers(len(MODES))]
     if mode == "promise_in_bounds":
@@ -94,7 +94,7 @@ SCATTERS = (lax.scatter_add, lax.scatter_sub, lax.scatter_mul, lax.scatter_min, 
 
 
 def scatter(rng):
-    """A scatter of every kind; where the last update wins, all are equal."""
+    """Return a scatter of every kind; if the last update wins, all updates are equal."""
     shape, indices, slices, numbers = selection(rng)
     mode = MODES[rng.integers(2)]
     if not numbers[2]:  # XLA's own scatter is wrong where indices have no component (jax 0.10.2).
@@ -185,7 +185,7 @@ def extremes(rng):
 
 
 def normalised(rng):
-    """What is divided by a sum over itself, its logarithm, and the gradients of extrema."""
+    """Return quotients by a sum over the numerator, its logarithm, and gradients of extrema."""
     b, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
     x, axis = rng.normal(size=(b, n)), int(rng.integers(2))
     for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):
@@ -197,7 +197,7 @@ def normalised(rng):
 
 
 def moves(rng):
-    """A chain of cuts, pads, joined ends and boxes at constant starts, and its gradient."""
+    """Return a chain of slices, pads, concatenations and boxes, with its gradient."""
     x, chain = rng.normal(size=drawn(rng, 1, 9, 2)), []
     shape = x.shape
     while len(chain) < 4:
@@ -245,7 +245,7 @@ def move(rng, shape):
 
 
 def waiting(rng):
-    """Sums, products and single elements, behind which sums may wait or must not."""
+    """Return sums, products and single elements after which sums may or must not be deferred."""
     b, n = drawn(rng, 1, 8, 2)
     x, w, c = rng.normal(size=(b, n)), rng.normal(size=(n, 3)), rng.normal(size=(n,))
     row = int(rng.integers(b))

@@ -17,7 +17,7 @@ W = np.arange(10, dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def page():
-    """What the code of the page defines."""
+    """Return the names that the page's code defines."""
     names = {"__name__": "page"}
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(block, names)

@@ -1,4 +1,4 @@
-"""Chains of slices and pads: fewer nodes, the same numbers, and what moves is what is shifted."""
+"""Chains of slices and pads: fewer nodes, equal numbers, and only shifted elements move."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ POINTWISE = {
 
 
 def run(graph, x):
-    """A chain of slices, pads and pointwise operators, by their parameters."""
+    """Run a chain of slices, pads and pointwise operators, given by their parameters."""
     for node in graph.walk():
         param = node.signature.param
         if node.primitive == "slice":

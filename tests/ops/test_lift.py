@@ -124,7 +124,7 @@ def decided(x):
 
 
 def when_large(small, large):
-    """A function that Python chooses by the size of x."""
+    """Return a function that Python chooses by the size of x."""
     return Function(lambda x: (large if x.shape[1] > 50 else small)(x), X, ())
 
 

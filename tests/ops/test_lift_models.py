@@ -36,7 +36,7 @@ FORMS = {
 
 
 def model_dims(name, form, hints):
-    """Declared dimensions: each number of a model whose sizes are all different is a name."""
+    """Return declared dimensions: each size of a model with distinct sizes has a name."""
     letters = "BSMHNDV" + "L" * form["scan"]
     symbols = dims(" ".join(letters), hint=[hints[n] for n in letters])
     known = {getattr(PRIMES, s.name): s for s in symbols}
@@ -91,7 +91,7 @@ def test_one_trace_is_enough_for_a_transformer(name, form):
 
 
 def adam_step(sizes):
-    """A step of equinox's MLP under optax's Adam, with its arguments."""
+    """Return a step of equinox's MLP under optax's Adam, with its arguments."""
     equinox, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
     widths = sizes["M"], sizes["C"], sizes["H"]
     model = equinox.filter_eval_shape(equinox.nn.MLP, *widths, 2, key=jax.random.key(0))

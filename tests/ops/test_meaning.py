@@ -19,7 +19,7 @@ from tests.ops.meaning import by_blocks, by_windows, meaning
 
 @dataclass
 class Run:
-    """One traced node with concrete operands, and what JAX makes of them."""
+    """One traced node with concrete operands and JAX's results."""
 
     signature: object
     binding: object
@@ -31,7 +31,7 @@ class Run:
 
 
 def runs(fn, args):
-    """The nodes of `fn`, evaluated one after the other."""
+    """Return the nodes of `fn`, evaluated one after the other."""
     graph = trace(fn, *args)
     env = dict(graph.constants)
     env.update(zip(graph.arguments, args, strict=True))
@@ -54,7 +54,7 @@ WINDOWS = ("select_and_scatter", "select_and_scatter_add")
 
 
 def literal(run, table_rows):
-    """What the rows make of the operands of a run."""
+    """Return the rows' results for the operands of a run."""
     made = []
     for rule in table_rows:
         types = run.types()[len(made) : len(made) + len(rule.results)]
@@ -96,7 +96,7 @@ def test_a_row_executed_literally_is_the_primitive(group, seed):
 
 
 def shift_read(rule):
-    """The first read index with a loop, off by one."""
+    """Shift the first read index with a loop by one."""
     term = rule.terms[0]
     number, access = next((n, a) for n, a in enumerate(term) if any(i.terms for i in a.dims))
     dim = next(d for d, i in enumerate(access.dims) if i.terms)
@@ -125,7 +125,7 @@ def drop_guard(rule):
 
 
 def other_window(rule):
-    """The whole window starts one later."""
+    """Start the whole window one element later."""
     return replace(rule, symbols=tuple(replace(s, high=s.high - 1) for s in rule.symbols))
 
 
@@ -166,7 +166,7 @@ def gradient(x):
 
 
 def later_window(rule):
-    """The window that is chosen from starts one element later."""
+    """Start the window of candidates one element later."""
     term = tuple(Access(a.operand, tuple(map(_later, a.dims))) for a in rule.terms[0])
     return replace(rule, terms=(term,))
 

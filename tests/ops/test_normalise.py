@@ -136,7 +136,7 @@ def test_layers_of_one_jitted_function_are_the_nodes_of_plain_ones(remat):
 
 
 def _census(config):
-    """How often each signature stands in each phase of a train step at one line."""
+    """Return how often each signature occurs in each phase of a train step at one line."""
     arguments = training.part("train_step").arguments(config)
     graph = normalise(trace(partial(training.train_step, config), *arguments))
     return Counter((n.signature, n.phase, n.source) for n in graph.nodes)
@@ -169,7 +169,7 @@ def test_empty_parts_are_not_joined():
 
 @pytest.mark.parametrize("start", [0, 8])
 def test_a_value_beside_its_own_empty_end_is_no_rotation(start):
-    """XLA ends the process where nothing is read of what is joined with nothing."""
+    """XLA ends the process if nothing is read of a concatenation with an empty array."""
 
     def fn(x):
         cut = partial(jax.lax.slice_in_dim, x, axis=1)
@@ -215,7 +215,7 @@ def test_what_numpy_and_xla_compute_differently_is_no_number_that_is_known(opera
 
 
 def test_the_ends_of_64_bits_are_no_floats():
-    """As a float the largest integer of 64 bits is one more: numpy goes round there."""
+    """As a float the largest 64-bit integer is one more, because numpy rounds there."""
     with jax.enable_x64(True):
         graph = trace(lambda: jax.lax.convert_element_type(jnp.float64(2**62) * 2, "int64"))
     assert primitives(normalise(graph)) == ["convert_element_type"]
@@ -236,7 +236,7 @@ def test_keys_are_not_padded():
 
 
 def test_indices_that_count_along_their_own_vector_are_not_paired():
-    """Of one component they are all 0."""
+    """Indices of one component are all 0."""
     numbers = jax.lax.GatherDimensionNumbers((), (0, 1), (0, 1))
 
     def fn(x):

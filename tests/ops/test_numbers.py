@@ -1,4 +1,4 @@
-"""Numbers that operators are said to make of numbers, beside those that JAX makes."""
+"""Declared effects of operators on numbers, compared with JAX."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def names(dtype):
 
 
 def types(name, dtype):
-    """Of the operands."""
+    """Return the operands' types."""
     if name == "select_n":
         return ("bool", dtype, dtype)
     return (dtype,) * (1 if name in UNARY else 3 if name == "clamp" else 2)

@@ -1,4 +1,4 @@
-"""The printed rows, what is derived from them, and rows that contradict themselves."""
+"""The printed rows, their consequences, and rows that contradict themselves."""
 
 import jax
 import jax.numpy as jnp

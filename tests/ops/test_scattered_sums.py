@@ -1,4 +1,4 @@
-"""What is added to rows of zeros, and then to a table, is added to the table."""
+"""Updates of rows of zeros that are added to a table are added to the table directly."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ TWO = np.concatenate([ROWS, ROWS + 1])
 
 
 def sliced(x, u, at):
-    """The gradient of a slice of its own for every row."""
+    """Return the gradient of a slice of its own for every row."""
     starts = (at + jnp.arange(4)) % 3
     cut = jax.vmap(lambda row, start: jax.lax.dynamic_slice(row, (start,), (2,)))
     return x + jax.vjp(cut, x, starts)[1](jnp.broadcast_to(u[0, :2], (4, 2)))[0]

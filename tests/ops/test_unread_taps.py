@@ -38,7 +38,7 @@ def convolution(name):
 
 
 def arguments(name, features=3):
-    """An image, and a kernel that is NaN wherever no tap is kept."""
+    """Return an image, and a kernel that is NaN wherever no tap is kept."""
     image, kernel, *_, kept = CASES[name]
     rng = np.random.default_rng(3)
     x = rng.normal(size=(2, features, *image)).astype(np.float32)

@@ -39,7 +39,7 @@ KEPT = 25
 
 @dataclass(frozen=True)
 class Told:
-    """What XLA made of a program.
+    """XLA's result for a program.
 
     Attributes:
       results: layout per result, as the text of a PartitionSpec; "None" where none says it.
@@ -55,11 +55,11 @@ class Told:
 
     @property
     def out_shardings(self):
-        """Where XLA put the results."""
+        """Return XLA's shardings of the results."""
         return [_spec(text) for text in self.results]
 
     def in_shardings(self, given):
-        """The layouts given of arguments, and of those left open where XLA put them."""
+        """Return the given shardings of arguments, and XLA's for open ones."""
         if len(self.arguments) != len(given):
             return given
         told = map(_spec, self.arguments)
@@ -71,7 +71,7 @@ def _spec(text):
 
 
 def ask(program, partitioner="gspmd"):
-    """What one of XLA's partitioners makes; None where JAX takes no program with such results."""
+    """Ask one of XLA's partitioners; return None if JAX takes no program with such results."""
     mesh = sa.Mesh(program.mesh)
     devices = mesh.to_jax(jax.devices()[: mesh.size])
     given = tuple(s if s is None else NamedSharding(devices, s) for s in program.specs)
@@ -109,7 +109,7 @@ def _text(sharding):
 
 
 class Answers:
-    """What XLA was asked already: a line per program and partitioner of a file, or none."""
+    """XLA's stored answers: a line per program and partitioner of a file, or none."""
 
     def __init__(self, path=None):
         self.path, self.known = path, {}
@@ -119,7 +119,7 @@ class Answers:
                 self.known[name, partitioner] = told
 
     def ask(self, program, partitioner):
-        """The answer, asked at most once; None where there is none."""
+        """Return the answer, asked at most once; None if there is none."""
         key = f"{program.name} {jax.__version__}", partitioner
         if key not in self.known:
             told = ask(program, partitioner)
@@ -185,12 +185,12 @@ def _by_kind(sent):
 
 
 def is_above(row):
-    """Whether ours sends more, or computes more."""
+    """Return True if our program sends or computes more."""
     return row["bytes_ratio"] > 1 or row["flops_ratio"] > 1
 
 
 def summary(table):
-    """The figures of a table, in words."""
+    """Return the figures of a table in words."""
     more = [r for r in table if r["bytes_ratio"] > 1]
     ratios = [r["bytes_ratio"] for r in table if 0 < r["bytes_ratio"] < math.inf]
     return (
@@ -203,7 +203,7 @@ def summary(table):
 
 
 def recorded():
-    """The programs of the suite with what XLA made of them."""
+    """Return the programs of the suite with XLA's results."""
     told = json.loads(FACTS.read_text())["programs"]
     programs = siblings.programs(*RECORDED)
     return [
@@ -225,7 +225,7 @@ def _recorded(told):
 
 
 def main(count, seed, path=None):
-    """Compare; each program above is told as it is found, and all of them at the end."""
+    """Compare; print each program above at once, and all of them at the end."""
     answers, rows = Answers(path), []
     programs = siblings.programs(count, seed, siblings.TEMPLATES | farther.TEMPLATES)
     for number, program in enumerate(programs):

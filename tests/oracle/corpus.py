@@ -14,7 +14,7 @@ COMPILERS = ("cpu_gspmd", "cpu_shardy", "tpu_gspmd", "tpu_shardy", "gpu_gspmd", 
 
 
 def names(*topics):
-    """The programs of these topics in alphabetical order, of all topics if none is given.
+    """Return the programs of these topics in alphabetical order; all without a topic.
 
     >>> names("ffn", "stack")
     ['ffn_attempt1_fwd', 'ffn_attempt2_grad', 'ffn_final_fwd', 'scan_layers', 'scan_layers_remat']
@@ -33,13 +33,13 @@ def gradients():
 
 
 def _file(name, ending):
-    """A file of a program, in its folder."""
+    """Return a file of a program, in its folder."""
     folder = "gradients" if name in gradients() else "cases"
     return HERE / folder / f"{name}.{ending}"
 
 
 def topic(name):
-    """The topic of a program.
+    """Return the topic of a program.
 
     >>> topic("ffn_final_fwd")
     'ffn'
@@ -50,7 +50,7 @@ def topic(name):
 
 @functools.cache
 def facts(name):
-    """What XLA did with a program; shared between tests, not to be changed.
+    """Return XLA's facts about the program; tests share them and must not change them.
 
     >>> facts("ffn_final_fwd")["cpu_gspmd"]["spmd"]["summary"]["all-gather[y]"]
     [1, 1024, 4096, 3072]
@@ -60,7 +60,7 @@ def facts(name):
 
 @functools.cache
 def program(name):
-    """The module of a program: MESH, SMALL, BIG, make; this starts jax."""
+    """Return the module of a program (MESH, SMALL, BIG, make); this starts jax."""
     spec = importlib.util.spec_from_file_location(f"case_{name}", _file(name, "py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,7 +78,7 @@ def completed(name, compiler="cpu_gspmd"):
 
 
 def module(name, compiler="cpu_gspmd"):
-    """The completed program as an `HloModule`; what has no sharding is left out.
+    """Return the completed program as an `HloModule`; values without sharding are left out.
 
     >>> module("ffn_final_fwd").computations["ENTRY"]["x.1"].attributes["sharding"]
     '{devices=[2,1,4]<=[8]}'
@@ -87,7 +87,7 @@ def module(name, compiler="cpu_gspmd"):
 
 
 def module_of(rows):
-    """An `HloModule` of recorded rows; the last one's computation is the entry."""
+    """Return an `HloModule` of recorded rows; the last computation is the entry."""
     entry, computations = rows[-1]["computation"], defaultdict(dict)
     for row in rows:
         place = "ENTRY" if row["computation"] == entry else row["computation"]
@@ -106,7 +106,7 @@ def _instruction(row, place):
 
 
 def ring_bytes(collective):
-    """Bytes that a device sends in one execution; what is only read in slices is reduce-scattered.
+    """Return a device's bytes per execution; sliced results count as reduce-scattered.
 
     >>> ar = {"kind": "all-reduce", "operand_bytes": 64, "group_size": 4, "wire_bytes": 96}
     >>> ring_bytes(ar), ring_bytes(ar | {"sliced_by": 4.0}), ring_bytes(ar | {"sliced_by": 2.0})
@@ -129,5 +129,5 @@ def wire_bytes(name, compiler="cpu_gspmd"):
 
 
 def xla_failures():
-    """The programs that XLA partitions wrongly or aborts on."""
+    """Return the programs that XLA partitions wrongly or aborts on."""
     return json.loads((HERE / "xla_failures.json").read_text())["programs"]

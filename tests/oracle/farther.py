@@ -11,7 +11,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 
 def shift(draw):
-    """A buffer that moves by one stage, in the ways in which it is written, once or per step."""
+    """Return a buffer that moves by one stage, in all its forms, once or per step."""
     stages, b, m = draw.pick(4, 8, 16), draw.pick(4, 8), draw.pick(8, 16)
     draw.given("state", stages, b, m)
     draw.given("w", stages, m, m)
@@ -54,7 +54,7 @@ def factor(draw):
 
 
 def masked(draw):
-    """An autoregressive layer: products with weights under a triangular mask."""
+    """Return an autoregressive layer: products with weights under a triangular mask."""
     b, d, h = draw.pick(8, 16, 32), draw.pick(8, 16), draw.pick(16, 32)
     draw.given("x", b, d)
     draw.given("w1", d, h)
@@ -73,7 +73,7 @@ def masked(draw):
 
 
 def history(draw):
-    """A quasi-Newton direction from a history that a step pushes into (L-BFGS)."""
+    """Return a quasi-Newton direction from a history that a step extends (L-BFGS)."""
     n, k, rows = draw.pick(16, 32), draw.pick(3, 4, 8), draw.pick(8, 16)
     draw.given("w", n, rows)
     draw.given("s", k, n, rows)
@@ -106,7 +106,7 @@ def history(draw):
 
 
 def vocabulary(draw):
-    """The cross-entropy of logits over a vocabulary, by a pick or a product with one-hots."""
+    """Return the cross-entropy of logits over a vocabulary, by a pick or by one-hots."""
     b, s, m, v = draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32), draw.pick(32, 64)
     draw.given("x", b, s, m)
     draw.given("head", m, v)
@@ -127,7 +127,7 @@ def vocabulary(draw):
 
 
 def depthwise(draw):
-    """A causal convolution of every channel by itself, or the mean of windows."""
+    """Return a causal convolution of every channel by itself, or the mean of windows."""
     b, s, c, taps = draw.pick(2, 4, 8), draw.pick(16, 32), draw.pick(8, 16), draw.pick(3, 4)
     draw.given("x", b, s, c)
     draw.given("k", taps, 1, c)
@@ -148,7 +148,7 @@ def depthwise(draw):
 
 
 def indices(draw):
-    """Reads and writes at indices: a diagonal, rows of segments, an update of rows."""
+    """Return reads and writes at indices: a diagonal, rows of segments, an update of rows."""
     n, m, e = draw.pick(8, 16), draw.pick(8, 16), draw.pick(16, 32)
     draw.given("x", n, n)
     draw.given("v", n, m)
@@ -170,7 +170,7 @@ def indices(draw):
 
 
 def particles(draw):
-    """A step of pairwise forces (molecular dynamics)."""
+    """Return a step of pairwise forces (molecular dynamics)."""
     n, d = draw.pick(16, 32), draw.pick(2, 4)
     draw.given("x", n, d)
     draw.given("v", n, d)
@@ -189,7 +189,7 @@ def particles(draw):
 
 
 def recurrent(draw):
-    """A cell over time, or an associative scan."""
+    """Return a cell over time, or an associative scan."""
     t, b, m = draw.pick(4, 8), draw.pick(8, 16), draw.pick(16, 32)
     draw.given("xs", t, b, m)
     draw.given("w", m, m)

@@ -1,4 +1,4 @@
-"""Data formatting as users write it, and what XLA sends: `python -m tests.oracle.formatting`.
+"""Data formatting in users' programs, and XLA's traffic: `python -m tests.oracle.formatting`.
 
 Every argument is constrained to a layout on four devices, and every result; what does not divide
 comes in or goes out whole. Recorded beside this file as formatting.json: wire bytes per device
@@ -79,7 +79,7 @@ def pipelined(x, w):
 
 
 def gradient(fn, *argnums):
-    """Of the sum of squares of what `fn` makes."""
+    """Return the gradient of the sum of squares of `fn`'s results."""
     return jax.grad(lambda *xs: (fn(*xs) ** 2).sum(), argnums)
 
 
@@ -161,12 +161,12 @@ PROGRAMS = {
 
 
 def divides(shape, spec):
-    """Whether JAX takes the layout at a program's border."""
+    """Return True if JAX accepts the sharding at a program's border."""
     return all(axis is None or size % 4 == 0 for size, axis in zip(shape, spec, strict=False))
 
 
 def program(name):
-    """The function with its layouts inside, its arguments, and the layouts at the border."""
+    """Return the function with shardings inside, its arguments, and the border's shardings."""
     fn, shapes, specs, wanted = PROGRAMS[name]
 
     def constrained(*xs):
@@ -181,12 +181,12 @@ def program(name):
 
 
 def recorded():
-    """What XLA made of the programs."""
+    """Return XLA's results for the programs."""
     return json.loads(FACTS.read_text())
 
 
 def xla_program(name):
-    """What XLA's partitioner makes of a program, as text."""
+    """Return the program of XLA's partitioner as text."""
     function, types, layouts = program(name)
     auto = (jax.sharding.AxisType.Auto,)
     devices = jax.devices()[: math.prod(MESH.sizes.values())]
@@ -198,7 +198,7 @@ def xla_program(name):
 
 
 def xla_instructions(text):
-    """How many instructions of each kind XLA's program executes."""
+    """Return how many instructions of each kind XLA's program executes."""
     found = Counter()
     for instruction, count, _ in walk(parse(text)):
         if instruction.opcode in XLA_KINDS:
@@ -207,7 +207,7 @@ def xla_instructions(text):
 
 
 def our_instructions(plan):
-    """How many of these ours executes; a choice among n pieces selects n - 1 times.
+    """Return how many of these ours executes; a choice among n pieces counts n - 1 selects.
 
     What is left of a slice or a pad whose window is brought to the device is none.
     """

@@ -31,7 +31,7 @@ _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 def random_case(rng, parts):
-    """A window and a size such that every partition has elements and outputs."""
+    """Draw a window and a size such that every partition has elements and outputs."""
     while True:
         size = int(rng.integers(3 * parts, 10 * parts))
         size -= size % parts if rng.integers(2) else 0

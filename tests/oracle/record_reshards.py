@@ -63,7 +63,7 @@ def answers(hlo, elements):
 
 
 def _traced(steps, name, elements):
-    """Of everything that the value is made from: an all-to-all may have a tuple of operands."""
+    """Return all values that a value depends on; an all-to-all may have a tuple of operands."""
     todo, seen, received, whole = [name], set(), 0, False
     while todo:
         step = steps[todo.pop()]

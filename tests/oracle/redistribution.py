@@ -29,7 +29,7 @@ from shardalg.planner.reshard.closed_forms import primes
 
 @dataclass(frozen=True)
 class Redistribution:
-    """What is sent, in elements; how many collectives; what one reads and writes at most."""
+    """Sent elements, the number of collectives, and the largest operands and results."""
 
     sent: int
     steps: int
@@ -37,7 +37,7 @@ class Redistribution:
 
 
 def redistribution(source, target):
-    """The cheaper of the ways with one allpermute and with none."""
+    """Return the cheaper of the ways with one allpermute and with none."""
     ends = tuple(tuple(map(primes, s.dims)) for s in (source, target))
     size = math.prod(source.shape)
     most = max(size // _parts(dims) for dims in ends)
@@ -75,7 +75,7 @@ class _Strong:
                     yield ("alltoall", i, j), parts(moved), _with(left, j, (*dims[j], *moved))
 
     def minor(self, held):
-        """The minor piece, and with those above it that belong to the same axis."""
+        """Return the minor piece, and the pieces above it of the same axis."""
         for at in range(len(held) - 1, -1, -1):
             if any(set(held[at:]) <= set(axis) for axis in self.axes):
                 yield held[at:]

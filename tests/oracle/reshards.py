@@ -26,7 +26,7 @@ PER_PROGRAM = 50
 
 
 def every_pair():
-    """(mesh, layouts as axes, the same as shardings, what XLA receives, whether of all)."""
+    """Yield (mesh, layouts as axes, as shardings, XLA's received bytes, whether of all)."""
     for (sizes, rank, every), facts in zip(
         groups(), json.loads(FACTS.read_text())["groups"], strict=True
     ):
@@ -54,7 +54,7 @@ def moved(pairs):
 
 
 def run(pairs):
-    """Every pair of one mesh lowered in one program; the arrays are what they were."""
+    """Run every pair of one mesh in one program; arrays stay unchanged."""
     program, graph = moved(pairs)
     shape = pairs[0][0].shape
     arrays = [np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + i for i in range(8)]

@@ -49,19 +49,19 @@ class Draw:
         return P(*(tuple(axes) or None for axes in dims))
 
     def given(self, name, *shape, dtype=None):
-        """An argument, mostly with a layout."""
+        """Return an argument, mostly with a sharding."""
         spec = None if self.rng.random() < OPEN else self.spec(shape)
         self.arguments[name] = (shape, dtype or self.dtype, spec)
 
     def site(self, *shape):
-        """A constraint on a value of this shape, or none."""
+        """Return a constraint on a value of this shape, or none."""
         if self.rng.random() >= SITED:
             return lambda x: x
         spec = self.spec(shape)
         return lambda x: wsc(x, spec)
 
     def differentiated(self, function, *, often=0.5):
-        """The function, or its gradient by the arguments that are floating point."""
+        """Return the function, or its gradient by the floating-point arguments."""
         floats = [k for k, (_, t, _) in enumerate(self.arguments.values()) if t != jnp.int32]
         if self.rng.random() >= often:
             return function
@@ -150,7 +150,7 @@ def ffn(draw):
 
 
 def gated(draw):
-    """A gated layer on normalised rows."""
+    """Return a gated layer on normalised rows."""
     b, m, h = draw.pick(16, 32, 64), draw.pick(16, 32, 48), draw.pick(32, 64)
     draw.given("x", b, m)
     draw.given("up", m, h)
@@ -211,7 +211,7 @@ def moe(draw):
 
 
 def stack(draw):
-    """A scan over stacked layers."""
+    """Return a scan over stacked layers."""
     layers, b, m, h = draw.pick(2, 3, 4), draw.pick(8, 16), draw.pick(16, 32), draw.pick(32, 64)
     draw.given("x", b, m)
     draw.given("w1", layers, m, h)
@@ -272,7 +272,7 @@ def pool(draw):
 
 
 def pipeline(draw):
-    """A shifting buffer of stages."""
+    """Return a shifting buffer of stages."""
     stages, steps, b = draw.pick(2, 4), draw.pick(3, 4), draw.pick(4, 8)
     m, h = draw.pick(8, 16), draw.pick(16, 32)
     draw.given("w1", stages, m, h)
@@ -298,7 +298,7 @@ def pipeline(draw):
 
 
 def embedding(draw):
-    """A lookup, a layer, and the loss over a vocabulary."""
+    """Return a lookup, a layer, and the loss over a vocabulary."""
     b, s, v, m = draw.pick(4, 8), draw.pick(8, 16), draw.pick(32, 64), draw.pick(16, 32)
     draw.given("ids", b, s, dtype=jnp.int32)
     draw.given("table", v, m)
@@ -340,7 +340,7 @@ def norm(draw):
 
 
 def reduce_sort(draw):
-    """Sums, extrema, running sums, sorts, the best few."""
+    """Return sums, extrema, running sums, sorts, the best few."""
     n, m, k = draw.pick(16, 24, 32), draw.pick(8, 16), draw.pick(4, 8)
     draw.given("x", n, m, k)
     draw.given("y", m, k)
@@ -371,7 +371,7 @@ def formatting(draw):
 
 
 def reshard(draw):
-    """A value that is asked for in two layouts, with little work between."""
+    """Return a value that is needed in two shardings, with little work between."""
     shape = [draw.pick(16, 32) for _ in range(draw.pick(2, 3))]
     draw.given("x", *shape)
     first, second = draw.spec(shape), draw.spec(shape)
@@ -404,6 +404,6 @@ TEMPLATES = {
 
 
 def programs(count, seed, templates=TEMPLATES):
-    """That many programs, the templates in turn, with seeds from `seed` on."""
+    """Yield that many programs, the templates in turn, with seeds from `seed` on."""
     topics = tuple(templates)
     return [Sibling(topics[i % len(topics)], seed + i // len(topics)) for i in range(count)]

@@ -16,7 +16,7 @@ BESIDE = ["hybrid_moe_layer_grad", "pipeline_gpipe_grad"]
 
 
 def as_jax_runs_it(name, values):
-    """On one device; a manual region needs all of its own."""
+    """Run on one device; a manual region needs all of its own."""
     if name != "shard_map_subgraph_grad":
         return oracle_bytes.one_device(name, values)
     chosen = oracle_bytes.case(name, "float32")

@@ -14,7 +14,7 @@ from .record_halos import COLUMNS, FACTS
 
 
 def is_compact(h):
-    """Whether XLA sends pieces of far blocks, not hops: its `ExchangeHaloAndGetValidData`.
+    """Return True if XLA sends pieces of far blocks, not hops (`ExchangeHaloAndGetValidData`).
 
     It does where a width is more than twice what a partition reads, if every partition's block and
     halo are that long (spmd_partitioner_util.cc).

@@ -1,4 +1,4 @@
-"""Every pair of layouts of small meshes: what our paths send, beside what XLA sends."""
+"""Every pair of shardings of small meshes: the bytes of our paths and of XLA's."""
 
 import collections
 import itertools
@@ -71,7 +71,7 @@ def test_beside_memory_efficient_redistribution(step, show):
 
 
 def held(source, path):
-    """Elements that a device holds at most: what a step reads, and what it writes."""
+    """Return the largest number of elements of a device: a step's operands and results."""
     sizes = [math.prod(s.shard_shape) for s in (source, *(step.layout for step in path.steps))]
     return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 

@@ -1,4 +1,4 @@
-"""Programs that nobody chose: what ours send and compute beside XLA's, recorded."""
+"""Random programs: bytes and flops compared with XLA's, recorded."""
 
 import jax
 import numpy as np

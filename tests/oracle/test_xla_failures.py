@@ -50,7 +50,7 @@ FUNCTIONS = {"pad": padded, "conv": convolved, "convgrad": gradients}
 
 
 def planned(program, arguments):
-    """The plan, with XLA's annotations: of the arguments, and of what is made of them."""
+    """Return the plan with XLA's annotations of the arguments and of derived values."""
     function = functools.partial(FUNCTIONS[program["kind"]], program)
     out = spec(program["out_spec"])
     if program["kind"] == "convgrad":
@@ -73,7 +73,7 @@ def one_device(program, dtype):
 
 
 def error(found, exact):
-    """The largest difference, relative to numbers above 1."""
+    """Return the largest difference, relative to numbers above 1."""
     pairs = zip(found, exact, strict=True)
     return max(np.max(np.abs(a - b) / (1 + np.abs(b)), initial=0) for a, b in pairs)
 
@@ -107,7 +107,7 @@ def by_hand(program, x, w):
 
 
 def test_xla_is_wrong_on_one_device(show):
-    """Its f32 convolution on a CPU reads beyond the image where padding is negative in front."""
+    """XLA's f32 convolution on a CPU reads beyond the image if low padding is negative."""
     program = PROGRAMS[WRONG_ON_ONE_DEVICE]
     assert {*program["strides"], *program["lhs_dilation"], *program["rhs_dilation"]} == {1}
     want = by_hand(program, *drawn(program, "float64"))

@@ -31,7 +31,7 @@ def test_every_column_of_tables_5_to_8(show):
 
 @pytest.mark.slow
 def test_a_circular_conformer(show):
-    """Its gradients go into the weights of a round alone: a quarter of a device's, each trip."""
+    """Gradients go into the weights of a round alone: a quarter of a device's, each trip."""
     values = compare([column("conformer-pipe-bench.c3")])
     show(str(side_by_side(values)))
     assert abs(errors(values, STEP)["conformer-pipe-bench.c3"]) <= 12
@@ -63,7 +63,7 @@ def test_two_images_a_core_take_the_rows_of_eight(show):
 
 
 def test_prefix_sums_of_the_gating_are_why_2048_experts_take_longer(show):
-    """Without them the column is far below what was measured; they grow with the experts."""
+    """Without them the column is far below the measurement; they grow with the experts."""
     few, many = (anchored._planned(f"sparse-bench.{name}") for name in ("c2", "c4"))
     seconds = [anchored.prefix_sums_s(plan) for plan in (few, many)]
     assert seconds[1] == pytest.approx(16 * seconds[0], rel=0.01)

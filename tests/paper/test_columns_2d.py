@@ -28,7 +28,7 @@ def test_flops_of_the_first_column_are_the_compiler_s():
 
 @pytest.mark.parametrize("case", COLUMNS, ids=lambda c: c.id)
 def test_counted_parameters_are_the_papers(case):
-    """In units of 2**30; the paper leaves the embedding out."""
+    """Counts are in units of 2**30; the paper leaves the embedding out."""
     made = two_dimensional.model(case)
     assert made.parameters - made.vocab * made.model_dim == case.stated_parameters
 
@@ -66,7 +66,7 @@ def test_memory_of_all_columns_is_within_the_goal(show):
 
 @pytest.mark.parametrize("name", ["dense-bench.c1", "narrow-bench.c3"])
 def test_a_compiler_that_rebuilds_nothing_would_not_fit(name):
-    """What XLA rebuilds in the backward pass is what lets the model fit 16 GB per core."""
+    """The model fits 16 GB per core only because XLA rebuilds values in the backward pass."""
     case = column(name)
     plain = Hardware("plain")  # keeps what the backward pass reads
     plans = two_dimensional.plans(case)

@@ -52,7 +52,7 @@ def test_arguments_take_the_bytes_that_the_compiler_says(name, program):
 
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_what_is_planned_is_sent(name):
-    """Per kind and axis, of all that is more than a thousandth of what is sent."""
+    """Kinds and axes with more than a thousandth of the bytes agree."""
     row, moved = recorded(name), planned(name).moved
     whole = sum(sent for _, sent in moved.values())
     for (kind, axes), (_, sent) in moved.items():

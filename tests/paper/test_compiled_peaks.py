@@ -19,7 +19,7 @@ ROWS = {r["column"]: r for r in json.loads((Path(RESULTS) / NAME).read_text())["
 
 @cache
 def planned(name):
-    """Of now, not as recorded."""
+    """Plan now, not from the record."""
     ((_, plan, _, _),) = plans([name], 4)
     return plan.cost("tpu_v3").peak_memory_bytes
 
@@ -36,7 +36,7 @@ def test_a_lowered_program_holds_what_is_planned(name):
 
 @pytest.mark.slow
 def test_the_lowered_program_holds_what_is_planned(show):
-    """What the buffer assignment of the TPU compiler counts: median 4 %, largest 10 %."""
+    """The TPU compiler's buffer assignment differs by 4 % in the median, 10 % at most."""
     found = errors("compiled")
     sizes = sorted(map(abs, found.values()))
     show(", ".join(f"{name} {error:+.1%}" for name, error in found.items()))
@@ -47,7 +47,7 @@ def test_the_lowered_program_holds_what_is_planned(show):
 
 @pytest.mark.slow
 def test_xla_s_own_program_holds_no_less(show):
-    """It puts off the products of weight gradients, and holds what they read until then."""
+    """XLA's program delays the products of weight gradients, and holds their operands."""
     found = errors("xla")
     show(", ".join(f"{name} {error:+.1%}" for name, error in found.items()))
     assert max(found.values()) <= 0.02

@@ -1,4 +1,4 @@
-"""Figure 6 (section 4.4): AC = einsum(AB, BC) in nested groups of devices, and what else composes.
+"""Figure 6 (section 4.4): AC = einsum(AB, BC) in nested groups of devices, and other nestings.
 
 Blue is X, red is Y: A lies along X, B and C along Y. Grouped along X, each group is left with
 einsum(aB, Bc) over two logical devices; what is gathered there, {0,1}, is gathered in both groups,
@@ -118,7 +118,7 @@ def test_of_conflicting_operands_the_cheaper_one_moves(rows, columns):
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_every_device_runs_one_configuration(size, monkeypatch):
-    """What a local operator is given is one object, whatever the device and however many."""
+    """A local operator's configuration is one object, for any device and any number of them."""
     given = {simulation: [], emission: []}
     for module, found in given.items():
 

@@ -83,7 +83,7 @@ def test_a_layer_is_its_parts_and_the_statistics_of_its_norms():
 
 
 def changed(strategy, change):
-    """The strategy of a part with one annotation replaced, by the name of what it annotates."""
+    """Return the strategy of a part with one named annotation replaced."""
     weights, *rest = strategy.in_shardings
     weights = {name: change.get(name, spec) for name, spec in weights.items()}
     arguments = (weights, change.get("x", rest[0]), *rest[1:])

@@ -1,4 +1,4 @@
-"""GSPMD (arXiv:2105.04663), sections 5.1 and 5.4: step times, and what the paper says of them.
+"""GSPMD (arXiv:2105.04663), sections 5.1 and 5.4: step times, and the paper's statements.
 
 Predicted from plans at the paper's sizes with the constants of TPU v3 that ship. What is fitted on
 a column is not held against it.
@@ -73,7 +73,7 @@ def test_each_column_by_the_twelve_others(show):
 
 
 def test_the_datasheet_alone_is_a_lower_bound_of_every_column(show):
-    """With no overlap, and with full overlap; with full overlap it is the paper's utilisation."""
+    """Without overlap and with full overlap; with full overlap it is the paper's utilisation."""
     measured = {c.id: c.measured[STEP] for c in COLUMNS}
     datasheet = replace(calibration_of("tpu_v3"), values=constants.HELD)
     for overlap in ("none", "full"):
@@ -175,7 +175,7 @@ def test_at_the_same_y_the_batch_grows_with_x_at_constant_step_time(pair):
 
 @pytest.mark.parametrize(("small", "large"), [("c4", "c1"), ("c5", "c2"), ("c6", "c3")])
 def test_the_narrow_model_is_faster_with_a_smaller_y(small, large, show):
-    """On as many devices. (16,8) and (8,16) differ by 2 %: too little for us to tell them apart."""
+    """The number of devices is equal. (16,8) and (8,16) differ by 2 %, which is too little."""
     fast, slow = (column(f"narrow-bench.{name}") for name in (small, large))
     assert fast.facts["devices"] == slow.facts["devices"]
     assert fast.mesh["Y"] < slow.mesh["Y"]
@@ -186,7 +186,7 @@ def test_the_narrow_model_is_faster_with_a_smaller_y(small, large, show):
 
 
 def test_an_all_to_all_takes_the_root_of_the_devices():
-    """On square slices; the whole pod is a ring both ways, hence as fast as a quarter of it."""
+    """This holds on square slices; the whole pod is a ring both ways, as fast as a quarter."""
     chip, held = replace(load("tpu_v3"), latency_s=0.0), 1 << 24
 
     def all_to_all_s(side):

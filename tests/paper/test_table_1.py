@@ -27,7 +27,7 @@ FINALIZED = "finalized"
 
 
 def read(text):
-    """An order as the table prints it, such as "O(1/Y)+O(1/X)"."""
+    """Parse an order of the table, such as "O(1/Y)+O(1/X)"."""
     parts = [part[len("O(1/") : -1].strip("()") for part in text.split("+") if part != "0"]
     return paper_order(tuple(parts))
 
@@ -41,7 +41,7 @@ def test_the_orders_to_reach_are_the_printed_ones(row):
 
 @cache
 def layers(column=None):
-    """The layer with its gradient per strategy; at a column's sizes, or at the hints."""
+    """Return the layer with its gradient per strategy, at a column's sizes or at the hints."""
     if column is None:
         return plans_of(HINTS, LAYER)
     sizes = DENSE[column].facts
@@ -79,7 +79,7 @@ def test_the_orders_at_the_sizes_of_every_two_dimensional_column(column):
 
 
 def test_each_further_layer_of_a_train_step():
-    """With embedding, loss and Adafactor around it; its gradients' orders are the layer's."""
+    """The orders with embedding, loss and Adafactor equal those of the layer's gradients."""
     found = {n: costs_of(made, per="L") for n, made in plans_of(HINTS, TRAIN_STEP).items()}
     assert {name: orders(costs) for name, costs in found.items()} == EXPECTED
     assert all(costs.scaling.update_communication for costs in found.values())
@@ -95,7 +95,7 @@ def test_the_table_says_which_row_agrees(parts):
 
 
 def changed(strategy, sites=(), weights=(), x=None):
-    """A strategy of the layer's gradient with some of its annotations replaced."""
+    """Return a strategy of the layer's gradient with some annotations replaced."""
     given, before, dy = strategy.in_shardings
     given = {**given, **dict(weights)}
     out, _, dx = strategy.out_shardings

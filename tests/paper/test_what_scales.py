@@ -1,4 +1,4 @@
-"""GSPMD (arXiv:2105.04663), section 5.1: what grows with what, derived from plans in named sizes.
+"""GSPMD (arXiv:2105.04663), section 5.1: growth of costs, derived from named sizes.
 
 Every sentence of the paper that is a proportion is a property of formulas: they are those of the
 plans of a layer, or of a whole train step, under the strategies of Table 1.
@@ -42,25 +42,25 @@ def forward(strategy, part):
 
 @cache
 def step():
-    """The whole train step, in named sizes."""
+    """Return the whole train step, in named sizes."""
     return plan_part(table1.SIZES, MESH, FINALIZED, TRAIN_STEP)
 
 
 def in_symbols(formula):
-    """A formula in the symbols of this file."""
+    """Return a formula in the symbols of this file."""
     made = Formula.of(formula).sympy() if not isinstance(formula, sympy.Basic) else formula
     return made.subs({old: SIZES[old.name] for old in made.free_symbols})
 
 
 def grown(formula, **times):
-    """A formula at sizes that are so many times as large, over the formula itself."""
+    """Return a formula at multiplied sizes, divided by the formula itself."""
     given = in_symbols(formula)
     larger = {SIZES[name]: count * SIZES[name] for name, count in times.items()}
     return sympy.simplify(given.subs(larger, simultaneous=True) / given)
 
 
 def at_hints(expression):
-    """A number, at the sizes of the paper's first column."""
+    """Return a number, at the sizes of the paper's first column."""
     hints = layer()[FINALIZED].hints
     return float(expression.subs({SIZES[name]: size for name, size in hints.items()}))
 
@@ -98,7 +98,7 @@ def test_twice_the_devices_hold_twice_the_batch(name, along):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_reduce_scatter_is_half_the_all_reduce_that_it_replaces(part):
-    """And with the all-gather it comes to the all-reduce: "comparable performance"."""
+    """Together with the all-gather it equals the all-reduce: "comparable performance"."""
     before, after = (forward(name, part) for name in (ATTEMPT_2, FINALIZED))
     reduced = in_symbols(before["all_reduce", "Y"])
     scattered, gathered = (
@@ -110,7 +110,7 @@ def test_a_reduce_scatter_is_half_the_all_reduce_that_it_replaces(part):
 
 
 def test_compute_is_of_order_mh_plus_mnd_and_communication_of_order_m():
-    """Of a token in a layer; hence the narrower model spends more of its time on the wire."""
+    """Per token of a layer; therefore the narrower model has more communication."""
     sizes = ("M", "H", "N", "D")
     flops = sum(
         Formula.of(item.flops)

@@ -49,7 +49,7 @@ def some_spec(rng, mesh, rank):
 
 
 def layouts(rng, graph):
-    """A strategy with a layout for every argument and result, at times left to completion."""
+    """Return a strategy for every argument and result, sometimes left to completion."""
     mesh = some_mesh(rng)
     given, wanted = (
         tuple(some_spec(rng, mesh, len(graph.values[v].type.shape)) for v in side)
@@ -60,14 +60,14 @@ def layouts(rng, graph):
 
 
 def flat(drawn):
-    """The same function of flat arguments with flat results, and what it gives on one device."""
+    """Return the function of flat arguments and results, with its results on one device."""
     with jax.enable_x64(True):
         want = [np.asarray(leaf) for leaf in jax.tree.leaves(drawn.fn(*drawn.arguments))]
     return lambda *arguments: tuple(jax.tree.leaves(drawn.fn(*arguments))), want
 
 
 def same(ours, *theirs):
-    """Whether every element is what one of several answers has there."""
+    """Return True if every element equals that of one of several answers."""
     return all(len(ours) == len(answer) for answer in theirs) and all(
         all(a.shape == b.shape for b in of_each) and np.any([close(a, b) for b in of_each], 0).all()
         for a, *of_each in zip(ours, *theirs, strict=True)
@@ -75,7 +75,7 @@ def same(ours, *theirs):
 
 
 def of_xla(fn, arguments, strategy):
-    """What XLA's partition of a flat function gives, nothing of ours between the two.
+    """Return the results of XLA's partition of a flat function, without our code between.
 
     `plan.lower().jit()` hands XLA our normalised graph: what normalising gets wrong is in both.
     """
@@ -94,7 +94,7 @@ def of_xla(fn, arguments, strategy):
 
 
 def as_right_as_xla(fn, arguments, strategy, made, *answers):
-    """Whether results are one device's, wherever those of XLA's own partition are."""
+    """Return True if results equal one device's wherever XLA's own do."""
     if same(made, *answers):
         return True
     try:
@@ -105,7 +105,7 @@ def as_right_as_xla(fn, arguments, strategy, made, *answers):
 
 
 def faults(fn, plan, arguments, strategy, want, lowered):
-    """What is wrong with a plan of a flat function: words, none if nothing is.
+    """Return the faults of a plan of a flat function in words; empty if there are none.
 
     Args:
       lowered: what it gives where one device compiles it; None: ours is not compiled. Of an
@@ -145,7 +145,7 @@ def cases_of(drawn, count):
 
 
 def fuzz(end, seed, groups):
-    """Counts of cases per group, and of those that fail, until `end`; one line per seed."""
+    """Return counts of cases and failures per group until `end`; one line per seed."""
     counts, wrong = Counter(), 0
     while time.monotonic() < end:
         edges = KINDS[seed % 3]

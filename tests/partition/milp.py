@@ -106,7 +106,7 @@ def _brought(model, problem, wanted, asked, lies):
 
 
 def _always(near, made, result_sharding, problem):
-    """Whether the value is given, so that where it is made is no choice."""
+    """Return True if the value is given, so that its sharding is no choice."""
     return not near and any(not units for units in made.values())
 
 

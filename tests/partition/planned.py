@@ -16,12 +16,12 @@ def numbers(*shape, seed=0, dtype=np.float32):
 
 
 def planned(fn, arguments, specs=None, *, mesh=MESH, **more):
-    """The plan of `fn`; `specs` as in_shardings, one per argument."""
+    """Return the plan of `fn`; `specs` are in_shardings, one per argument."""
     return sa.plan(fn, *arguments, mesh=mesh, in_shardings=specs, **more)
 
 
 def check_equal(plan, fn, arguments):
-    """The simulated program gives what `fn` gives on one device."""
+    """Check that the simulated program equals `fn` on one device."""
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
     results = simulate(plan.program, plan.graph, *flat)
     for result, want in zip(results, jax.tree.leaves(fn(*arguments)), strict=True):
@@ -33,7 +33,7 @@ def check_equal(plan, fn, arguments):
 
 
 def checked(fn, arguments, specs=None, **more):
-    """The plan, after its simulation was found right."""
+    """Return the plan after its simulation was found right."""
     plan = planned(fn, arguments, specs, **more)
     check_equal(plan, fn, arguments)
     return plan

@@ -1,4 +1,4 @@
-"""The choices at one node in the order of their prices: the planner's and those of `cost()`."""
+"""Prices of the choices at one node: the planner's and those of `cost()`."""
 
 import json
 
@@ -23,13 +23,13 @@ def machines(mesh, folder):
 
 
 def signatures(plan):
-    """The operators of a plan's graph that have a row, each as a signature."""
+    """Return the operators with a row of a plan's graph, each as a signature."""
     found = (node for node in plan.graph.nodes if not node.bodies)
     return [node.signature for node in found if rules(node.signature)]
 
 
 def priced(signature, rng, folder):
-    """(the planner's seconds, those of `cost()`, the loops) of every choice at one node."""
+    """Return (the planner's seconds, those of `cost()`, the loops) of every choice at one node."""
     mesh = sa.Mesh(MESHES[rng.integers(len(MESHES))])
     name = machines(mesh, folder)[rng.integers(4)]
     chip = machine(name)

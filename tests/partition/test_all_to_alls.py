@@ -79,7 +79,7 @@ def test_in_a_program_it_is_one_collective():
 
 
 def test_verify_refuses_exchanges_that_are_not_the_layout():
-    """Of each exchange, and of both in one dimension."""
+    """Each exchange, and both in one dimension, are refused."""
     mesh, shape = sa.Mesh({"x": 2, "y": 2}), (4,) * 4
     path = sa.reshard(*(sharded(spec, mesh, shape) for spec in PAIRS[0]))
     (step,) = path.steps
@@ -96,7 +96,7 @@ def test_verify_refuses_exchanges_that_are_not_the_layout():
 
 
 def judged(path, attributes):
-    """Whether `verify` accepts the path with another exchange in place of its own."""
+    """Return True if `verify` accepts the path with another exchange in place of its own."""
     program, graph = path._made
     (step,) = program.block.instructions
     block = replace(program.block, instructions=(replace(step, attributes=attributes),))

@@ -53,7 +53,7 @@ def keys(shape, specs):
 
 
 def weighed(key, component):
-    """What is weighed, and the number of devices that it is computed on at least."""
+    """Return the candidates, and the smallest number of devices to compute on."""
     found, least = assign.candidates(key, component, assign.available_digits(key, component))
     return found, least
 
@@ -63,7 +63,7 @@ def searched(source, target):
 
 
 def time(key, choice):
-    """Of a device, in flops of the chip that is planned for."""
+    """Return a device's time, in flops of the planned chip."""
     signature, rates = key.signature, load("tpu_v3").rates("float32")
     written = sum(math.prod(made.shape) * made.itemsize for made in signature.results)
     work = signature_flops(signature) + written * rates.written_flops
@@ -188,7 +188,7 @@ def test_a_product_computes_and_sends_no_more_than_xlas(name):
 
 
 def test_an_idle_axis_does_not_take_what_is_contracted_as_it_lies():
-    """However large the batch: partial sums are added up along the axis that weights lie on."""
+    """For any batch, partial sums are added along the axis of the weights."""
     types = [
         jax.ShapeDtypeStruct(n, "bfloat16") for n in ((692223, 4096), (4096, 16384), (16384, 4096))
     ]

@@ -38,7 +38,7 @@ def test_a_block_sends_a_value_and_its_place(function, dtype):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_what_no_number_beats(function):
-    """A NaN wins over all numbers, the first of them; infinities tie with what fills padding."""
+    """A NaN wins over all numbers, the first NaN first; infinities tie with the padding's value."""
     rows = [
         [0, 1, NAN, 5, NAN, 9, -INF, 2, 3],
         [-INF] * 9,
@@ -53,7 +53,7 @@ def test_what_no_number_beats(function):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 @pytest.mark.parametrize(("best", "extreme"), [(lax.argmax, jnp.max), (lax.argmin, jnp.min)])
 def test_a_place_and_its_value_share_the_mask(best, extreme, dtype):
-    """Both names of a mask fill with one number, whichever stands in front (Viterbi's last row)."""
+    """Both names of a mask fill with one number, whichever is first (Viterbi's last row)."""
 
     def fn(x):
         y = x * 2
@@ -67,7 +67,7 @@ def test_a_place_and_its_value_share_the_mask(best, extreme, dtype):
 
 
 def test_another_dimension_is_padded_between_a_place_and_its_value():
-    """Zeros stand where the padding of both dimensions meets: the mask of one is not left out."""
+    """Zeros fill where the padding of both dimensions meets, so one mask is not left out."""
 
     def fn(x):
         y = jnp.exp(x)

@@ -1,4 +1,4 @@
-"""Boxes at run-time starts in sharded dimensions: what a block has of them, and nothing is sent."""
+"""Boxes at run-time starts in sharded dimensions: a block uses its own part, unsent."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +63,7 @@ def test_a_start_out_of_range_is_clamped_for_all_devices_alike():
 
 @pytest.mark.parametrize("index", [np.uint8, np.int8], ids=lambda t: t.__name__)
 def test_starts_of_small_types(index):
-    """How far it is from a block to a start may be no number of the type.
+    """The distance from a block to a start may exceed the type's numbers.
 
     Where the largest start is none, XLA truncates it on one device already (jaxlib 0.10.2).
     """

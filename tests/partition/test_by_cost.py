@@ -130,7 +130,7 @@ def test_more_random_programs_are_never_slower_than_a_faithful_policy(program):
 
 
 def never_slower(program):
-    """By the prices of a plan by cost, against the plans of all faithful policies."""
+    """Plans by cost are compared with the plans of all faithful policies by price."""
 
     def seconds(policy):
         options = sa.Options(policy=policy)

@@ -108,7 +108,7 @@ def test_a_ring_is_equal_proved_and_sends_as_much(name):
 
 
 def test_a_ring_over_axes_in_another_order_than_the_mesh_has(tmp_path):
-    """Of a chip without latency or memory traffic, which gains by every ring."""
+    """The chip has no latency or memory traffic, so that every ring pays."""
     figures = {"peak_flops_per_s.float32": 1e12, "link_bytes_per_s": 1e10}
     entries = {name: [{"value": value, "source": "none"}] for name, value in figures.items()}
     joined = {"asynchronous": ["collective_permute"], "source": "none"}
@@ -129,7 +129,7 @@ def test_a_ring_over_axes_in_another_order_than_the_mesh_has(tmp_path):
 
 
 def changed(program, make):
-    """The program with its first ring made another."""
+    """Return the program with its first ring changed."""
     found = list(program.block.instructions)
     (place, *_) = [n for n, s in enumerate(found) if type(s.attributes) is CollectiveMatmul]
     found[place] = make(found[place])
@@ -161,7 +161,7 @@ def with_body(change):
 
 
 def other_digits(body):
-    """The collective over the other axis, of as many devices."""
+    """Return the collective over the other axis, of as many devices."""
     found = [
         replace(s, attributes=replace(s.attributes, digits=SQUARE.digits("X")))
         if hasattr(s.attributes, "digits")
@@ -247,7 +247,7 @@ def priced(options, *, sizes=(4096, 2048, 8192), dtype="bfloat16"):
 
 
 def test_a_step_takes_the_longer_of_a_permute_and_a_product():
-    """By hand, of a gathered operand whose blocks of 512 rows are multiplied eight times."""
+    """By hand, for a gathered operand whose blocks of 512 rows are multiplied eight times."""
     ring, apart = priced(RING), priced(APART)
     assert len(rings(ring)) == 1
     chip = sa.Hardware.load("h100")
@@ -278,7 +278,7 @@ def test_switches_list_what_rings_are_worth():
 
 
 def test_what_is_gathered_for_several_goes_round_for_none():
-    """It would be sent once for each of them."""
+    """A ring would send the operand once for each reader."""
     arguments = numbers(32, 8), numbers(8, 16), numbers(8, 16, seed=1)
     specs = (P("X"), P(None, "X"), P(None, "X"))
     plan = planned(
@@ -301,7 +301,7 @@ def test_where_no_permute_is_started_ahead_a_ring_waits_for_each():
 
 
 def test_overlap_of_what_the_compiler_starts_ahead():
-    """Weights that are gathered while the layer before is computed; v4 waits for them."""
+    """Weights are gathered during the previous layer; a v4 does not overlap them."""
 
     def layers(x, *weights):
         for w in weights:
@@ -331,7 +331,7 @@ def attention(x, query, out):
 
 
 def of_a_layer(name, options, *, gradient=False, rows=64):
-    """A layer whose rows and whose weights are cut over the same axis, or its gradient.
+    """Return a layer with rows and weights along the same axis, or its gradient.
 
     Rows lie so at both ends; between them the hidden dimension, or the heads, are cut.
     """

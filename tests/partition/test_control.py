@@ -41,7 +41,7 @@ def branched(x, w, number):
 
 
 def nested(x, w):
-    """A branch inside a loop inside a scan; a branch result is an argument or a constant."""
+    """Return a branch inside a loop inside a scan; a branch result is an argument or constant."""
 
     def step(carry, row):
         def body(c):
@@ -56,7 +56,7 @@ def nested(x, w):
 
 
 def learned(x, w, flag):
-    """The gradient of a branch."""
+    """Return the gradient of a branch."""
 
     def loss(w):
         y = lax.cond(flag > 0, lambda w: jnp.tanh(x @ w), lambda w: x @ (w * w), w)
@@ -103,7 +103,7 @@ def test_lowered_equals_one_device(name):
 
 
 def changed(block, kind, change):
-    """The block with every instruction of a kind changed, or left out where that gives None."""
+    """Return the block with every instruction of a kind changed, or left out for None."""
     steps, renamed = [], {}
     for step in block.instructions:
         operands = tuple(renamed.get(o, o) for o in step.operands)
@@ -121,13 +121,13 @@ def changed(block, kind, change):
 
 
 def crossed(block):
-    """The block with its last two results handed on in each other's place."""
+    """Return the block with its last two results exchanged."""
     *first, one, other = block.results
     return replace(block, results=(*first, other, one))
 
 
 def pair(x, w):
-    """A loop that carries two arrays of one shape."""
+    """Return a loop that carries two arrays of one shape."""
     return lax.while_loop(lambda c: c[0][0, 0] < 99, lambda c: (c[0] + 64, c[1] @ w), (x, x + 1))
 
 

@@ -129,7 +129,7 @@ def test_an_uneven_value_in_another_order():
 
 
 def test_an_order_goes_on_until_another_is_asked_for():
-    """To what is computed of a value; operators between two orders compute in the plan's."""
+    """An order also applies to values computed from a value, until another order is given."""
     w = np.eye(24, dtype=np.float32)
 
     def run(x, w):

@@ -49,7 +49,7 @@ def test_an_infinity_times_a_mask_is_what_xla_makes_of_it():
 
 
 def test_a_window_that_reads_no_element():
-    """Blocks whose windows lie between the elements: an interval of no places."""
+    """Windows of some blocks are between the elements: an empty interval."""
     drawn = next(fuzz.functions(random_cases.convolutions, 2002))
     assert not [found for _, found in fuzz.cases_of(drawn, 2) if found]
 
@@ -73,7 +73,7 @@ def test_a_gradient_of_a_dilated_convolution(name):
 
 
 def test_a_fault_is_excused_by_what_xla_makes_of_the_function_itself():
-    """Not by what it makes of our graph, which has the fault, too."""
+    """XLA's result for our graph is no excuse, because it has the fault too."""
     x = np.arange(6, dtype=np.float32)
     strategy = sa.Strategy(sa.Mesh({"X": 4}, device_ids=(2, 0, 3, 1)), (P("X"),), (P(None),))
     (made,) = fuzz.of_xla(lambda x: (x / x,), (x,), strategy)

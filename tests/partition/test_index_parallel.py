@@ -56,7 +56,7 @@ def test_the_other_dimension_may_count_and_two_may():
 
 
 def test_what_counts_in_another_dimension_is_no_batch():
-    """Of 8 rows the first 4; and rows in another order."""
+    """Tested with the first 4 of 8 rows, and with rows in another order."""
 
     def first(x, i):
         return jnp.asarray(x)[jnp.arange(4), i[:4]]

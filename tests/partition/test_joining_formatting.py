@@ -21,7 +21,7 @@ OFF = sa.Options(switches=sa.Switches(join_formatting=False))
 
 
 def chain(size, *steps):
-    """A block that does `steps` one after the other to a local of that many elements."""
+    """Return a block that applies `steps` one after the other to a local of so many elements."""
     whole = sa.Sharding(MESH, (size,), ((),))
     shapes = [size]
     for step in steps:
@@ -32,7 +32,7 @@ def chain(size, *steps):
 
 
 def left(size, *steps):
-    """What stands for the chain: the instructions between its argument and its result."""
+    """Return the instructions between the chain's argument and its result."""
     block, made = chain(size, *steps)
     block = MergeFormatting(made).run(block)
     made = {step.results[0]: step for step in block.instructions}
@@ -57,7 +57,7 @@ LOCAL = [p.Resize(0, n) for n in (3, 5, 8)] + [p.Slice(0, 1, 2), p.Slice(0, 0, 3
 
 
 def fits(size, steps):
-    """Whether no slice reaches beyond what is there."""
+    """Return True if no slice reaches beyond the elements."""
     sizes = [size, *(step.size for step in steps)]
     slices = [(s, n) for s, n in zip(steps, sizes, strict=False) if type(s) is p.Slice]
     return all(step.stop <= n for step, n in slices)

@@ -14,7 +14,7 @@ BEHIND = np.copysign(NAN, np.float32(-1))
 
 
 def check(fn, arguments, specs, **more):
-    """Simulated, proved and lowered."""
+    """Check by simulation, proof and lowering."""
     plan = checked(fn, arguments, specs, **more)
     report = plan.verify()
     assert report.ok, report.refuted

@@ -68,7 +68,7 @@ def test_tampered_runs_are_refuted(change):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_million_devices_on_five_axes(name, show):
-    """In processor seconds: at most 0.1 to plan, 3 to prove."""
+    """The limits are processor seconds: 0.1 to plan, 3 to prove."""
     _, small = planned(name, sa.Mesh(dict.fromkeys(AXES, 2)), tuple(AXES))
     mesh = sa.Mesh(dict.fromkeys(AXES, 16))
     small.verify()

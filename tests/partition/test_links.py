@@ -100,7 +100,7 @@ def test_few_paths_take_longer_than_the_fastest(step, latency_s, most_loss, show
 @pytest.mark.parametrize("size", [64, 256, 4096])
 @pytest.mark.parametrize("text", ["v4:4x4x1", "v3:4x2", "h100:16", "tpu_v5e:16x1"])
 def test_sums_take_no_longer_than_one_all_reduce(text, size, axes):
-    """By the same price: the search weighs seconds, latency included, not bytes by slowness."""
+    """The search uses seconds with latency, not bytes weighted by slowness."""
     topology, mesh = Topology.parse(text), sa.Mesh(axes)
     both = mesh.digits(tuple(axes))
     source = sa.Sharding(mesh, (size, size), ((), ()), unreduced=both)

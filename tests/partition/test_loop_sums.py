@@ -36,7 +36,7 @@ def accumulated(w, xs):
 
 
 def layers(w, xs):
-    """The same of layers in a loop of their own."""
+    """Return the layers in a loop of their own."""
 
     def loss(w, x):
         body = lambda h, w: (h + jax.nn.relu(h @ w[0]) @ w[1], None)  # noqa: E731
@@ -49,7 +49,7 @@ def layers(w, xs):
 
 
 def pipeline(w, xs):
-    """The gradient of a shifting buffer of two stages, each computed again."""
+    """Return the gradient of a shifting buffer of two stages, each computed again."""
 
     def stage(w, x):
         return x + jax.nn.relu(x @ w[0]) @ w[1]
@@ -81,7 +81,7 @@ CASES = {  # function, weights, their layouts, sums along X in a step: in loops,
 
 
 def along(plan, axis):
-    """How often sums along an axis are sent in a step."""
+    """Return how often sums along an axis are sent in a step."""
     sums = ("all_reduce", "reduce_scatter")
     rows = [r for r in plan.collectives_table if r["mesh_axes"] == axis and r["kind"] in sums]
     return sum(r["executions"] for r in rows)
@@ -252,7 +252,7 @@ def test_a_sum_that_every_member_begins_with_is_refuted_and_seen():
 
 
 def test_the_switch_is_priced_with_the_memory_it_holds():
-    """Where the sum is divided among the devices, all of it is held until it is whole."""
+    """A sum that is divided among the devices is held whole until then."""
 
     def fn(xs):
         start = jnp.zeros((16, 16))

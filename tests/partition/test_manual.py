@@ -30,7 +30,7 @@ def region(body, **more):
 
 
 def product(x, w):
-    """The product of the blocks, and the left one handed to the neighbour."""
+    """Return the product of the blocks, with the left block sent to the neighbour."""
     return lax.psum(x @ w, "Y"), lax.ppermute(x, "Y", [(0, 1), (1, 2), (3, 0)])
 
 
@@ -50,14 +50,14 @@ def permutes_in_a_row(x, w):
 
 
 def permutes_over_two_axes(x, w):
-    """Which places are meant by the order in which axes are named is up to the version of JAX."""
+    """The version of JAX decides the places that an order of axes names."""
     turns = [(place, (place + 3) % 8) for place in range(6)]
     both = lax.ppermute(x, ("Y", "X"), turns) - 2 * lax.ppermute(x, ("X", "Y"), turns[1:])
     return lax.psum(x @ w, "Y"), both
 
 
 def meshes_of_both_orders(x, w):
-    """It is the region's own mesh that a permute counts along, whichever is planned on."""
+    """A permute counts along the region's own mesh, whichever mesh is planned."""
     swapped = sa.Mesh({"Y": 4, "X": 2}).to_jax()
     (y, left), (z, right) = (
         region(permutes_over_two_axes, mesh=mesh)(x, w) for mesh in (swapped, MESH.to_jax())
@@ -224,7 +224,7 @@ def test_the_recorded_program_sends_what_xla_sends():
 
 
 def changed(block, change):
-    """A block with `change(instruction)` in place of each instruction, bodies included."""
+    """Return a block with `change(instruction)` for each instruction, bodies included."""
     made = []
     for step in block.instructions:
         inside = [changed(body, change) for body in step.attributes.bodies]
@@ -235,7 +235,7 @@ def changed(block, change):
 
 
 def other(kind, **fields):
-    """A change of the first fields of every instruction of a kind."""
+    """Return a change of the first fields of every instruction of a kind."""
     return lambda step: (
         replace(step, attributes=replace(step.attributes, **fields))
         if type(step.attributes) is kind
@@ -244,7 +244,7 @@ def other(kind, **fields):
 
 
 def unsent(step):
-    """The block itself is handed on in place of what the permute brings."""
+    """Return the block itself in place of the permuted one."""
     if type(step.attributes) is spmd.Manual:
         body = step.attributes.body
         body = replace(body, results=(body.results[0], body.arguments[0]))
@@ -253,12 +253,12 @@ def unsent(step):
 
 
 def left_out(kind):
-    """The instruction becomes a sum over no device."""
+    """Replace the instruction by a sum over no device."""
     return other(kind, digits=())
 
 
 def is_seen(program, plan):
-    """Whether the simulation stops at copies that differ, or its results do."""
+    """Return True if the simulation stops at differing copies, or its results differ."""
     want = simulate(plan.program, plan.graph, X, W)
     try:
         results = simulate(program, plan.graph, X, W)
@@ -328,7 +328,7 @@ def test_a_region_is_planned_on_the_axes_it_was_traced_for():
 
 
 def test_an_axis_of_vmap_and_one_of_the_mesh_in_one_mean():
-    """What `vmap` made a dimension of is reduced on each device, the axis of the mesh is sent."""
+    """The dimension of `vmap` is reduced on each device; the mesh axis is sent."""
     x = np.arange(48, dtype="float32").reshape(8, 6)
 
     def centred(x):

@@ -1,4 +1,4 @@
-"""Masks stand where a value is made, once; what is filled already is not masked again."""
+"""Masks are placed once, at the producer; filled padding is not masked again."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ OFF = sa.Options(switches=sa.Switches(join_formatting=False))
 
 
 def split(x, *spec):
-    """x laid out by axes X = 0 and Y = 1, -1 for none."""
+    """Return x sharded by axes X = 0 and Y = 1, -1 for none."""
     return sa.mesh_split(jnp.asarray(x), MESH, spec)
 
 
@@ -39,7 +39,7 @@ def not_through(x, w):
 
 
 def kept_in_two_forms(x, w):
-    """The product is read whole by one operator, and summed by another."""
+    """One operator reads the whole product, and another one sums it."""
     y = split(split(x, -1, -1) @ w, -1, BOTH)
     return (y @ split(w, BOTH, -1)).sum(), y * 3
 
@@ -50,7 +50,7 @@ def of_one_value(x, w):
 
 
 def extrema(x, w):
-    """The least of the lowest number and 5 is the lowest number."""
+    """The minimum of the lowest number and 5 is the lowest number."""
     y = split(x, -1, BOTH) + 1
     return y.max(1) + jnp.minimum(y, 5).max(1) + y.sum(1)
 
@@ -97,7 +97,7 @@ def test_masks_that_stay_are_enough(name):
 
 
 def test_a_mask_that_is_moved_where_it_must_not_be_is_refuted(monkeypatch):
-    """As if every operator made 0 of 0."""
+    """The mutation assumes that every operator maps 0 to 0."""
     monkeypatch.setattr(fills, "number_along", lambda *_: 0.0)
     arguments = numbers(6, 7), numbers(7, 7, seed=1)
     fn, stay, _ = CASES["not through"]

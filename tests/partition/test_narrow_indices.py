@@ -15,7 +15,7 @@ X = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
 
 
 def wanted(mode, indices):
-    """The rows at indices of many bits, by numpy."""
+    """Return the rows at indices of many bits, by numpy."""
     rows = np.clip(indices.astype(int), 0, ROWS - 1)
     found = X[rows]
     if mode == "fill":
@@ -76,7 +76,7 @@ def test_places_of_the_best(dtype, axes):
 
 
 def best_at(places, size=600):
-    """Zeros but for these: the best are at the first of them that are as good as the best."""
+    """Return zeros except at these places; the first of equal bests wins."""
     return np.array([dict(places).get(k, 0.0) for k in range(size)], np.float32)
 
 
@@ -114,7 +114,7 @@ def test_bytes_of_a_text_in_a_table():
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("spec", [P("X"), P(None, "X")])
 def test_a_box(dtype, spec):
-    """Its starts, in the dimension that is cut and in the one that is not."""
+    """Starts are in the sharded dimension and in the other one."""
     x = np.arange(ROWS * 8, dtype=np.float32).reshape(ROWS, 8)
     new, start = np.zeros((2, 3), np.float32), np.array([np.iinfo(dtype).max, 4], dtype)
     first = int(start[0])

@@ -1,4 +1,4 @@
-"""Every way to lay out operands gives a program that equals the function, even and uneven."""
+"""Every sharding of operands gives a program that equals the function, even and uneven."""
 
 import itertools
 

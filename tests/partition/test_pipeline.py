@@ -21,7 +21,7 @@ def twice(x, v, w):
 
 
 def looped(x, v, w):
-    """The same in a loop, with a maximum that is only cut."""
+    """Return the same in a loop, with a maximum that is only sliced."""
 
     def body(carry, row):
         return carry + jnp.dot(row, v), jnp.dot(row, w)
@@ -31,7 +31,7 @@ def looped(x, v, w):
 
 
 def picked(x, v, w):
-    """An element of its owner."""
+    """Return an element from its owner."""
     return x[3] * 2, jnp.dot(v.T, w)
 
 

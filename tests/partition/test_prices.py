@@ -1,4 +1,4 @@
-"""What `policy="cost"` minimises is what `Plan.cost` reports: the same order of choices."""
+"""`policy="cost"` minimises the prices of `Plan.cost`: the order of choices is equal."""
 
 import jax
 import jax.numpy as jnp

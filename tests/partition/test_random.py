@@ -1,4 +1,4 @@
-"""Random bits are partitioned: every device draws its own block of what one device would draw."""
+"""Random bits are partitioned: every device draws its own block of one device's bits."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def test_dropout_of_named_sizes_is_one_program_at_all_of_them():
 
 
 def test_positions_along_one_dimension_are_no_repeated_value():
-    """They are two results of one number: an argument of another layout asked for that ended."""
+    """The positions are two results of one number; an argument in another sharding failed."""
     plan = sa.plan(lambda w: jax.random.bits(jax.random.wrap_key_data(w), (8,)), KEY, mesh=MESH)
     made = [n.signature for n in plan.graph.nodes if n.primitive == "positions"]
     assert [len(signature.operands) for signature in made] == [1]

@@ -72,7 +72,7 @@ CASES["split, of an unsafe kind"] = split, (UNSAFE,), (X,)
 
 @pytest.mark.parametrize("name", EACH)
 def test_each_key_is_on_its_own(name):
-    """Keys lie where they are, and nothing is sent."""
+    """Keys stay in place, and nothing is sent."""
     fn, given = EACH[name]
     cut = P(None, "X") if name == "by the second dimension" else X
     specs = {"in_shardings": (cut,) * len(given), "out_shardings": cut}

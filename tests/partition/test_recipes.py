@@ -1,4 +1,4 @@
-"""What nodes emit is worked out once for all that are alike, and each emits what it would alone."""
+"""Emissions are computed once per class of equal nodes, and equal those of each node."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class Forgetful(dict):
 
 
 def layers(depth, rows=8):
-    """The gradient of `depth` layers: gathered weights, pending sums, padding of rows of 10."""
+    """Return the gradient of `depth` layers: gathered weights, pending sums, padded rows."""
 
     def loss(weights, x):
         for first, second in weights:
@@ -40,7 +40,7 @@ def planned(depth, rows=8, options=KEPT):
 
 
 def scanned(x, w):
-    """A body whose values are at hand as it makes them, twice over a constant."""
+    """Return a body that uses its values at once, twice over a constant."""
 
     def body(carry, row):
         return jnp.tanh(carry @ w) + row.sum(), carry.max(0)

@@ -78,7 +78,7 @@ def test_uneven_parts_of_rows_are_fetched_as_runs(case):
 
 
 def sizes(rng, total):
-    """Some sizes with that product, 1 among them at times."""
+    """Draw sizes with that product, sometimes with 1 among them."""
     found = [1] if rng.integers(3) == 0 else []
     while total > 1:
         found.append(int(rng.choice([d for d in range(2, total + 1) if total % d == 0])))

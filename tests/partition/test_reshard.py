@@ -29,7 +29,7 @@ EVEN, ANY = (0, 24, 48), (1, 2, 3, 5, 7, 9, 10, 11, 12, 13)
 
 
 def pieces(mesh):
-    """The prime sub-axes of the mesh, major first."""
+    """Return the prime sub-axes of the mesh, major first."""
     found = []
     for name in mesh.axis_names:
         digit = mesh.digit(name)
@@ -85,7 +85,7 @@ def check_moved(source, target):
 
 
 def pending_in_order(*order):
-    """A number that is pending on both axes, which are listed in some order."""
+    """Return a sum that is pending on both axes, listed in some order."""
     digits = [MESHES[2].digit(name) for name in MESHES[2].axis_names]
     return Sharding(MESHES[2], (), (), unreduced=tuple(digits[i] for i in order))
 
@@ -114,7 +114,7 @@ def test_uneven_values_arrive(chain):
 @given(chains(length=2, pending=True))
 @example([pending_in_order(0, 1), pending_in_order(1, 0)])
 def test_pending_sums_arrive(chain):
-    """What is pending at the source is added, or still pending at the target."""
+    """Sums pending at the source are added, or still pending at the target."""
     source, target = chain
     if set(target.unreduced) <= set(source.unreduced):
         check_moved(source, target)
@@ -224,7 +224,7 @@ def shortest(graph, start):
     ],
 )
 def test_paths_are_the_shortest_there_are(mesh, shape):
-    """And so a detour by any layout costs no less, and no buffer need be larger than both ends."""
+    """Therefore no detour is cheaper, and no buffer is larger than both ends."""
     mesh = Mesh(mesh)
     graph = edges(mesh, shape)
     layouts = {dims: Sharding(mesh, shape, dims) for dims in graph}
@@ -249,7 +249,7 @@ def test_a_detour_costs_no_less(chain):
 @settings(max_examples=200)
 @given(st.sampled_from([EVEN, ANY]).flatmap(lambda n: chains(length=2, pending=True, sizes=n)))
 def test_bounds_hold(chain):
-    """Of sums too; and prices that need no path are those of the paths."""
+    """Bounds hold for sums too, and prices without a path equal those of the paths."""
     source, target = chain
     kept = tuple(d for d in target.unreduced if d in source.unreduced)
     target = Sharding(target.mesh, target.shape, target.dims, unreduced=kept)

@@ -1,4 +1,4 @@
-"""What is not sent because it can be made where it is read, or is made where it is handed out."""
+"""Values that are computed again at their readers, or made in the result's sharding, unsent."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ MESH = sa.Mesh({"X": 2, "Y": 2})
 
 
 def masks(a, b):
-    """The same triangular mask on both, from positions alone."""
+    """Return the same triangular mask on both, from positions alone."""
     at = jnp.arange(8)
     mask = (at[:, None] <= at % 7).astype(a.dtype)
     return a * mask, b * mask
@@ -43,7 +43,7 @@ def test_what_arguments_enter_is_not_made_again():
 
 
 def test_a_result_that_nobody_reads_lies_where_it_is_handed_out():
-    """Completion gives the sum [X, Y]: it would be brought there and on to [None, X]."""
+    """Completion gives [X, Y]: the sum would be moved there and on to [None, X]."""
     arguments, specs = (numbers(8, 8), numbers(8, 8, seed=1)), (P("X", "Y"), P(None, "X"))
     plan = checked(jnp.add, arguments, specs, mesh=MESH, out_shardings=P(None, "X"))
     assert moves(plan) == [("collective_permute", "X,Y"), ("all_gather", "Y")]

@@ -1,4 +1,4 @@
-"""What is moved once and what again: deferred sums, shared gathers, loops, remat, device orders."""
+"""Repeated and shared movement: deferred sums, gathers, loops, remat, device orders."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ AG, AR, RS = "all_gather", "all_reduce", "reduce_scatter"
 
 
 def test_sums_of_partial_sums_are_reduced_once():
-    """As for the gradient of x under q, k and v."""
+    """One example is the gradient of x under q, k and v."""
 
     def three(x, q, k, v):
         return x @ q + x @ k + x @ v
@@ -39,7 +39,7 @@ def test_sums_of_partial_sums_are_reduced_once():
 
 
 def test_sums_over_both_axes_are_one_however_they_are_written():
-    """The loops come in another order: what is pending is the same set."""
+    """The loops are in another order, but the pending axes are the same set."""
 
     def two(a, b):
         return jnp.einsum("ij->", a) + jnp.einsum("ji->", b)
@@ -70,7 +70,7 @@ def test_what_is_added_to_a_partial_sum_is_added_once():
 
 
 def ffn(w, x):
-    """The weight is used twice forward, and both times again in the backward pass."""
+    """Use the weight twice forward, and both times again in the backward pass."""
     return jnp.tanh(jnp.tanh(x @ w) @ w)
 
 
@@ -98,7 +98,7 @@ def test_a_gather_is_shared_within_a_phase_and_not_across():
 
 
 def test_what_nobody_calls_a_weight_is_gathered_once():
-    """As XLA keeps it; where roles are told, a weight is freed after the forward pass."""
+    """XLA keeps it as well; with roles, a weight is freed after the forward pass."""
     arguments = numbers(8, 8) / 8, numbers(16, 8)
     made, kept, freed = (
         checked(gradient, arguments, WEIGHT_GATHERED, options=o, out_shardings=P("X", None))
@@ -110,7 +110,7 @@ def test_what_nobody_calls_a_weight_is_gathered_once():
 
 
 def scanned(w, x, xs):
-    """A constant, a carry, xs and ys."""
+    """Return a scan with a constant, a carry, xs and ys."""
 
     def body(carry, x):
         carry = jnp.tanh(carry @ w) + x
@@ -134,7 +134,7 @@ def test_a_constant_lies_in_the_loop_as_its_body_reads_it():
 
 
 def test_what_repeats_a_smaller_value_is_repeated_rather_than_sent():
-    """A bias that lies otherwise than what it is added to: its own bytes, not those of the sum."""
+    """A bias in another sharding than its sum: its own bytes move, not those of the sum."""
     arguments = numbers(8, 4), numbers(4, 16), numbers(16)
     plan = checked(lambda x, w, b: x @ w + b, arguments, (P("X"), P(), P(("X", "Y"))))
     assert moves(plan) == [(AG, "X,Y")]
@@ -197,7 +197,7 @@ def test_a_rematerialised_layer_stays_behind_its_barrier():
 
 
 def margins(fn, arguments, **options):
-    """Phase and bytes of what is fetched of neighbours; the plan is right and proved."""
+    """Return phase and bytes of fetched margins; the plan is right and proved."""
     rows = P(None, "X")
     plan = checked(
         fn,
@@ -218,7 +218,7 @@ def convolved(x, k):
 
 
 def test_a_margin_fetched_forward_serves_the_gradient():
-    """Of the image once, for the product and the kernel's gradient, and of the cotangent."""
+    """The image is fetched once for the product and the kernel's gradient, the cotangent once."""
     gradients = jax.grad(lambda x, k: (convolved(x, k) ** 2).sum(), (0, 1))
     arguments = numbers(2, 16, 8, 4), numbers(3, 3, 4, 2)
     image, cotangent = [("forward", 256)] * 2, [("backward", 128)] * 2

@@ -1,4 +1,4 @@
-"""An axis that is data parallel outside of a loop, and that of the stages inside (figure 2)."""
+"""An axis that is data parallel outside a loop, and that of the stages inside (figure 2)."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def stage(w, x):
 
 
 def model(e, w, x):
-    """An embedding and its transpose on the batch, stages between them, along one axis."""
+    """Return an embedding and its transpose on the batch, with stages between, along one axis."""
     hidden = sa.mesh_split(x @ e, MESH, [0, -1])
     batches = hidden.reshape(BATCH, STEPS, WIDTH).swapaxes(0, 1)
 

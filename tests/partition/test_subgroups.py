@@ -23,7 +23,7 @@ def by_hand(body, in_specs, out_specs, **more):
 
 
 def product(x, w):
-    """The blocks' own product, handed on, and its sum."""
+    """Return the blocks' own product, permuted, and its sum."""
     y = jnp.tanh(x @ w)
     return lax.ppermute(y, "L", FORWARD), lax.psum(y, "L")
 
@@ -114,7 +114,7 @@ PAIRS = {"neighbours": [[0, 1], [2, 3]], "far": [[0, 2], [1, 3]], "any": [[3, 0]
 @pytest.mark.parametrize("mesh", [MESH, sa.Mesh({"L": 4})], ids=["some axes", "all axes"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_sums_over_groups_of_an_axis(name, mesh):
-    """As in batch normalisation across some devices."""
+    """Batch normalisation across some devices uses such sums."""
     groups = {"axis_index_groups": PAIRS[name]}
 
     def joined(x, w):
@@ -224,7 +224,7 @@ def stage(w, x):
 
 
 def piped_by_hand(w, xs):
-    """A pipeline in which every device runs its own stage, and hands on what it made."""
+    """Return a pipeline in which every device runs its own stage and sends its result on."""
 
     def body(w, xs):
         place, own = lax.axis_index("L"), jax.tree.map(lambda leaf: leaf[0], w)
@@ -366,12 +366,12 @@ def test_what_the_backward_pass_keeps_of_a_region_stays_cut():
 
 
 def summed(x, w):
-    """Of the blocks' own products; the number of blocks is seen."""
+    """Return the sum of the blocks' own products; it depends on the number of blocks."""
     return lax.psum(jnp.tanh(x @ w), "L") * lax.axis_size("L")
 
 
 def laid_out(mesh, own=None):
-    """A function that is manual along an axis, whose size the planned mesh tells, or its own."""
+    """Return a function that is manual along an axis of the planned mesh's size, or its own."""
     fn = sa.manual(summed, "L", in_specs=(P("L"), P()), out_specs=P(), mesh=own)
     return sa.plan(fn, X, W, mesh=mesh, in_shardings=(P("L"), P(None, "Y")))
 
@@ -381,7 +381,7 @@ OTHER = [{"L": 2, "Y": 2}, {"L": 8, "Y": 1}, {"L": 4, "Y": 2}]
 
 @pytest.mark.parametrize("sizes", OTHER, ids=str)
 def test_another_size_of_a_manual_axis_is_another_trace(sizes):
-    """It was the function of the first mesh, whose blocks were cut otherwise."""
+    """The trace was that of the first mesh, with blocks of another size."""
     fresh = laid_out(sa.Mesh(sizes))
     named = laid_out(sa.Mesh(MESH.shape, symbolic=True))
     others = [named.at(**sizes), laid_out(MESH).replan(mesh=sa.Mesh(sizes))]
@@ -404,7 +404,7 @@ def test_what_changes_with_the_blocks_is_listed():
 
 
 def test_a_program_that_counts_the_blocks_is_another_one():
-    """Where a strategy names sites of it, they have to be as many."""
+    """A strategy that names its sites needs as many of them."""
 
     def turned(x):
         for _ in range(lax.axis_size("L")):
@@ -486,7 +486,7 @@ GRADIENTS = {
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_branches_by_place_and_of_regions_in_regions(name):
-    """The sums of a gradient stood in branches; what an inner region keeps has the outer's axis."""
+    """Sums of a gradient were in branches; an inner region's values have the outer axis."""
 
     def gradient(fn):
         return jax.grad(lambda x, w: (fn(x, w) ** 2).sum(), (0, 1))

@@ -140,7 +140,7 @@ def test_every_order_of_stages_is_the_transform(kind, rank):
 
 
 def random_case(seed):
-    """A transform of random dimensions in random layouts on a random mesh."""
+    """Draw a transform of random dimensions in random shardings on a random mesh."""
     rng = random.Random(seed)
     rank = rng.randint(2, 4)
     shape = tuple(rng.choice((4, 6, 8, 9, 16)) for _ in range(rank))

@@ -1,4 +1,4 @@
-"""In what type sums are added up on a device, and sent between devices."""
+"""The types of sums on a device and between devices."""
 
 from dataclasses import replace
 from functools import reduce
@@ -55,7 +55,7 @@ NARROW = ["product, bf16", "product, f16", "sum, bf16", "convolution, bf16"]
 
 
 def planned(fn, dtype, **options):
-    """The plan of a sum over 8 devices of 512 products each, and its arguments."""
+    """Return the plan of a sum over 8 devices of 512 products each, and its arguments."""
     rng = np.random.default_rng(1)
     whole = jnp.issubdtype(dtype, jnp.integer)
     draw = rng.integers(-100, 100, (2, 4, TALL)) if whole else rng.standard_normal((2, 4, TALL))
@@ -65,7 +65,7 @@ def planned(fn, dtype, **options):
 
 
 def sent(plan):
-    """Type and bytes of what an all-reduce reads."""
+    """Return type and bytes of an all-reduce's operand."""
     for step in instructions(plan.program.block):
         if type(step.attributes) is AllReduce:
             local = plan.program.locals[step.operands[0]]
@@ -83,14 +83,14 @@ def test_parts_are_sent_in_the_type_in_which_xlas_partitioner_sends_them(name):
 
 
 def terms(name, arguments):
-    """What is added up, in float64 or int64: 4 by 4,096, or 4 by 4,096 by 4 products."""
+    """Return the addends, in float64 or int64: 4 by 4,096, or 4 by 4,096 by 4 products."""
     wide = np.float64 if jnp.issubdtype(arguments[0].dtype, jnp.floating) else np.int64
     x, w = (np.asarray(a).astype(wide) for a in arguments)
     return x if name.startswith("sum") else x[:, :, None] * w
 
 
 def errors(name, **options):
-    """Of the simulated and of the lowered program, whatever the type."""
+    """Return the errors of the simulated and the lowered program, in any type."""
     fn, dtype, _ = CASES[name]
     plan, arguments = planned(fn, dtype, **options)
     want = terms(name, arguments).sum(1)
@@ -107,7 +107,7 @@ def in_own_type(blocks):
 
 @pytest.mark.parametrize("name", NARROW)
 def test_a_device_adds_up_in_float32(name, show):
-    """The error is that of rounding eight parts and their sum, not one of 4,096 additions."""
+    """The error is that of rounding eight parts and their sum, not of 4,096 additions."""
     fn, dtype, _ = CASES[name]
     added = terms(name, planned(fn, dtype)[1])
     blocks = added.reshape(4, 8, TALL // 8, *added.shape[2:])
@@ -164,7 +164,7 @@ def rows_added(x, w):
 
 
 def looked_up(x, w):
-    """The same as a gradient: of rows looked up in the table."""
+    """Return the gradient of a lookup: rows at indices of the table."""
     ids = np.arange(TALL) % TABLE_ROWS
     given = jnp.zeros((TABLE_ROWS, 4), x.dtype)
     return jax.grad(lambda table: (table[ids] * w).astype(F32).sum())(given)
@@ -181,7 +181,7 @@ SENT_IN_PARTS = {
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SENT_IN_PARTS)
 def test_other_sums_are_wide_too(name, show):
-    """Rounded once: within half a unit in the last place, but for float32's own additions."""
+    """Rounded once: within half a unit in the last place, except float32's own additions."""
     fn, exact = SENT_IN_PARTS[name]
     wide, arguments = planned(fn, BF16, wide_sums=True)
     narrow, _ = planned(fn, BF16)

@@ -60,7 +60,7 @@ def test_a_detour_costs_no_less(sizes, count, show):
 
 
 def blocks(size, n, devices):
-    """Padded sizes that a dimension in n parts may have."""
+    """Return padded sizes that a dimension in n parts may have."""
     if n == 1:
         return {size}
     return {-(-size // k) * k for k in range(n, devices + 1, n) if devices % k == 0}
@@ -81,7 +81,7 @@ def put(state, *changed):
 
 
 def cuts(row, size, more, devices):
-    """A dimension of `size` elements with more digits."""
+    """Return a dimension of `size` elements with more digits."""
     held, padded = row
     n = parts(held + more)
     for other in {padded} if held else blocks(size, n, devices):
@@ -153,7 +153,7 @@ def shortest(start, goals, moves):
     ],
 )
 def test_paths_are_the_shortest_there_are(mesh, shape):
-    """Of all that pad to a multiple of some devices: so a detour by any layout costs no less."""
+    """Padded paths count too: no detour by any sharding is cheaper."""
     mesh = Mesh(mesh)
     digits = pieces(mesh)
     every = [
@@ -214,7 +214,7 @@ def test_bytes_and_buffers_are_those_of_the_padded_tensor(show):
 
 @pytest.mark.parametrize("size", [101, 257, 1001])
 def test_of_two_paths_that_send_as_much_none_gathers(size):
-    """From one axis to another of its size: a permute, not all of it and a slice."""
+    """From one axis to another of its size: one permute, no gather and slice."""
     mesh = Mesh({"x": 2, "y": 2, "z": 2})
     for a, b in itertools.permutations("xyz", 2):
         path = reshard_path(*(Sharding(mesh, (size,), (mesh.digits(axis),)) for axis in (a, b)))
@@ -284,7 +284,7 @@ MANY = (Mesh({"x": 4, "y": 4}), Mesh({"x": 12, "y": 5}), Mesh({"x": 8, "y": 16})
 
 
 def test_on_more_devices_paths_are_padded_or_gathered():
-    """Beyond three digits of prime size nothing is searched; what is planned is right."""
+    """Beyond three digits of prime size nothing is searched; the plan is right."""
     for source, target in uneven_pairs((7, 12, 37), count=24, meshes=MANY):
         check_moved(source, target)
 

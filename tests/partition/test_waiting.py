@@ -1,4 +1,4 @@
-"""Sums wait only behind what keeps them right for every number of their type (`Rule.passes`)."""
+"""Sums are deferred only past operators that keep them right (`Rule.passes`)."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def planned(fn, *arguments, **options):
 
 
 def kinds(plan):
-    """What runs, in order: primitives, and "sum" for an all-reduce."""
+    """Return the instructions in order: primitives, and "sum" for an all-reduce."""
     steps = [step.attributes for step in instructions(plan.program.block)]
     return ["sum" if type(a) is AllReduce else a.primitive for a in steps
             if isinstance(a, AllReduce | Apply)]  # fmt: skip

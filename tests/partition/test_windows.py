@@ -22,7 +22,7 @@ ROWS, BOTH, TWICE = P(None, "X"), P(None, "X", "Y"), P(None, ("X", "Y"))
 
 
 def conv(**options):
-    """A convolution of (N, H, W, C) with (H, W, I, O)."""
+    """Return a convolution of (N, H, W, C) with (H, W, I, O)."""
     chosen = {"window_strides": (1, 1), "padding": "SAME"} | options
     return lambda x, k: lax.conv_general_dilated(
         x, k, dimension_numbers=("NHWC", "HWIO", "NHWC"), **chosen

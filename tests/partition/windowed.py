@@ -35,7 +35,7 @@ class Configuration:
 
 
 def configurations(count):
-    """Those of case 3 among random windows: the dilation's phase depends on the device."""
+    """Return the case-3 windows of a random sample: the dilation's phase depends on the device."""
     rng = np.random.default_rng(SEED)
     found = 0
     while found < count:

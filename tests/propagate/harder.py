@@ -89,7 +89,7 @@ class Harder:
 
     @contextmanager
     def constrained(self):
-        """Inside, the program's constraints are those that are kept."""
+        """Keep only the program's constraints."""
         module, keep, turn = self.module, self.drawn[1], iter(range(1 << 20))
         real = getattr(module, "wsc", None)
         module.wsc = lambda x, spec: real(x, spec) if keep[next(turn) % 64] else x
@@ -116,7 +116,7 @@ class Harder:
             return dump.read(stage, ours, partitioner)
 
     def matches(self, policy, module, results):
-        """The values that count, with our layout and XLA's."""
+        """Return the compared values, with our sharding and XLA's."""
         done = propagate(*self.problem, CompletionOptions.of(Options(policy=policy)))
         found = align.matches(done, module, results)
         return [match for match in found if match.kind in align.TARGETS]
@@ -128,7 +128,7 @@ class Harder:
         return done, partition(done, roles, options)
 
     def wire_bytes(self, policy):
-        """What a device sends in our program."""
+        """Return a device's wire bytes in our program."""
         rows = tables.collectives(self.planned(policy)[1], self.problem[0])
         return sum(row["wire_bytes"] * row["executions"] for row in rows)
 
@@ -137,7 +137,7 @@ KEPT_ATTRIBUTES = ("index", "body", "to_apply", "branch_computations", "custom_c
 
 
 def rows_of(module):
-    """A completed module as plain rows, as `harder.json` keeps it; scalar bodies are left out."""
+    """Return a completed module as the plain rows of `harder.json`, without scalar bodies."""
     return [
         [
             i.computation, i.name, i.opcode, i.leaves, i.operands,
@@ -152,7 +152,7 @@ def rows_of(module):
 
 
 def module_of(rows):
-    """The reverse of `rows_of`; the last computation is the entry."""
+    """Return the module of rows: the inverse of `rows_of`; the last computation is the entry."""
     computations, roots = {}, {}
     for place, name, opcode, leaves, operands, op_name, attributes, sharding, literal in rows:
         known = dict(attributes, metadata=f'op_name="{op_name}"')
@@ -164,13 +164,13 @@ def module_of(rows):
 
 
 def programs(count, seed):
-    """That many programs, the recorded ones in turn, with seeds from `seed` on."""
+    """Yield that many programs, the recorded ones in turn, with seeds from `seed` on."""
     return [Harder(CASES[i % len(CASES)], seed + i) for i in range(count)]
 
 
 @dataclass
 class Tally:
-    """What was compared under one policy."""
+    """The counts of comparisons under one policy."""
 
     policy: str
     programs: int = 0
@@ -209,7 +209,7 @@ class Tally:
 
 
 def told_apart(row):
-    """A difference in words, with the bytes that a device sends in the whole of either program."""
+    """Return a difference in words, with the bytes that a device sends in either program."""
     _, program, match, (ours, theirs) = row
     sent = f"ours sends {ours} bytes, XLA {theirs}"
     return f"{program.case} {program.seed}: {described(match)}; {sent}"
@@ -230,7 +230,7 @@ def cause(done, match):
 
 
 def main(chosen, policies=()):
-    """Compare, and tell what differs; what is known so far is told when it is interrupted, too."""
+    """Compare, and print differences; an interruption prints those found so far."""
     tallies = [Tally(policy) for policy in policies or dump.partitioners()]
     start = time.monotonic()
     try:
@@ -249,7 +249,7 @@ def main(chosen, policies=()):
 
 
 def described(match):
-    """A difference in words, with the bytes that a device holds under either layout."""
+    """Return a difference in words, with a device's bytes under either sharding."""
     held = [math.prod(s.shard_shape) for s in (match.ours, match.theirs)]
     return (
         f"{match.kind} {match.name} {match.ours.shape}: ours {match.ours.text()} ({held[0]} "

@@ -29,7 +29,7 @@ def wsc(x, spec):
 
 
 def sibling(mesh, *arguments):
-    """Registers a function of arguments (shape, spec) or (shape, spec, dtype) on a mesh."""
+    """Register a function of arguments (shape, spec) or (shape, spec, dtype) on a mesh."""
 
     def put(function):
         rows = [(row[0], (*row, "float32")[2], row[1]) for row in arguments]
@@ -233,7 +233,7 @@ class Sibling(harder.Harder):
 
     @contextmanager
     def constrained(self):
-        """Constraints are told apart by layout and shape: JAX traces a loop's body repeatedly."""
+        """Key constraints by sharding and shape, since JAX traces loop bodies repeatedly."""
         keep, real, place = self.drawn[1], wsc, globals()
 
         def chosen(x, spec):

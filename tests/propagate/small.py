@@ -16,7 +16,7 @@ def layout(shape, *entries, mesh=MESH, open_dims=()):
 
 
 def axes(sharding):
-    """The axis names per dimension of a sharding."""
+    """Return the axis names per dimension of a sharding."""
     return tuple(tuple(sharding.mesh.axis_ref(d).name for d in dim) for dim in sharding.dims)
 
 
@@ -59,7 +59,7 @@ class Builder:
         return self.node("add", (a, b), self.values[a].type.shape)
 
     def dot(self, a, b):
-        """`a @ b` of matrices."""
+        """Return `a @ b` of matrices."""
         m, n = self.values[a].type.shape[0], self.values[b].type.shape[1]
         return self.node("dot_general", (a, b), (m, n), dimension_numbers=(((1,), (0,)), ((), ())))
 
@@ -72,7 +72,7 @@ class Builder:
         return result
 
     def scan(self, inits, body, *, xs=(), consts=(), length=3):
-        """A scan of `body(builder, consts, carries, slices) -> (carries, ys)`: its results."""
+        """Return the results of scanning `body(builder, consts, carries, slices)`."""
         number = len(self.spans)
         self.spans.append([])
         outer, self.region = self.region, number
@@ -134,7 +134,7 @@ def annotations(graph, given=None, wanted=None, sites=None, mesh=MESH):
 
 
 def behind(value, *runs):
-    """The values that a value's layout depends on in some of these completions of one graph.
+    """Return the values that a value's sharding depends on in some completions of one graph.
 
     They are the tensors of all operators through which its layout came, or those that a loop ties
     to it, and what is behind those.

@@ -71,7 +71,7 @@ def test_recorded_programs_are_completed_as_by_xla(policy, show):
 
 @cache
 def harder():
-    """(program, per policy XLA's module and results) of those that are recorded."""
+    """Return (program, XLA's module and results per policy) of the recorded ones."""
     data = json.loads((Path(__file__).parent / "harder.json").read_text())
     found = []
     for record in data["programs"]:
@@ -89,7 +89,7 @@ def _told(record, shapes, mesh):
 
 
 def differences(policy):
-    """What differs in the recorded harder programs, and how many values are compared."""
+    """Return the differences in the recorded harder programs, and the number of values."""
     found = [
         match for program, told in harder() for match in program.matches(policy, *told[policy])
     ]
@@ -120,7 +120,7 @@ ASKED = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_harder_programs_asked_live(policy):
-    """New ones, and siblings of the recorded ones; `make xla-completion` asks for 500."""
+    """New programs, and siblings of recorded ones; `make xla-completion` checks 500."""
     if policy not in dump.partitioners():
         pytest.skip(f"jax {jax.__version__} has no partitioner {policy}")
     wrong = []
@@ -185,5 +185,5 @@ def test_each_rule_decides_some_harder_program(policy, name):
 
 
 def forget(graph):
-    """The graph as completion visits it, which it keeps."""
+    """Clear the graph that completion keeps."""
     vars(graph).pop(MEMO, None)

@@ -16,7 +16,7 @@ SHAPES = ((8, 16), (16, 32), (32, 8))
 
 
 def halves(x, w, v):
-    """The first half on mesh (x, y), the second on (a, b)."""
+    """Return the first half on mesh (x, y), the second on (a, b)."""
     hidden = sa.annotate(jnp.tanh(x @ w), "hidden")
     turned = sa.annotate(hidden, "turned")
     return turned @ v
@@ -100,7 +100,7 @@ def on(mesh, x, *entries):
 
 
 def constrained(there):
-    """The gradient of two halves whose constraints bring their meshes."""
+    """Return the gradient of two halves whose constraints bring their meshes."""
 
     def loss(x, w, v):
         hidden = on(HERE, jnp.tanh(x @ w), "x", "y")
@@ -111,7 +111,7 @@ def constrained(there):
 
 
 def layout_at(plan, number):
-    """Of the constraint of this number."""
+    """Return the sharding of the constraint with this number."""
     rows = plan.shardings()
     return rows[rows["value"].str.startswith("annotate")]["sharding"].iloc[number]
 
@@ -143,7 +143,7 @@ def test_a_saved_plan_keeps_the_mesh_of_a_constraint(tmp_path):
 
 
 def split(mesh, x):
-    """The first two dimensions on the two axes of a mesh, by our annotation."""
+    """Annotate the first two dimensions with the two axes of a mesh."""
     return sa.mesh_split(x, sa.Mesh.from_jax(mesh), [0, 1])
 
 

@@ -1,4 +1,4 @@
-"""What holds for every graph: the worklist is full sweeps, annotations stand, carries agree."""
+"""Properties for every graph: the worklist equals full sweeps, annotations and carries hold."""
 
 import math
 import random
@@ -40,7 +40,7 @@ MAKERS = {
 
 @st.composite
 def problems(draw, meshes=(MESH,)):
-    """A graph of 8x8 values, and annotations on some of its arguments, results and sites."""
+    """Draw a graph of 8x8 values, and annotations on some arguments, results and sites."""
     b, mesh = Builder(), draw(st.sampled_from(meshes))
     values = [b.argument(8, 8) for _ in range(draw(st.integers(1, 4)))]
     for _ in range(draw(st.integers(1, 10))):
@@ -126,7 +126,7 @@ def test_the_merges_told_are_merges(problem, policy):
 
 
 def any_order(rng):
-    """A stand-in for XLA's order: a random one in which operands stand before their readers."""
+    """Return a random order in which operands precede their readers, in place of XLA's."""
 
     def order(self, region):
         before, todo = {}, [("root", region, 0), *map(self._made_by, self._nodes(region))]
@@ -145,7 +145,7 @@ def any_order(rng):
 
 
 def reordered(problem, policy, seed):
-    """The completion of a problem whose nodes are visited in another order."""
+    """Return the completion of a problem whose nodes are visited in another order."""
     graph, given = replace(problem[0]), problem[1]  # a copy, which remembers no index
     order = any_order(random.Random(seed))
     with patch.object(Instructions, "in_order", order):
@@ -155,7 +155,7 @@ def reordered(problem, policy, seed):
 @given(problems(), st.sampled_from(["gspmd", "shardy"]), st.integers(0, 99))
 @settings(max_examples=150)
 def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
-    """Where two orders differ, both name a value that refused a layout, with what it kept.
+    """If two orders differ, both name a value that refused a sharding, with the kept one.
 
     It is the value that differs, or one that its layout depends on.
     """
@@ -174,7 +174,7 @@ def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
 
 @given(problems((MESH, Mesh({"x": 1, "y": 4}))), st.sampled_from(["gspmd", "shardy"]))
 def test_every_change_has_more_tiles(problem, policy):
-    """Or as many on more axes, of size 1: Shardy's step passes these on too."""
+    """An equal number of tiles on more axes of size 1 is possible; Shardy propagates these too."""
     done = propagate(*problem, CompletionOptions.of(Options(policy=policy)))
     tiles = {}
     for reason in done.history:

@@ -1,4 +1,4 @@
-"""Annotations inside a function: what they fix, and what they leave open."""
+"""Annotations inside a function: fixed and open dimensions."""
 
 import jax
 import pytest
@@ -79,7 +79,7 @@ def test_a_site_without_a_spec_passes_layouts_on():
 
 
 def staged(site, rows=4):
-    """A product per stage, its result annotated inside of vmap."""
+    """Return a product per stage, its result annotated inside of vmap."""
 
     def stage(w, x):
         return site(x @ w)
@@ -93,7 +93,7 @@ MESH = sa.Mesh({"L": 4, "Y": 2})
 
 @pytest.mark.parametrize("spec", [P(None, "Y"), sa.Sharding.from_spec(P(None, "Y"), MESH, (4, 16))])
 def test_a_strategy_lays_out_a_site_under_vmap_as_it_is_written(spec):
-    """The new dimension is open: the stages take it, and the spec is that of one stage."""
+    """The new dimension is open and gets the stages; the spec is that of one stage."""
     fn, given = staged(lambda y: sa.annotate(y, "hidden"))
     strategy = sa.Strategy(MESH, in_shardings=(P("L"), None), sites={"hidden": spec})
     plan = sa.plan(fn, *given, strategy=strategy)

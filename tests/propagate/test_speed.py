@@ -1,4 +1,4 @@
-"""What keeps completion fast: each distinct (row, layouts) is decided once, at any depth."""
+"""Speed of completion: each distinct (row, shardings) is decided once, at any depth."""
 
 import time
 

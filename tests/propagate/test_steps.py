@@ -120,7 +120,7 @@ def test_the_larger_operand_wins_an_axis_that_both_want_and_the_conflict_is_kept
 
 @pytest.mark.parametrize("policy", ["gspmd", "shardy"])
 def test_an_annotated_argument_is_refined_on_the_way_where_another_is_open(policy):
-    """XLA restores its annotation at the end; what took the finer layout from it keeps that."""
+    """XLA restores its annotation at the end; derived values keep the finer sharding."""
 
     def product(open_argument):
         b = Builder()

@@ -1,4 +1,4 @@
-"""Strategies against graphs: what resolves, and every way in which one does not fit."""
+"""Strategies for graphs: resolution, and every way in which one does not fit."""
 
 import dataclasses
 

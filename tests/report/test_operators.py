@@ -1,4 +1,4 @@
-"""docs/operators.md is what the table prints, and shows every builder of every family."""
+"""docs/operators.md equals the table, and shows every builder of every family."""
 
 from pathlib import Path
 

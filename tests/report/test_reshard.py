@@ -71,7 +71,7 @@ def test_what_has_no_path_is_an_error(source, target, words):
 
 
 def mutated(path, change):
-    """The path's program with its first all-to-all changed; its claims, and whether it is right."""
+    """Return the path's program with its first all-to-all changed, its claims, and the truth."""
     program, graph = path._made
     steps = list(program.block.instructions)
     at = next(i for i, s in enumerate(steps) if isinstance(s.attributes, p.AllToAll))
@@ -123,7 +123,7 @@ def two_meshes(draw):
 
 @given(two_meshes())
 def test_layouts_on_two_meshes_over_the_same_devices(ends):
-    """Of other axes and other device orders: what arrives is right, and proved."""
+    """Axes and device orders differ; the results are right and proved."""
     path = sa.reshard(*ends)
     x = np.arange(np.prod(path.source.shape), dtype=np.float32).reshape(path.source.shape)
     np.testing.assert_array_equal(path.simulate(x), x)

@@ -1,4 +1,4 @@
-"""Curves of costs end where their conditions do, and a cost of nothing is said in words."""
+"""Curves of costs end where their conditions do; a cost of 0 is named in words."""
 
 import numpy as np
 import pytest

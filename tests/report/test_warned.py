@@ -14,12 +14,12 @@ def test_a_model_of_known_operators_gives_no_warning():
 
 
 def rearranged(x):
-    """A reshape that moves the borders of blocks."""
+    """Return a reshape that moves the borders of blocks."""
     return x[:12, :8].reshape(16, 6)
 
 
 def foreign(x):
-    """By code of another language."""
+    """Call code of another language."""
     return jax.ffi.ffi_call("twice", x)(x)
 
 

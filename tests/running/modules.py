@@ -1,4 +1,4 @@
-"""What the processes of a test run: files of a user's own."""
+"""Files of a user, for the processes of a test run."""
 
 TRANSFORMER = '''
 """Steps of training a Transformer: the next parameters, their gradients, the loss."""

@@ -84,7 +84,7 @@ def test_a_train_step_in_two_processes(here, capsys):
 
 @pytest.mark.slow
 def test_batch_norm_and_orders_of_the_devices_in_two_processes(here):
-    """What changes the order of all devices is sent between the processes."""
+    """Values are sent between the processes if the order of all devices changes."""
     given = module(modules.RESIDUAL)
     plan = sa.plan(given["step"], *given["args"](), strategy=given["strategy"])
     sent = plan.collectives()
@@ -119,7 +119,7 @@ def test_a_killed_process_ends_the_run(here, capsys):
 
 @pytest.mark.slow
 def test_an_array_that_lies_elsewhere(here, capsys):
-    """Process 0 ends by its error, although process 1 waits for it."""
+    """Process 0 ends by its error, although process 1 waits."""
     command = ["run", "elsewhere.py:add", "--mesh", "X=2", "--processes", "2"]
     assert main([*command, "--time-limit", "100"]) == 2
     shown = capsys.readouterr()

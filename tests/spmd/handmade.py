@@ -63,7 +63,7 @@ class Builder:
     def apply(
         self, function, operands, sharding, dtype=None, *, shape=None, params=(), origin=True
     ):
-        """`function` must be one primitive on the operands' local shapes."""
+        """Apply `function`, which must be one primitive, to the operands' local shapes."""
         structs = [
             jax.ShapeDtypeStruct(self.locals[o].shape, self.locals[o].dtype) for o in operands
         ]
@@ -118,7 +118,7 @@ def array(*shape, seed=0, dtype=np.float32):
 
 
 def matmul_all_reduce():
-    """The contracting loop on y: partial sums, then an all-reduce."""
+    """Contract along y: partial sums, then an all-reduce."""
     b = Builder({"x": 2, "y": 4})
     x, w = b.argument((8, 16), ("x", "y")), b.argument((16, 6), ("y", ""))
     partial = b.apply(dot, [x, w], b.sharding((8, 6), ("x", ""), "y"))
@@ -128,7 +128,7 @@ def matmul_all_reduce():
 
 
 def matmul_uneven():
-    """As above with 15 of 16 places used: both operands masked; 7 of 8 rows."""
+    """Contract with 15 of 16 places used: both operands masked; 7 of 8 rows."""
     b = Builder({"x": 2, "y": 4})
     x, w = b.argument((7, 15), ("x", "y")), b.argument((15, 6), ("y", ""))
     x = b.add(p.Mask(1, b.digits("y"), 4, 15), [x], b.sharding((7, 15), ("x", "y")))
@@ -242,7 +242,7 @@ def embedding(fill=float("nan")):
 
 
 def loop(*, reverse=False):
-    """A scan with a constant, a carry, xs and ys; the carry is summed over x in the body."""
+    """Return a scan with a constant, a carry, xs and ys; the body sums the carry over x."""
     b = Builder({"x": 4})
     w, c, xs = (
         b.argument((4,), ("x",)),
@@ -268,7 +268,7 @@ def loop(*, reverse=False):
 
 
 def first_member():
-    """A bias that enters a sum on one member only; a sharded constant."""
+    """Add a bias on one member only; the constant is sharded."""
     b = Builder({"x": 4})
     x, bias = b.argument((8, 3), ("x", "")), b.argument((3,), ("",))
     c = b.constant(np.arange(8 * 3, dtype=np.float32).reshape(8, 3), ("x", ""))

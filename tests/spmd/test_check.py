@@ -23,7 +23,7 @@ def test_sound_programs_pass_unchanged(case):
 
 
 def one_step(attributes, shape=(8, 16), *, made=None):
-    """A program of one instruction on a replicated argument, whose result is `made` on a device."""
+    """Return a program of one instruction on a replicated argument, with result type `made`."""
     b = Builder({"x": 2, "y": 4})
     x = b.argument(shape, ("",) * len(shape))
     after = b.sharding(made or shape, ("",) * len(shape))
@@ -120,7 +120,7 @@ def test_digits_must_lie_on_the_mesh(attributes):
 
 
 def changed(program, number, **fields):
-    """The program with other fields of one instruction."""
+    """Return the program with other fields of one instruction."""
     steps = list(program.block.instructions)
     steps[number] = replace(steps[number], **fields)
     return replace(program, block=replace(program.block, instructions=tuple(steps)))

@@ -1,4 +1,4 @@
-"""Every kind of instruction is known wherever kinds are told apart; kinds are found by a walk."""
+"""Every kind of instruction is registered in each table; kinds are found by a walk."""
 
 import pytest
 

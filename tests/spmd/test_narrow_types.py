@@ -48,7 +48,7 @@ WITHOUT_ZERO = {
 
 @pytest.mark.parametrize("name", WITHOUT_ZERO)
 def test_a_type_of_powers_of_two_has_no_zero(name):
-    """Padding, and what other devices hold, cannot be left out of a sum by what it lacks."""
+    """Padding and other devices' values need an element without effect, which the type lacks."""
     fn, x = WITHOUT_ZERO[name], jnp.asarray(TABLE).astype("float8_e8m0fnu")
     plan = sa.plan(fn, x, mesh=sa.Mesh({"X": 4}), in_shardings=P("X"))
     assert plan.verify().ok

@@ -1,4 +1,4 @@
-"""Why an instruction is there is a value: who asks reads its fields, and words are printed last."""
+"""Reasons of instructions are values: readers use fields, and words are printed last."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from tests import small_step
 
 
 def told(plan):
-    """The two sides of every collective of a new plan of the same, without the reason's words."""
+    """Return the two sides of every collective of a new equal plan, without words."""
     stages = planned(plan.traced, plan.annotations, plan.options)
     return [disagreement(stages.sharded, stages.traffic, m) for m in stages.traffic.collectives]
 

@@ -13,7 +13,7 @@ SHARDY = sa.Options(policy="shardy")
 
 
 def main(body, *arguments, result="", mesh='["a"=2, "b"=4]', kind=T):
-    """A program of these lines; arguments `%x`, `%y` with their shardings."""
+    """Return a program of these lines; arguments `%x`, `%y` have their shardings."""
 
     def said(sharding):
         return f" {{sdy.sharding = #sdy.sharding<@m, {sharding}>}}" if sharding else ""
@@ -32,7 +32,7 @@ def per_value(*shardings):
 
 
 def moved(name, *words, sharding, before='[{"a"}, {}]'):
-    """Negation, and then an operator that moves its result; Shardy asks for both shardings."""
+    """Negate, then apply an operator that moves its result; Shardy needs both shardings."""
     head = f"  %0 = stablehlo.negate %x {per_value(f'<@m, {before}>')} : {T}\n  %1 = sdy.{name} "
     return f"{head}{' '.join(words)} {sharding} : {T}\n  return %1 : {T}\n"
 

@@ -35,7 +35,7 @@ OTHERS = [pytest.param(p, marks=pytest.mark.slow) for p in ("gspmd", "shardy", "
 
 @cache
 def text(name, dtype="bfloat16"):
-    """A recorded program as JAX exports it, with its layouts."""
+    """Return a recorded program as JAX exports it, with its shardings."""
     case = oracle_bytes.case(name, dtype)
     _, _, results = corpus.program(name).make(**corpus.program(name).SMALL)
     names = case.mesh.axis_names
@@ -83,7 +83,7 @@ def test_a_recorded_program_read_back_is_planned_as_the_function(name, policy):
 
 
 def one_device(read, arguments):
-    """What a program that was read gives, run by JAX."""
+    """Return the results of a parsed program, run by JAX."""
     return jax.tree.leaves(jax.extend.core.jaxpr_as_fun(read.jaxpr)(*arguments))
 
 
@@ -233,7 +233,7 @@ def test_a_call_of_lapack_that_does_not_say_how_is_refused():
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("meshes", [0, 1])
 def test_random_keys_as_arguments(kind, meshes):
-    """Where no mesh is set, JAX states one without axes beside them."""
+    """Without a mesh, JAX's text declares one without axes."""
     key, mesh = jax.random.key(0, impl=kind), sa.Mesh({"X": 2})
     given = (
         {"in_shardings": (None, NamedSharding(mesh.to_jax(), PartitionSpec("X")))} if meshes else {}
@@ -317,7 +317,7 @@ def test_a_kernel_of_another_library_is_refused_by_its_name():
 
 
 def test_a_mesh_that_only_sites_name_is_the_one():
-    """In a loop too, where no argument and no result has a layout."""
+    """A site in a loop may name the only mesh, if no argument and no result has a sharding."""
     mesh = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
     def looped(x):
@@ -355,7 +355,7 @@ def test_shardings_that_no_layout_says_are_refused(ids, layout, message):
 
 
 def test_shardings_of_hlo_give_the_mesh_that_they_share(tmp_path):
-    """Their axes have no names; layouts at the border are those of the text."""
+    """Their axes have no names; the border has the text's shardings."""
     layouts = (
         "{devices=[2,1,4]<=[8] last_tile_dim_replicate}",
         "{devices=[1,4,2]<=[2,4]T(1,0) last_tile_dim_replicate}",

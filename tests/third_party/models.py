@@ -46,7 +46,7 @@ def is_spec(leaf):
 
 
 def built(loss_of, params, kept, data):
-    """The step of `loss_of(params, kept, *data) -> (loss, kept)`."""
+    """Return the step of `loss_of(params, kept, *data) -> (loss, kept)`."""
 
     def step(params, state, *data):
         moments, kept = state
@@ -76,7 +76,7 @@ def tokens(seed):
 
 
 def of_nnx(model, loss_of, seed):
-    """The step of an nnx model; what is no parameter is kept."""
+    """Return the step of an nnx model; state other than parameters is kept."""
     definition, params, kept = nnx.split(model, nnx.Param, ...)
 
     def loss(params, kept, inputs, targets):

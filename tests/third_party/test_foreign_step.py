@@ -1,4 +1,4 @@
-"""A train step that is not ours: planned, explained and run by what stands at its border alone."""
+"""A third-party train step: planned, explained and run by its border's shardings alone."""
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ def places(specs):
 
 
 def placed(step):
-    """Copies of the arguments on the mesh; the originals outlive a donation."""
+    """Return copies of the arguments on the mesh; the originals outlive a donation."""
     return jax.device_put(jax.tree.map(jax.numpy.array, step.arguments), places(step.in_shardings))
 
 
@@ -96,7 +96,7 @@ def test_arrays_that_carry_shardings_need_no_specs(step, plan):
 
 
 def test_formulas_of_the_batch_and_its_constants(step, show):
-    """Batch and length have names; what the packages fix inside stays a number, with its line."""
+    """Batch and length have names; the packages' own constants stay numbers, with their line."""
     batch, length = sa.dims("B S", hint=(foreign.BATCH, 12))
     data = jax.ShapeDtypeStruct((batch, length), "int32")
     plan = sa.plan(

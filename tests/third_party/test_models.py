@@ -25,7 +25,7 @@ each_model = pytest.mark.parametrize("name", MODELS)
 
 @cache
 def planned(name):
-    """The step of a model, and its plan."""
+    """Return the step of a model, and its plan."""
     step = MODELS[name]()
     plan = sa.plan(
         step.step,

@@ -20,7 +20,7 @@ class Edited:
         return max(k for k, step in enumerate(self.steps) if isinstance(step.attributes, kind))
 
     def left_out(self, kind):
-        """The step is left out: its operand stands in its place."""
+        """Leave out the step; its operand takes its place."""
         step = self.steps.pop(self.place(kind))
         self.read_instead(step.results[0], step.operands[0])
         return step
@@ -38,7 +38,7 @@ class Edited:
         return made.index
 
     def partial(self, local):
-        """The layout of a local, said to be a partial sum along X."""
+        """Declare the sharding of a local as a partial sum along X."""
         return replace(self.locals[local].sharding, unreduced=self.digits)
 
     def says_partial(self, local):
@@ -53,7 +53,7 @@ class Edited:
         self.steps.insert(first, Instruction(attributes, (local,), (made,), node))
 
     def summed_behind(self, place):
-        """The result of a step is a partial sum, which is summed behind it."""
+        """Make the result of a step a partial sum, summed after it."""
         step = self.steps[place]
         (result,) = step.results
         made = self.like(result, sharding=self.partial(result))
@@ -69,7 +69,7 @@ class Edited:
 
 
 def before(plan, number, operand, moves):
-    """The program with moves of an operand before the instruction of that number."""
+    """Return the program with moves of an operand before the instruction of that number."""
     program = plan.program
     locals_, steps = list(program.locals), list(program.block.instructions)
     step = steps[number]
@@ -90,7 +90,7 @@ def before(plan, number, operand, moves):
 
 
 def tampered(plan, kind, change):
-    """The program with another instruction in place of one kind."""
+    """Return the program with another instruction in place of one kind."""
 
     def changed(step):
         known = isinstance(step.attributes, kind)

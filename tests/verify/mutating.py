@@ -18,7 +18,7 @@ from tests.partition.planned import instructions, planned
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A function, its arguments, their layouts, and those of the results."""
+    """A function with its arguments, their shardings, and those of the results."""
 
     fn: object
     arguments: tuple
@@ -30,7 +30,7 @@ class Case:
         return planned(self.fn, self.arguments, self.specs, out_shardings=self.results)
 
     def mutated(self, kind, change, which=0):
-        """The program with instruction `which` of `kind` changed; None: its operands in its place.
+        """Return the program with instruction `which` of `kind` changed; None uses its operands.
 
         Those in bodies count, too; negative numbers count from the last one.
         """
@@ -43,7 +43,7 @@ class Case:
         return verify(self.plan.sharded, program)
 
     def computes(self, program):
-        """Whether the results are those of one device."""
+        """Return True if the results are those of one device."""
         try:
             results = simulate(program, self.plan.graph, *self.arguments)
         except (ProgramError, IndexError):
@@ -52,14 +52,14 @@ class Case:
         return all(np.allclose(r, w, rtol=1e-5) for r, w in zip(results, wants, strict=True))
 
     def check(self):
-        """As planned it is right, and proved."""
+        """Check that the planned program is right and proved."""
         assert self.computes(self.plan.program)
         report = self.verified(self.plan.program)
         assert report.ok, report.refuted
 
 
 def refuted(plan, program, *arguments, run=simulate):
-    """It is well formed, computes something else, and is refused, where the plan is not.
+    """Check that it is well formed, computes something else, and is refused; the plan is not.
 
     Args:
       run: what runs a program; `lowered`, where its numbers are those of a device.
@@ -76,12 +76,12 @@ def refuted(plan, program, *arguments, run=simulate):
 
 
 def lowered(program, graph, *arguments):
-    """The results on devices, one of each."""
+    """Return the results on devices, one of each."""
     return [np.asarray(r) for r in jax.tree.leaves(lower(program, graph)(*arguments))]
 
 
 def judged_both_ways(cases, mutations, *, unseen=frozenset()):
-    """The two tests of a file: each mutation is refuted by `verify`, and `simulate` sees it.
+    """Return a file's two tests: `verify` refutes each mutation, and `simulate` sees it.
 
     Args:
       cases: by name; mutations: name to (case, kind of instruction, change, which one).
@@ -128,7 +128,7 @@ def _changed(block, kind, change, left):
 
 
 def changed(program, step, new):
-    """The program with another instruction in place of one, wherever it stands."""
+    """Return the program with another instruction in place of one, at any depth."""
     return replace(program, block=_exchanged(program.block, step, new))
 
 

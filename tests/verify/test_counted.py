@@ -76,7 +76,7 @@ def test_a_ring_has_a_direction():
 
 
 def test_where_the_block_of_a_mask_starts_is_counted_in_32_bits():
-    """Twice the largest number is -2, behind which the one element of all then stands."""
+    """Twice the largest number is -2 in 32 bits, before the only element."""
     x = np.ones(1, np.float32)
     plan = sa.plan(lambda x: (x + 1).sum(), x, mesh=MESH, in_shardings=P("X"))
     refuted(plan, tampered(plan, Mask, lambda mask: replace(mask, block=2**31 - 1)), x, run=lowered)
@@ -85,7 +85,7 @@ def test_where_the_block_of_a_mask_starts_is_counted_in_32_bits():
 
 
 def test_the_size_that_places_are_compared_with_is_counted_in_32_bits():
-    """Behind the last element a causal window reads nothing, however many there are said to be."""
+    """After the last element a causal window reads nothing, whatever their declared number."""
     x = np.arange(8, dtype=np.float32)
     plan = sa.plan(
         lambda x: lax.reduce_window(x, 0.0, lax.add, (2,), (1,), ((1, 0),)), x, mesh=MESH,
@@ -108,14 +108,14 @@ def test_the_blocks_of_a_reading_are_counted_exactly():
 
 
 def cut(x):
-    """A plan that cuts a whole dimension in blocks, and reduces it."""
+    """Return a plan that cuts a whole dimension into blocks, and reduces it."""
     strategy = sa.Strategy(MESH, (P(),), P(), {"blocks": P("X")})
     plan = sa.plan(lambda x: jnp.max(sa.annotate(x, "blocks") * 1), x, strategy=strategy)
     return plan, Edited(plan)
 
 
 def test_what_stands_behind_a_dimension_that_is_cut_may_become_zero():
-    """It is masked before it is cut, and padded with zeros on the way."""
+    """It is masked before the cut, and padded with zeros on the way."""
     x = -np.arange(1, 8, dtype=np.float32)
     plan, edited = cut(x)
     edited.left_out(Mask)
@@ -125,7 +125,7 @@ def test_what_stands_behind_a_dimension_that_is_cut_may_become_zero():
 
 
 def test_a_dimension_that_is_cut_has_its_elements_in_front():
-    """Of a stage that is said to be of three elements the other ones are left out."""
+    """A stage that is declared to have three elements loses the other ones."""
     x = np.arange(8, dtype=np.float32)
     plan, edited = cut(x)
     (block,) = edited.steps[edited.place(DynamicSlice)].results

@@ -28,7 +28,7 @@ LOOKUP = Case(
 
 
 def exchanged(program, first, second):
-    """The program with an instruction of one kind and its reader, of another kind, swapped."""
+    """Return the program with an instruction of one kind and its reader swapped."""
     steps = list(program.block.instructions)
     pairs = [
         (a, b)
@@ -68,7 +68,7 @@ def test_what_is_looked_up_is_masked_before_it_is_summed():
 
 
 def test_the_mask_reads_the_indices_by_which_was_gathered():
-    """Indices that were clamped otherwise: what is out of range then is nobody's."""
+    """Indices clamped differently lose the elements that are then out of range."""
     ids = IDS * np.int32(12)
     case = replace_arguments(LOOKUP, (TABLE, ids))
     program = case.plan.program
@@ -106,7 +106,7 @@ def test_a_maximum_that_leaves_a_branch_is_no_sum():
 
 
 def summed_outside(program):
-    """The branches hand on what each device has, and it is summed behind them."""
+    """Return each device's own value from the branches, and sum it after them."""
     (control,) = [s for s in program.block.instructions if isinstance(s.attributes, p.Branches)]
     locals_, blocks = list(program.locals), []
     for body in control.attributes.bodies:
@@ -197,7 +197,7 @@ CONSTANT = np.arange(8, dtype=np.float32)
 
 
 def test_a_constant_lies_in_the_order_of_the_devices():
-    """Its blocks are cut by places in that order, whatever order its layout names."""
+    """Its blocks are cut by places in that order, whatever order its sharding names."""
     mesh = sa.Mesh({"X": 4})
     given = numbers(8)
     plan = sa.plan(lambda x: x + CONSTANT, given, mesh=mesh, in_shardings=P("X"))

@@ -1,4 +1,4 @@
-"""What the mutation engine found that was verified and wrong: refuted, and seen."""
+"""Mutations that were once verified and wrong: refuted, and visible in simulation."""
 
 import copy
 from dataclasses import replace
@@ -24,12 +24,12 @@ X, Y = MESH.digits("X"), MESH.digits("Y")
 
 
 def turned(x):
-    """Of two columns eight devices then hold one or none."""
+    """Two columns leave one or no column on each of eight devices."""
     return x * 2
 
 
 def pooled(x, y):
-    """The gradient of a pooling, at whose padding JAX's abstract evaluation does not look."""
+    """Return the gradient of a pooling, whose padding JAX's abstract evaluation ignores."""
     made = jax.vjp(lambda x: lax.reduce_window(x, -np.inf, lax.max, (4,), (2,), "SAME"), x)
     return made[1](y)[0]
 
@@ -42,13 +42,13 @@ CASES = {
 
 
 def longer(regroup):
-    """The first group has a dimension more than there is."""
+    """Give the first group one dimension too many."""
     (count, sizes), *rest = regroup.groups
     return replace(regroup, groups=((count + 1, sizes), *rest))
 
 
 def with_a_third_end(apply):
-    """Padding of a dimension that is a number longer."""
+    """Return padding of a dimension with one number too many."""
     said = dict(apply.params)
     (ends,) = said["padding"]
     return replace(apply, params=tuple({**said, "padding": ((*ends, 0),)}.items()))
@@ -94,7 +94,7 @@ def test_a_reshape_makes_as_many_elements_as_it_reads(shape, right):
 
 @pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])
 def test_nothing_at_the_border_has_a_priority_that_nobody_gave(side):
-    """With a dimension that is neither split nor open, it could not even be lowered."""
+    """With a dimension that is neither split nor open, it could not be lowered."""
     case = CASES["reshaped"]
     given = getattr(case.plan.program, side)
     layouts = tuple(object_with(x, priorities=(1,) * len(x.shape)) for x in given)
@@ -103,7 +103,7 @@ def test_nothing_at_the_border_has_a_priority_that_nobody_gave(side):
 
 
 def object_with(layout, **changed):
-    """A copy that its class does not check."""
+    """Return a copy that its class does not check."""
     made = copy.copy(layout)
     for name, value in changed.items():
         object.__setattr__(made, name, value)
@@ -140,7 +140,7 @@ def test_of_elements_with_places_between_them_only_parts_are_taken(kind):
 
 
 def cut_and_summed(x, start):
-    """A slice, and a reduction by a function of the user."""
+    """Return a slice, and a reduction by a user's function."""
 
     def add(a, b):
         return a + b

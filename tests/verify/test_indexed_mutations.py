@@ -71,7 +71,7 @@ def test_the_program_as_planned_is_right(name):
 
 
 def placed(attributes, **more):
-    """A box whose only place has another dimension, digits or largest start."""
+    """Return a box whose only place has another dimension, digits or largest start."""
     ((dim, digits, high),) = attributes.places
     old = {"dim": dim, "digits": digits, "high": high}
     return replace(attributes, places=(tuple((old | more).values()),))
@@ -120,7 +120,7 @@ test_verify_refutes_it, test_simulate_sees_it = judged_both_ways(CASES, MUTATION
 
 
 def test_a_batch_selects_what_the_operator_selects():
-    """Its sizes do not show in the result; nothing selected is any number. Found by mutation."""
+    """The result hides its sizes; an empty selection gives any number. Found by mutation."""
     case, params = CASES["along"], (("slice_sizes", (0, 1)),)
     program = case.mutated(p.Apply, lambda a: replace(a, params=(*a.params, *params)))
     assert case.verified(program).refuted

@@ -38,7 +38,7 @@ WRONG = (
 
 
 def spoiled(program):
-    """(what, program with one field of an instruction, a local or a border spoiled)."""
+    """Yield (change, program with one field of an instruction, a local or a border changed)."""
     steps = list(instructions(program.block))
     for number, step in enumerate(steps):
         value = WRONG[number % len(WRONG)]
@@ -67,7 +67,7 @@ def in_attributes(step, field, value):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_no_tampering_ends_in_an_exception(name):
-    """What a field says besides its meaning (`why`, `role`, `phase`) may be anything readable."""
+    """Fields without meaning for results (`why`, `role`, `phase`) may have any readable value."""
     case = CASES[name]
     seen = 0
     for what, program in spoiled(case.plan.program):
@@ -135,7 +135,7 @@ def shifted(reading, wrong):
 
 
 def test_a_run_names_no_more_devices_than_there_are():
-    """Its pairs are written out: of as many as it could name there would be no end."""
+    """Its pairs are enumerated: more devices than exist would never end."""
     case = CASES["joined"]
     classes = Classes(case.plan.sharded.mesh.digits("Y"), (), 8, 1, 1)
     runs = Runs(classes, (PairRun(0, 0, 0, 0, 10**6),))

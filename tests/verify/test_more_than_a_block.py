@@ -64,7 +64,7 @@ WHOLE = {
 
 
 def widened(plan, loops, before, behind):
-    """The last operator on longer operands, and of its results what is kept."""
+    """Apply the last operator to longer operands, and keep a part of its results."""
     program, locals_ = plan.program, list(plan.program.locals)
 
     def longer(local, shape):
@@ -94,7 +94,7 @@ def widened(plan, loops, before, behind):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_of_what_is_whole_there_is_no_place_more(name):
-    """Said to be a loop of its own, cut by nothing, and then cut to what there is."""
+    """A dimension declared as a loop of its own is first whole, then cut to the real size."""
     fn, arguments, loop, before, behind = WHOLE[name]
     plan = planned(fn, arguments, (P(),) * len(arguments))
     refuted(plan, widened(plan, ((loop, ()),), before, behind), *arguments)

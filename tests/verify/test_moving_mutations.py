@@ -51,33 +51,33 @@ def best(x):
 
 
 def convolved(x):
-    """A halo on both sides, and an uneven dimension: its ends are masked."""
+    """Return a halo on both sides with an uneven dimension: its ends are masked."""
     return lax.conv_general_dilated(x, KERNEL, (1,), "SAME", dimension_numbers=NUMBERS)
 
 
 def dilated(x):
-    """The phase of the dilation depends on the device."""
+    """Return a dilation whose phase depends on the device."""
     return lax.conv_general_dilated(
         x, KERNEL, (2,), ((2, 1),), lhs_dilation=(3,), dimension_numbers=NUMBERS
     )
 
 
 def spread(x, kernel):
-    """The taps are sharded, and of one there are none: a slot brings it places for others."""
+    """Return sharded taps, one of which is absent; a slot brings places for others."""
     return lax.conv_general_dilated(
         x, kernel, (2,), ((1, 1),), rhs_dilation=(2,), dimension_numbers=NUMBERS
     )
 
 
 def selected(x, strides=2):
-    """The gradient of a pooling: windows that reach over both ends, of negative numbers."""
+    """Return the gradient of a pooling: windows beyond both ends, of negative numbers."""
     shape, steps = (4, 1, 1), (strides, 1, 1)
     out, back = jax.vjp(lambda x: lax.reduce_window(x, -np.inf, lax.max, shape, steps, "SAME"), x)
     return back(jnp.arange(1.0, out.size + 1, dtype=out.dtype).reshape(out.shape))[0]
 
 
 def selected_in_phases(x):
-    """Where the first window of a block begins depends on the device."""
+    """Return a selection whose first window in a block depends on the device."""
     return selected(x, 3)
 
 
@@ -136,7 +136,7 @@ def swapped(fetch):
 
 
 def permuted(fetch, change):
-    """The permutes of its first reading are others."""
+    """Change the permutes of its first reading."""
     first, *rest = fetch.readings
     return replace(fetch, readings=(replace(first, permutes=change(first.permutes)), *rest))
 
@@ -146,7 +146,7 @@ def backwards(permutes):
 
 
 def lacking(fetch):
-    """The first reading is served by nobody."""
+    """Remove all senders of the first reading."""
     return permuted(fetch, lambda permutes: ((),) * len(permutes))
 
 
@@ -158,13 +158,13 @@ def exchanged(fetch):
 
 
 def of_operand(fetch, change):
-    """The first reading is of another operand."""
+    """Take the first reading from another operand."""
     first, *rest = fetch.readings
     return replace(fetch, readings=(replace(first, operand=change(first.operand)), *rest))
 
 
 def of_block(fetch, number):
-    """The first reading says that it is of another block."""
+    """Declare the first reading as another block's."""
     first, *rest = fetch.readings
     source = replace(first.source, more=number)
     return replace(fetch, readings=(replace(first, source=source), *rest))

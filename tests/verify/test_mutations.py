@@ -18,7 +18,7 @@ from tests.verify.mutating import Case, judged_both_ways
 
 
 def lookup(table, w, ids):
-    """A lookup in a sharded table, a product, and a sum over a dimension that does not divide."""
+    """Return a lookup in a sharded table, a product, and a sum over an uneven dimension."""
     x = jnp.asarray(table).at[ids].get(mode="clip")
     y = x @ w
     return (y * y).sum(0), y
@@ -83,12 +83,12 @@ X, Y = MESH.digits("X"), MESH.digits("Y")
 
 
 def other(digits):
-    """The other axis."""
+    """Return the other axis."""
     return Y if digits == X else X
 
 
 def turned(fetch):
-    """What goes from one device to another goes the other way."""
+    """Reverse the direction of every pair."""
     (reading,) = fetch.readings
     pairs = tuple((target, source) for source, target in reading.permutes[0])
     return replace(fetch, readings=(replace(reading, permutes=(pairs,)),))

@@ -1,4 +1,4 @@
-"""What is partial is summed somewhere, and padding is filled with what stands there after a sum.
+"""Partial sums are summed somewhere, and padding has the value that follows a sum.
 
 Programs that verified once, and computed something else.
 """
@@ -129,7 +129,7 @@ def test_devices_of_a_region_that_go_different_ways():
 
 @pytest.mark.parametrize("way", ["max", "product"])
 def test_a_mask_before_sums_are_scattered(way):
-    """What fills is summed, too: four ones are no one, four lowest numbers overflow."""
+    """The fill is summed too: four ones are not one, and four lowest numbers overflow."""
     dtype, best = {"max": ("int32", jnp.max), "product": ("float32", jnp.prod)}[way]
     a, b = -np.ones((64, 7), dtype), np.ones((64, 6), dtype)
     strategy = sa.Strategy(MESH, (P("X"), P("X")), P(), {"product": P("X")})
@@ -156,7 +156,7 @@ def test_padding_of_a_nan_is_no_number_behind_an_operator(fn):
 
 
 def test_a_mask_before_what_has_no_index_is_filled():
-    """Padding of the indices is no index, so that what stands for it is the number filled in."""
+    """Padding of the indices is no index, so that its value is the fill."""
     table, ids = np.arange(16, dtype=np.float32), np.array([0, 9, 3, 3, 7, 2, 1])
 
     def fn(table, ids):
@@ -198,7 +198,7 @@ def test_padding_is_of_the_value_that_filled_it():
 
 
 def best(negative=False):
-    """A plan whose best four are joined from the best of every device, and its program."""
+    """Return a plan whose best four are joined from every device's best, and its program."""
     x = np.random.default_rng(0).permutation(4096).astype(np.float32)
     x = x - 4096 if negative else x
     plan = sa.plan(lambda x: lax.top_k(x, 4), x, mesh=MESH, in_shardings=P("X"))
@@ -301,7 +301,7 @@ def test_a_mask_before_partial_results_are_folded():
 
 
 def test_zeros_are_padded_over_what_another_dimension_is_filled_with():
-    """Of two squares one is filled with ones along the rows, the other along the columns."""
+    """One of two squares is filled with ones along the rows, the other along the columns."""
     x, y = np.zeros((7, 7), np.float32), np.ones((7, 7), np.float32)
 
     def alike(x, y):
@@ -353,7 +353,7 @@ def test_padding_that_selects_no_case_is_not_told():
 
 
 def test_what_is_added_up_has_a_zero():
-    """What other devices have of an element is 0, for which this type has another number."""
+    """Other devices contribute 0 to an element, which this type represents differently."""
     x = 2.0 ** np.arange(8, dtype=np.float32)
 
     def taken(x):

@@ -1,4 +1,4 @@
-"""Annotations inside: whether the program holds the value just so is said of each, and no claim."""
+"""Annotations inside: each reports whether the program has this sharding; it is no claim."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 
 def summed(x):
-    """Partial sums, which nothing asks for between the two annotations."""
+    """Return partial sums that nothing needs between the two annotations."""
     return sa.annotate(sa.annotate(x.sum(0), "whole"), "split") * 2
 
 
@@ -44,7 +44,7 @@ def test_what_reads_a_value_whole_makes_it_held():
 
 
 def test_the_program_of_other_annotations_does_not_hold_these():
-    """What the program holds is read off it, not believed of the plan."""
+    """The program's own values are checked, not the plan's."""
     program, asked = plan_of(P(), P("Y")).program, plan_of(P(), P("X")).sharded
     assert [s.status for s in verify(asked, program).sites] == ["not_held"] * 2
 

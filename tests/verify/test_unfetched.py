@@ -1,4 +1,4 @@
-"""What an exchange did not fetch, and what stands between elements, is no element to any reader.
+"""Unfetched places of an exchange, and holes between elements, are no elements to a reader.
 
 Programs that verified once, and computed something else.
 """
@@ -52,7 +52,7 @@ def start(scale, more=0, digits=X):
 
 
 def unfetched(pairs, length=0, places=(0, 2)):
-    """Blocks change places, of which nothing, or little, is said to be wanted."""
+    """Exchange blocks of which no or few elements are wanted."""
     return HaloExchange(0, X, (Reading(0, start(1), (pairs,), start(2), length, places),))
 
 
@@ -89,7 +89,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_operator_of_what_was_not_fetched(name):
-    """In place of a gather: the own block beside another, of which nothing is said to count."""
+    """The own block replaces a gather, with another block of which no element counts."""
     fn, given, layouts = WHOLE[name]
     plan = sa.plan(fn, *given, mesh=TWO, in_shardings=layouts, out_shardings=P())
     program = plan.program
@@ -174,7 +174,7 @@ def test_a_permute_that_nobody_takes_part_in():
 
 
 def test_a_constant_that_is_no_whole_number_ends():
-    """A float where an integer type's number stood was looked for among all of these."""
+    """The float was searched for among all numbers of the integer type."""
 
     def fn(i, x):
         return i + jnp.full(i.shape, 7) * jnp.full(i.shape, 5), x * 0.2
@@ -192,7 +192,7 @@ def test_a_constant_that_is_no_whole_number_ends():
 
 
 def test_a_box_with_a_second_copy_beside_it():
-    """It is gathered twice: what is written goes on beyond the box."""
+    """It is gathered twice, so that the update continues beyond the box."""
     given = np.arange(36, dtype=np.float32).reshape(6, 6), -np.ones((2, 4), "f4"), np.int32([1, 2])
     layouts = (P(None, "X"), P(), P())
     plan = sa.plan(lax.dynamic_update_slice, *given, mesh=TWO, in_shardings=layouts)
@@ -220,7 +220,7 @@ def windows(x, starts):
 
 
 def test_beside_a_block_there_is_nothing_that_another_has():
-    """Of the whole tensor a device takes its block with both margins, and windows count twice."""
+    """A device takes its block with both margins of the whole tensor, and windows count twice."""
     given = np.arange(4000, dtype=np.float32), np.array([[2], [999], [1998]], np.int32)
     plan = sa.plan(windows, *given, mesh=FOUR, in_shardings=(P("X"), P()), out_shardings=P())
     program = plan.program
@@ -290,7 +290,7 @@ def test_places_that_nothing_fills_hold_no_number():
 
 
 def test_around_no_element_there_is_none():
-    """Of two places beside nothing the second one was said to be the element behind it."""
+    """The second of two places next to nothing was declared as the following element."""
     moves = [Slice(0, 0, 0), Dilate(0, 2, 1, 1), Slice(0, 1, 1), OwnerSelect(0, 0, 1, ())]
     given = ROW[3:4]
     plan = sa.plan(lambda x: x * 2, given, mesh=FOUR, in_shardings=P(), out_shardings=P())
@@ -305,7 +305,7 @@ def test_nothing_is_cut_off_by_a_dilation():
 
 
 def test_who_is_not_served_has_its_own_block_only_where_that_is_named():
-    """Lowered, who is neither served nor wants its own block holds zeros."""
+    """In the lowered program, a device without a sender or its own block has zeros."""
     plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P(), out_shardings=P())
     reading = Reading(0, start(1, 1), (((1, 1),),), start(0), 8, (0, 8))
     program = before(plan, 0, 0, [HaloExchange(0, X, (reading,))])

@@ -1,4 +1,4 @@
-"""The claims of a plan: what z3 proves, what it refutes when the program is wrong."""
+"""The claims of a plan: z3's proofs, and refutations of wrong programs."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.partition.planned import MESH, numbers, planned
 
 @cache
 def plan():
-    """A sum over an uneven dimension, a lookup, a scan: one of each kind of claim."""
+    """Return a sum over an uneven dimension, a lookup, a scan: one of each kind of claim."""
 
     def fn(x, w):
         def body(carry, row):
@@ -33,7 +33,7 @@ def plan():
 
 
 def with_masks(change):
-    """The program with all masks changed, those of loop bodies too."""
+    """Return the program with all masks changed, those of loop bodies too."""
 
     def changed(block):
         return replace(block, instructions=tuple(map(step, block.instructions)))

@@ -40,14 +40,14 @@ def drawn(count, seed, templates=siblings.TEMPLATES | farther.TEMPLATES):
 
 
 def planned(sizes, function, types, specs, results):
-    """A plan with the user's own annotations: what these leave open is left open here."""
+    """Return a plan with the user's annotations; open dimensions stay open here."""
     mesh = sa.Mesh(sizes)
     with jax.set_mesh(mesh.to_jax(jax.devices()[: mesh.size])):
         return sa.plan(function, *types, mesh=mesh, in_shardings=specs, out_shardings=results)
 
 
 def least(plan):
-    """The bound that a plan gives."""
+    """Return the bound of a plan."""
     return float(plan.beside_jit()["wire_bytes"].iloc[1])
 
 
@@ -57,7 +57,7 @@ def violations(rows):
 
 
 def summary(rows):
-    """The tightness in words."""
+    """Return the tightness in words."""
     ratios = [bound / sent for _, bound, sent in rows if sent]
     below = sum(ratio < 0.5 for ratio in ratios)
     nothing = sum(not sent for _, _, sent in rows)

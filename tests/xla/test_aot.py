@@ -1,4 +1,4 @@
-"""The compiler of a chip that is not here: where positions lie, what is kept, what is refused."""
+"""The compiler of an absent chip: placement of positions, cached answers, refusals."""
 
 import ast
 import json
@@ -147,7 +147,7 @@ def test_devices_by_their_ids_have_no_places():
 
 
 def answered(monkeypatch, files, returncode=0):
-    """A compiler that leaves these files behind."""
+    """Return a compiler that writes these files."""
 
     class Run:
         stderr = "F1122 12:00:00.0 1 x.cc:1] Check failed: it is broken"

@@ -63,7 +63,7 @@ def stages_by_hand(x, w):
 
 @pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
 def test_of_a_region_over_some_axes_xla_is_asked_as_it_is_written(partitioner):
-    """What XLA makes of the function under `jax.jit` is the judge."""
+    """XLA's result for the function under `jax.jit` is the judge."""
     needs(partitioner)
     given, specs, handed = (struct(8, 16), struct(16, 32)), (P("x"), P(None, "y")), P("x", "y")
     strategy = sa.Strategy(MESH, in_shardings=specs, sites={"handed on": handed})
@@ -120,7 +120,7 @@ def test_sums_are_those_of_the_plan_and_of_the_dump(plan):
 
 
 def test_a_layout_that_differs_is_planned_as_xla_has_it():
-    """Without priorities completion takes another layout than GSPMD does."""
+    """Without priorities completion takes another sharding than GSPMD does."""
     needs("gspmd")
     specs = (P("x", None), P(None, "y"), P("y", None))
     arguments = struct(8, 16), struct(16, 32), struct(8, 32)

@@ -68,7 +68,7 @@ def odd(x):
 
 @pytest.mark.parametrize("function", [mirrored, odd])
 def test_layouts_that_are_no_digits_or_no_spec_are_no_error(function):
-    """GSPMD mirrors the devices of what is reversed; it parts reshapes as no spec says."""
+    """GSPMD mirrors the devices of a reversal, and splits reshapes as no spec can."""
     if "gspmd" not in dump.partitioners():
         pytest.skip(f"jax {jax.__version__} has no partitioner gspmd")
     x = jax.ShapeDtypeStruct((12, 10), jnp.float32)
@@ -78,7 +78,7 @@ def test_layouts_that_are_no_digits_or_no_spec_are_no_error(function):
 
 @pytest.mark.parametrize("position", [jnp.argmax, jnp.argmin])
 def test_an_extreme_and_its_position_are_two_reductions_of_xlas(position):
-    """Of one operand and one shape; the position is the second result of its own."""
+    """Operand and shape are equal; the position is a second result of its own."""
 
     def gate(x):
         extreme = jnp.max if position is jnp.argmax else jnp.min

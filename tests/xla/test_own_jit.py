@@ -1,4 +1,4 @@
-"""Whose layouts a plan has, and what the user's own `jax.jit` would send."""
+"""The policy of a plan's shardings, and the traffic of the user's own `jax.jit`."""
 
 import json
 import re
@@ -22,12 +22,12 @@ BOTH = {"in_shardings": (P("X", "Y"), P("X", "Y"))}
 
 
 def layer(x, w):
-    """A product and its transpose: the partitioners agree on it."""
+    """Return a product and its transpose, on which the partitioners agree."""
     return jnp.maximum(x @ w, 0) @ w.T
 
 
 def disagreed(x, w):
-    """A product whose operands want one axis on different loops: they take another one each."""
+    """Return a product whose operands need one axis on different loops; XLA uses two axes."""
     return jnp.sin(x @ w)
 
 
@@ -73,7 +73,7 @@ class jax_switch:
 
 
 def differing(policy="paper"):
-    """A sum of two layouts, in which the paper's completion sends a quarter of Shardy's."""
+    """Return a sum of two shardings; the paper's completion sends a quarter of Shardy's bytes."""
     y = jax.ShapeDtypeStruct((512, 16), F32)
     specs = (P("X"), P("X", "Y"))
     options = sa.Options(policy=policy)
