@@ -234,7 +234,7 @@ def restored(path):
 
 
 def inputs_of(plan):
-    """The inputs of planning, as a file has them."""
+    """Return the inputs of planning in the form of a file."""
     return plan_file.inputs(plan._traced, plan._annotations, plan.options)
 
 

@@ -64,7 +64,7 @@ def test_a_cheaper_policy_is_named_with_seconds_bytes_and_an_annotation(chip):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["tpu_v3", "h100"])
 def test_the_operand_wins_whose_layout_is_read_beside_the_product(chip):
-    """The gradient of the gates has the sharding of the tokens, not that of the experts."""
+    """The gradient of the gates has the sharding of the tokens, not of the experts."""
     plan, first, shardy = planned(), planned(switches=FIRST), planned(policy="shardy")
     seconds = [each.cost(chip).step_time_s for each in (plan, first, shardy)]
     assert seconds[0] <= 1.01 * seconds[2] < 0.9 * seconds[1]

@@ -42,7 +42,7 @@ def test_every_collective_names_an_annotation(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", every_plan.POLICIES)
 def test_every_collective_of_every_plan_names_an_annotation(policy, show):
-    """By cost, whole train steps take minutes, so that their parts are used."""
+    """Parts of train steps are used by cost, because whole steps take minutes."""
     count = 0
     for name, planned in {**every_plan.models(policy), **every_plan.oracle(policy)}.items():
         if policy != "cost" or not ("step" in name or "level" in name):

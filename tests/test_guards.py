@@ -67,7 +67,7 @@ def asked_inside_of_calls(fact, run, calls):
     ],
 )
 def test_each_class_of_facts_is_needed(layer, left_out, point):
-    """Without it another plan would be taken for the same one."""
+    """Another plan would be taken for the same one without this class."""
     guards = layer._guards
     full = {name: point.get(name, size.hint) for name, size in layer.sizes.items()}
     weaker = copy.copy(guards)
@@ -122,7 +122,7 @@ def test_sizes_in_parameters_follow(function):
 
 
 def right(plan, found, point):
-    """Return True if every price by formula equals that of the plan made there."""
+    """Return True if every price by formula equals the price of the plan made there."""
     full, costs = plan_point(plan, point), [p.cost("tpu_v3").totals for p in (plan, found)]
     for (name, formula), (_, number) in zip(*(c.named() for c in costs), strict=False):
         if not name.endswith("_bytes") or name in ("wire_bytes", "peak_memory_bytes"):
@@ -217,7 +217,7 @@ FORMS = {"unrolled": {}, "scanned": {"scan": True}, "remat": {"scan": True, "rem
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_train_steps_hold_at_their_hints(form):
-    """On these axes the gradient of the embedding is a permute over both of them."""
+    """The gradient of the embedding is a permute over both of these axes."""
     part, config = training.part("train_step"), replace(STEP, **FORMS[form])
     plan = sa.plan(
         part.function(config),
@@ -324,7 +324,7 @@ def value(text, values):
 
 
 def test_conditions_are_what_planning_found_of_its_sizes(layer):
-    """They hold at the hints, nearest first, each with the asking operator and the alternative."""
+    """Conditions hold at the hints, nearest first, each with its operator and alternative."""
     rows, hints = layer._conditions_table, {n: size.hint for n, size in layer.sizes.items()}
     assert all(so(row["condition"], hints) for row in rows)
     near = [row["margin"] for row in rows if row["margin"] is not None]

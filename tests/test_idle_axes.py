@@ -125,7 +125,7 @@ def test_strict_allows_them():
 
 
 def test_only_the_attention_of_attempt_1_is_idle():
-    """It has X on M alone, which the products of scores and values lack (Table 1, first row)."""
+    """Attempt 1 has X on M alone, which scores and values lack (Table 1, first row)."""
     idle_ops = {}
     for name, strategy in table1.STRATEGIES.items():
         plan = small_step.plan().replan(strategy(small_step.MESH, small_step.CONFIG))

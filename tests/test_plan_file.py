@@ -316,7 +316,7 @@ FILES = Path(__file__).with_name("plan_files")
 
 @pytest.mark.parametrize("name", plan_edits.BASES)
 def test_files_of_the_earlier_schema_load(name):
-    """They hold all inputs, and a digest of the program with its comments."""
+    """Earlier files hold all inputs, and a digest of the program with its comments."""
     loaded, now = sa.load_plan(FILES / f"{name}-4.json"), plan_edits.BASES[name][0]()
     assert loaded.program.text(comments=False) == now.program.text(comments=False)
     assert loaded.options == now.options

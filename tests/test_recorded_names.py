@@ -20,7 +20,7 @@ PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 
 
 def parameters(call):
-    """Return the parameters of a call; a `*` separates those that are given by name only."""
+    """Return the parameters of a call; a `*` separates the keyword-only ones."""
     found = inspect.signature(call).parameters.values()
     placed = [p.name for p in found if p.kind in PLACED]
     others = [p.name for p in found if p.kind not in PLACED]

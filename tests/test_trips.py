@@ -85,7 +85,7 @@ def test_a_loop_of_unknown_length_is_named_wherever_its_bytes_are_shown(function
 
 @pytest.mark.parametrize("function", UNKNOWN[:4])
 def test_a_number_that_the_user_gives_multiplies_bytes_flops_and_seconds(function):
-    """With n iterations a loop costs n times one iteration, plus the cost before it."""
+    """A loop of n iterations costs n times one iteration, plus the cost before it."""
     name = "trips_1"  # of nested loops the inner one
     figures = []
     for number in (0, 1, 2, 50):

@@ -1,4 +1,4 @@
-"""Whole operators: the reported cost equals that of the program."""
+"""Whole operators: the reported cost equals the program's cost."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_stacked_operands_are_shared_as_the_remedy_says():
 
 
 def test_the_layout_that_is_proposed_does_what_is_said():
-    """Each figure equals that of the plan with the operand annotated so."""
+    """Each figure equals the figure of the plan with the operand annotated so."""
     plan = plan_of(singular_values, (512, 256), P("X", "Y"))
     (row,) = whole(plan).to_dict("records")
     now, then = (p.cost("tpu_v3") for p in (plan, plan_of(singular_values, (512, 256), P())))

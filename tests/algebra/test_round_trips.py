@@ -48,7 +48,7 @@ def atoms(mesh):
 
 
 def placings(digits):
-    """Yield every assignment of digits to dimensions, those of one dimension in every order."""
+    """Yield every assignment of digits to dimensions, in every order within a dimension."""
     for places in itertools.product(PLACES, repeat=len(digits)):
         held = {
             place: [d for d, at in zip(digits, places, strict=True) if at == place]

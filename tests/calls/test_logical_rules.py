@@ -52,7 +52,7 @@ def test_the_notations_say_the_same():
 
 
 def test_a_linen_model_is_planned_by_its_rules():
-    """The weights have flax's own shardings, and the plan is that of the specs."""
+    """The weights have flax's own shardings, and the plan equals the plan by specs."""
 
     class Mlp(nn.Module):
         @nn.compact

@@ -159,7 +159,7 @@ def test_a_comparison_of_ceilings_turns_at_whole_blocks():
     "difference", [10 * X**2 * tile(B, X * Y) - 29, 10 * X * tile(X * B, Y) - 29]
 )
 def test_no_size_at_which_a_comparison_turns_is_below_one(difference):
-    """Without ceilings a comparison changes between X = 1 and X = 2; with them at 1 too."""
+    """A comparison without ceilings changes between X = 1 and X = 2, one with them at 1 too."""
     assert "X" not in flips(Fact(difference, POSITIVE), {"B": 11, "X": 8, "Y": 5})
 
 

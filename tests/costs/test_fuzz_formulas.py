@@ -49,7 +49,7 @@ def test_a_wrong_formula_is_seen():
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_flops_of_a_convolution_are_the_reads_that_exist(name):
-    """With ones everywhere each result is the number of its reads, as JAX counts them."""
+    """Ones everywhere make each result the number of its reads, as JAX counts them."""
     fn = convolution(*WINDOWS[name])
     H, X = sa.dims("H", hint=12)[0], {"X": 2}
 

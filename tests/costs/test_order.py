@@ -178,7 +178,7 @@ def monomial(powers):
 
 
 def bounded_by_linear_programming(big, small):
-    """Return True if log(big/small) >= 0 wherever all logs and those of B/X and M/(X*Y) are."""
+    """Return True if log(big/small) >= 0 wherever log(B/X), log(M/(X*Y)) and all logs are."""
     names = "BMXY"
     need = [big.get(n, 0) - small.get(n, 0) for n in names]
     ratios = [[1, 0, -1, 0], [0, 1, -1, -1]]

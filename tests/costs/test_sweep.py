@@ -1,4 +1,4 @@
-"""Sweeps: seconds, memory and guards at many points equal those of the plan at each point."""
+"""Sweeps: seconds, memory and guards at many points equal a plan's at each point."""
 
 from dataclasses import replace
 

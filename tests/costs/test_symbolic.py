@@ -296,7 +296,7 @@ def _pooled(x):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_of_a_program_has_a_shape_in_formulas(name):
-    """Prices at other sizes equal those of the plan there."""
+    """Prices at other sizes equal the prices of the plan there."""
     function, shape, spec = STEPS[name]
     (b,) = sa.dims("B", hint=(8,))
     mesh = sa.Mesh({"X": 2, "Y": 2})

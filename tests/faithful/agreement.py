@@ -106,7 +106,7 @@ def programs(count, seed):
 
 
 def told_apart(program, policy, partitioner):
-    """Return how many values are compared, and those that differ."""
+    """Return how many values are compared, and the differing ones."""
     found = program.compared(policy, partitioner)
     return len(found), [match for match in found if not match.agrees]
 

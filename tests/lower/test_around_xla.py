@@ -23,7 +23,7 @@ def lowered_equals_one_device(fn, arguments, specs, **border):
 
 @pytest.mark.parametrize("kind", ["multiply", "set"])
 def test_updates_that_miss_a_block_leave_it_alone(kind):
-    """In openxla/xla issue 49121, XLA reads another part of the block and writes it back."""
+    """XLA reads another part of the block and writes it back (openxla/xla issue 49121)."""
     x, index = jnp.arange(1.0, 5), jnp.array([0])
 
     def put(x, index):
@@ -50,7 +50,7 @@ def test_a_block_of_what_is_read_out_of_range(name, start):
 
 
 def test_xla_still_forgets_a_clamp():
-    """If this fails, XLA was repaired: `lower/around_xla.py` may go."""
+    """A failure means that XLA was repaired: `lower/around_xla.py` may go."""
 
     def one_of_a_block(x, start, index):
         block = lax.dynamic_slice(x, (start,), (2,))
@@ -93,7 +93,7 @@ def test_a_dilated_image_is_not_taken_for_groups(base):
 
 
 def test_xla_still_takes_a_dilated_image_for_groups():
-    """If this fails, XLA was repaired: `_convolved` in `graph/evaluate.py` may go."""
+    """A failure means that XLA was repaired: `_convolved` in `graph/evaluate.py` may go."""
     code = (
         "import jax, jax.numpy as jnp; from tests.lower.test_around_xla import dilated; "
         "jax.jit(dilated, static_argnums=2)(jnp.ones((2, 3, 2, 8)), jnp.ones((2, 3, 4, 8)), 2)"

@@ -1,4 +1,4 @@
-"""One shard with stand-ins does the local work of a run on all devices."""
+"""One shard with substitutes for collectives does the local work of a run on all devices."""
 
 import jax
 import jax.numpy as jnp

@@ -355,7 +355,7 @@ def test_speed_does_not_depend_on_the_devices():
 
 
 def test_a_mutated_rule_would_be_seen():
-    """Without the balance check the enumeration differs, so the test is not vacuous."""
+    """The enumeration differs without the balance check, so the test is not vacuous."""
     rng = random.Random(1)
     shardings = brute.digit_shardings(Mesh({"x": 2, "y": 2}), (8, 8))
     pairs = rng.sample(list(itertools.product(shardings, repeat=2)), 60)

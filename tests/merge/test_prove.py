@@ -92,7 +92,7 @@ def test_every_wrong_result_is_refuted():
 
 
 def check_witness(proof):
-    """The witness's device has another offset in the result than an operand requires."""
+    """Check that the witness's device has another offset than an operand requires."""
     claim, witness = proof.claim, proof.witness
     found = claim.result.shard_offset(witness.device, witness.dim)
     wanted = [s.shard_offset(witness.device, witness.dim) for s in (claim.first, claim.second)]
@@ -228,7 +228,7 @@ def test_a_refinement_for_all_sizes_says_where_it_holds():
 
 
 def test_axes_in_another_order_are_not_proved_for_all_sizes():
-    """On (X=2, Y=4) and (Y=4, X=2), axis X of the second is a part of Y of the first."""
+    """Axis X of (Y=4, X=2) is a part of axis Y of (X=2, Y=4)."""
 
     def merged(x, y):
         first = Sharding.from_axes(["Y"], Mesh({"X": x, "Y": y}), (24, 24))

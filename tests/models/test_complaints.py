@@ -52,7 +52,7 @@ def test_every_complaint_is_proved():
 
 
 def test_a_site_without_a_layout_is_no_annotation():
-    """Its sharding comes from the annotation after it, and the explanation says so."""
+    """The site's sharding comes from the annotation after it, and the explanation says so."""
     plan = planned(COMPLAINTS["two layouts of a sum"])
     (behind,) = plan.explain("on the way").annotations
     assert str(behind).startswith("site annotate:1@complaints.py")

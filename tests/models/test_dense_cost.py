@@ -46,7 +46,7 @@ def test_two_shallow_plans_are_the_deep_one(strategy, mesh, chip, changed):
 
 @pytest.mark.parametrize("cores", [2, 64])
 def test_devices_that_share_cores_take_turns(cores):
-    """Seconds, memory and cores equal those of the plan's own cost."""
+    """Seconds, memory and cores equal the plan's own cost."""
     peaks, model, mesh = (("bfloat16", 6e10), ("float32", 8e10)), replace(SMALL, layers=2), {"X": 8}
     laptop = sa.Hardware(
         "laptop", peaks, hbm_bytes=2.4e10, hbm_bytes_per_s=7e10, link_bytes_per_s=8e9, cores=cores

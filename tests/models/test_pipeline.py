@@ -356,7 +356,7 @@ BAD = [
 
 
 def test_a_batch_of_numpy_is_what_jax_makes_of_it():
-    """Its 64 bits were compared with the 32 bits of a stage's result."""
+    """The batch's 64 bits were compared with the 32 bits of a stage's result."""
 
     def counted(w, state):
         return {"x": layer(w, state["x"]), "n": state["n"] + 1}

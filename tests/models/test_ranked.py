@@ -100,7 +100,7 @@ def test_each_strategy_is_ranked_verified_and_lowered(small):
 
 @pytest.mark.slow
 def test_a_program_is_listed_once_whatever_its_axes_are_called():
-    """On one slice "fsdp" and "fsdp_tensor" equal "finalized": the numbers are the same."""
+    """The strategies "fsdp" and "fsdp_tensor" equal "finalized" on one slice."""
     asked = {"strategy": ["finalized", "fsdp", "fsdp_tensor"]}
     found = sa.strategies(SMALL, 4, "v5e", choices=asked)
     assert [one.candidate.strategy for one in found.ranked] == ["finalized"] * 3
@@ -126,7 +126,7 @@ def test_meshes_are_all_of_so_many_devices():
 
 @pytest.mark.slow
 def test_a_memory_prunes_with_the_reason():
-    """With the smaller of two peaks as limit, one is ranked and the other rejected."""
+    """The smaller of two peaks as limit rejects one candidate and ranks the other."""
     asked = {"strategy": ["fsdp"], "microbatches": [2, 4]}
     both = sa.strategies(SMALL, 4, "v5e", choices=asked)
     least, most = sorted(int(one.peak_memory_bytes) for one in both.ranked)

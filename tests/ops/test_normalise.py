@@ -215,7 +215,7 @@ def test_what_numpy_and_xla_compute_differently_is_no_number_that_is_known(opera
 
 
 def test_the_ends_of_64_bits_are_no_floats():
-    """As a float the largest 64-bit integer is one more, because numpy rounds there."""
+    """The largest 64-bit integer is one more as a float, because numpy rounds there."""
     with jax.enable_x64(True):
         graph = trace(lambda: jax.lax.convert_element_type(jnp.float64(2**62) * 2, "int64"))
     assert primitives(normalise(graph)) == ["convert_element_type"]

@@ -55,7 +55,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_plan_with_a_named_kernel_and_image_has_formulas(name):
-    """The formula's flops equal those of a plan made at the point, where the plan holds."""
+    """The formula's flops equal the flops of a plan made at the point, where the plan holds."""
     function, layout = PROGRAMS[name]
     N, H, K = sa.dims("N H K", hint=(10, 20, 5))
     given = jax.ShapeDtypeStruct((N, H, 4), "f4"), jax.ShapeDtypeStruct((K, 4, 4), "f4")

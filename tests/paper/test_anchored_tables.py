@@ -63,7 +63,7 @@ def test_two_images_a_core_take_the_rows_of_eight(show):
 
 
 def test_prefix_sums_of_the_gating_are_why_2048_experts_take_longer(show):
-    """Without them the column is far below the measurement; they grow with the experts."""
+    """Prefix sums grow with the experts; the column is far below the measurement without them."""
     few, many = (anchored._planned(f"sparse-bench.{name}") for name in ("c2", "c4"))
     seconds = [anchored.prefix_sums_s(plan) for plan in (few, many)]
     assert seconds[1] == pytest.approx(16 * seconds[0], rel=0.01)

@@ -73,7 +73,7 @@ def test_each_column_by_the_twelve_others(show):
 
 
 def test_the_datasheet_alone_is_a_lower_bound_of_every_column(show):
-    """Without overlap and with full overlap; with full overlap it is the paper's utilisation."""
+    """Both without overlap and with full overlap, which gives the paper's utilisation."""
     measured = {c.id: c.measured[STEP] for c in COLUMNS}
     datasheet = replace(calibration_of("tpu_v3"), values=constants.HELD)
     for overlap in ("none", "full"):
@@ -186,7 +186,7 @@ def test_the_narrow_model_is_faster_with_a_smaller_y(small, large, show):
 
 
 def test_an_all_to_all_takes_the_root_of_the_devices():
-    """This holds on square slices; the whole pod is a ring both ways, as fast as a quarter."""
+    """Square slices only; the whole pod is a ring both ways, as fast as a quarter of it."""
     chip, held = replace(load("tpu_v3"), latency_s=0.0), 1 << 24
 
     def all_to_all_s(side):

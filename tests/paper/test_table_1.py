@@ -79,7 +79,7 @@ def test_the_orders_at_the_sizes_of_every_two_dimensional_column(column):
 
 
 def test_each_further_layer_of_a_train_step():
-    """The orders with embedding, loss and Adafactor equal those of the layer's gradients."""
+    """Embedding, loss and Adafactor do not change the orders of the layer's gradients."""
     found = {n: costs_of(made, per="L") for n, made in plans_of(HINTS, TRAIN_STEP).items()}
     assert {name: orders(costs) for name, costs in found.items()} == EXPECTED
     assert all(costs.scaling.update_communication for costs in found.values())

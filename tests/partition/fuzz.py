@@ -67,7 +67,7 @@ def flat(drawn):
 
 
 def same(ours, *theirs):
-    """Return True if every element equals that of one of several answers."""
+    """Return True if every element equals the element of one of several answers."""
     return all(len(ours) == len(answer) for answer in theirs) and all(
         all(a.shape == b.shape for b in of_each) and np.any([close(a, b) for b in of_each], 0).all()
         for a, *of_each in zip(ours, *theirs, strict=True)

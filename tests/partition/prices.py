@@ -1,4 +1,4 @@
-"""Prices of the choices at one node: the planner's and those of `cost()`."""
+"""Prices of the choices at one node, by the planner and by `cost()`."""
 
 import json
 
@@ -29,7 +29,7 @@ def signatures(plan):
 
 
 def priced(signature, rng, folder):
-    """Return (the planner's seconds, those of `cost()`, the loops) of every choice at one node."""
+    """Return (the planner's seconds, the seconds of `cost()`, the loops) of every choice."""
     mesh = sa.Mesh(MESHES[rng.integers(len(MESHES))])
     name = machines(mesh, folder)[rng.integers(4)]
     chip = machine(name)

@@ -188,7 +188,7 @@ def test_a_product_computes_and_sends_no_more_than_xlas(name):
 
 
 def test_an_idle_axis_does_not_take_what_is_contracted_as_it_lies():
-    """For any batch, partial sums are added along the axis of the weights."""
+    """Partial sums are added along the axis of the weights, for any batch."""
     types = [
         jax.ShapeDtypeStruct(n, "bfloat16") for n in ((692223, 4096), (4096, 16384), (16384, 4096))
     ]

@@ -247,7 +247,7 @@ def priced(options, *, sizes=(4096, 2048, 8192), dtype="bfloat16"):
 
 
 def test_a_step_takes_the_longer_of_a_permute_and_a_product():
-    """By hand, for a gathered operand whose blocks of 512 rows are multiplied eight times."""
+    """Computed by hand, for a gathered operand whose blocks of 512 rows are multiplied 8 times."""
     ring, apart = priced(RING), priced(APART)
     assert len(rings(ring)) == 1
     chip = sa.Hardware.load("h100")

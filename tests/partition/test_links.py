@@ -124,7 +124,7 @@ def test_they_are_proved_and_right(size):
 
 
 def test_sums_over_axes_of_two_speeds_are_one_all_reduce():
-    """Its price is that of a reduce-scatter, an all-reduce of a quarter and an all-gather."""
+    """The price is a reduce-scatter, an all-reduce of a quarter and an all-gather."""
     both = MESH.digits(("dcn", "ici"))
     source = sa.Sharding(MESH, (64, 64), ((), ()), unreduced=both)
     target = sa.Sharding(MESH, (64, 64), ((), ()))

@@ -50,14 +50,14 @@ def permutes_in_a_row(x, w):
 
 
 def permutes_over_two_axes(x, w):
-    """The version of JAX decides the places that an order of axes names."""
+    """Permute over two axes; the version of JAX decides the places that their order names."""
     turns = [(place, (place + 3) % 8) for place in range(6)]
     both = lax.ppermute(x, ("Y", "X"), turns) - 2 * lax.ppermute(x, ("X", "Y"), turns[1:])
     return lax.psum(x @ w, "Y"), both
 
 
 def meshes_of_both_orders(x, w):
-    """A permute counts along the region's own mesh, whichever mesh is planned."""
+    """Return meshes of both orders; a permute counts along the region's own mesh."""
     swapped = sa.Mesh({"Y": 4, "X": 2}).to_jax()
     (y, left), (z, right) = (
         region(permutes_over_two_axes, mesh=mesh)(x, w) for mesh in (swapped, MESH.to_jax())

@@ -50,7 +50,7 @@ def of_one_value(x, w):
 
 
 def extrema(x, w):
-    """The minimum of the lowest number and 5 is the lowest number."""
+    """Return extrema; the minimum of the lowest number and 5 is the lowest number."""
     y = split(x, -1, BOTH) + 1
     return y.max(1) + jnp.minimum(y, 5).max(1) + y.sum(1)
 

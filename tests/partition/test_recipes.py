@@ -1,4 +1,4 @@
-"""Emissions are computed once per class of equal nodes, and equal those of each node."""
+"""Emissions are computed once per class of equal nodes, and equal each node's own."""
 
 import jax
 import jax.numpy as jnp

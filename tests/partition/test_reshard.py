@@ -249,7 +249,7 @@ def test_a_detour_costs_no_less(chain):
 @settings(max_examples=200)
 @given(st.sampled_from([EVEN, ANY]).flatmap(lambda n: chains(length=2, pending=True, sizes=n)))
 def test_bounds_hold(chain):
-    """Bounds hold for sums too, and prices without a path equal those of the paths."""
+    """Bounds hold for sums too, and prices without a path equal the paths' prices."""
     source, target = chain
     kept = tuple(d for d in target.unreduced if d in source.unreduced)
     target = Sharding(target.mesh, target.shape, target.dims, unreduced=kept)

@@ -52,7 +52,7 @@ def test_only_the_blocks_are_combined(name):
 
 @pytest.mark.parametrize("combine", ["prod", "max", "min"])
 def test_zeros_that_pad_it_are_zeros_after_it(combine):
-    """They are no elements of the next contraction, and are not masked again."""
+    """Zero padding adds no element to the next contraction, and is not masked again."""
 
     def fn(x, w):
         return getattr(x[:, :22], combine)(0) @ w

@@ -134,7 +134,7 @@ def test_a_constant_lies_in_the_loop_as_its_body_reads_it():
 
 
 def test_what_repeats_a_smaller_value_is_repeated_rather_than_sent():
-    """A bias in another sharding than its sum: its own bytes move, not those of the sum."""
+    """A bias in another sharding than its sum moves its own bytes, not the sum's."""
     arguments = numbers(8, 4), numbers(4, 16), numbers(16)
     plan = checked(lambda x, w, b: x @ w + b, arguments, (P("X"), P(), P(("X", "Y"))))
     assert moves(plan) == [(AG, "X,Y")]

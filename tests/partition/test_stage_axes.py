@@ -1,4 +1,4 @@
-"""An axis that is data parallel outside a loop, and that of the stages inside (figure 2)."""
+"""An axis that is data parallel outside a loop, and the axis of stages inside (figure 2)."""
 
 import jax
 import jax.numpy as jnp

@@ -381,7 +381,7 @@ OTHER = [{"L": 2, "Y": 2}, {"L": 8, "Y": 1}, {"L": 4, "Y": 2}]
 
 @pytest.mark.parametrize("sizes", OTHER, ids=str)
 def test_another_size_of_a_manual_axis_is_another_trace(sizes):
-    """The trace was that of the first mesh, with blocks of another size."""
+    """The trace belonged to the first mesh, with blocks of another size."""
     fresh = laid_out(sa.Mesh(sizes))
     named = laid_out(sa.Mesh(MESH.shape, symbolic=True))
     others = [named.at(**sizes), laid_out(MESH).replan(mesh=sa.Mesh(sizes))]

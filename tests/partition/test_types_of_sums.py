@@ -107,7 +107,7 @@ def in_own_type(blocks):
 
 @pytest.mark.parametrize("name", NARROW)
 def test_a_device_adds_up_in_float32(name, show):
-    """The error is that of rounding eight parts and their sum, not of 4,096 additions."""
+    """The error comes from rounding eight parts and their sum, not from 4,096 additions."""
     fn, dtype, _ = CASES[name]
     added = terms(name, planned(fn, dtype)[1])
     blocks = added.reshape(4, 8, TALL // 8, *added.shape[2:])

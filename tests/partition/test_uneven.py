@@ -214,7 +214,7 @@ def test_bytes_and_buffers_are_those_of_the_padded_tensor(show):
 
 @pytest.mark.parametrize("size", [101, 257, 1001])
 def test_of_two_paths_that_send_as_much_none_gathers(size):
-    """From one axis to another of its size: one permute, no gather and slice."""
+    """One permute moves a split between axes of one size, without a gather and a slice."""
     mesh = Mesh({"x": 2, "y": 2, "z": 2})
     for a, b in itertools.permutations("xyz", 2):
         path = reshard_path(*(Sharding(mesh, (size,), (mesh.digits(axis),)) for axis in (a, b)))

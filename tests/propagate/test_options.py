@@ -11,7 +11,7 @@ from shardalg.renamed import RenamedWarning
 
 
 def test_every_switch_is_flipped_but_the_order_of_completion():
-    """Without priorities completion itself changes, which is no switch of its use."""
+    """Completion itself changes without priorities; no switch describes its effect."""
     assert set(SWITCHES) - set(FLIPPED) == {"priorities"}
     assert set(FLIPPED) - set(SWITCHES) == {"keep_gathers", "hoist_gathers", "stream_layers"}
 

@@ -155,7 +155,7 @@ def reordered(problem, policy, seed):
 @given(problems(), st.sampled_from(["gspmd", "shardy"]), st.integers(0, 99))
 @settings(max_examples=150)
 def test_order_decides_nothing_but_recorded_conflicts(problem, policy, seed):
-    """If two orders differ, both name a value that refused a sharding, with the kept one.
+    """Two orders that differ both name a value that refused a sharding, with the kept one.
 
     It is the value that differs, or one that its layout depends on.
     """

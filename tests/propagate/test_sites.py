@@ -93,7 +93,7 @@ MESH = sa.Mesh({"L": 4, "Y": 2})
 
 @pytest.mark.parametrize("spec", [P(None, "Y"), sa.Sharding.from_spec(P(None, "Y"), MESH, (4, 16))])
 def test_a_strategy_lays_out_a_site_under_vmap_as_it_is_written(spec):
-    """The new dimension is open and gets the stages; the spec is that of one stage."""
+    """The new dimension is open and gets the stages; the spec describes one stage."""
     fn, given = staged(lambda y: sa.annotate(y, "hidden"))
     strategy = sa.Strategy(MESH, in_shardings=(P("L"), None), sites={"hidden": spec})
     plan = sa.plan(fn, *given, strategy=strategy)

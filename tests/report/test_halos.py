@@ -37,7 +37,7 @@ def halos(seed, count=60):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kernel_placement", [False, True])
 def test_taps_stand_below_what_they_read(seed, kernel_placement):
-    """By definition, output o reads k at tap r if base*k = stride*o + dilation*r - low."""
+    """Output o reads k at tap r by definition if base*k = stride*o + dilation*r - low."""
     for read in halos(seed):
         w, shown = read.window, read.picture(kernel_placement=kernel_placement)
         drawn = {}
@@ -79,7 +79,7 @@ def test_no_window_lies_upon_another(seed):
 
 
 def test_placed_kernels_start_at_the_same_low_padding():
-    """With base dilation 3 the partitions' windows start 1, 2, 0 and 1 holes ahead."""
+    """The partitions' windows start 1, 2, 0 and 1 holes ahead with base dilation 3."""
     plain, placed = THIRD.picture(), THIRD.picture(kernel_placement=True)
     before = [3 * row.start - row.windows[0] for row in plain.rows]
     assert before == [1, 2, 0, 1]

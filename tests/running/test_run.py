@@ -119,7 +119,7 @@ def test_a_killed_process_ends_the_run(here, capsys):
 
 @pytest.mark.slow
 def test_an_array_that_lies_elsewhere(here, capsys):
-    """Process 0 ends by its error, although process 1 waits."""
+    """Process 0 ends by its error, although process 1 blocks on it."""
     command = ["run", "elsewhere.py:add", "--mesh", "X=2", "--processes", "2"]
     assert main([*command, "--time-limit", "100"]) == 2
     shown = capsys.readouterr()

@@ -233,7 +233,7 @@ def test_a_call_of_lapack_that_does_not_say_how_is_refused():
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("meshes", [0, 1])
 def test_random_keys_as_arguments(kind, meshes):
-    """Without a mesh, JAX's text declares one without axes."""
+    """JAX's text declares a mesh without axes if none is set."""
     key, mesh = jax.random.key(0, impl=kind), sa.Mesh({"X": 2})
     given = (
         {"in_shardings": (None, NamedSharding(mesh.to_jax(), PartitionSpec("X")))} if meshes else {}

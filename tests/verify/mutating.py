@@ -18,7 +18,7 @@ from tests.partition.planned import instructions, planned
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A function with its arguments, their shardings, and those of the results."""
+    """A function with its arguments, their shardings, and the results' shardings."""
 
     fn: object
     arguments: tuple
@@ -43,7 +43,7 @@ class Case:
         return verify(self.plan.sharded, program)
 
     def computes(self, program):
-        """Return True if the results are those of one device."""
+        """Return True if the results equal one device's."""
         try:
             results = simulate(program, self.plan.graph, *self.arguments)
         except (ProgramError, IndexError):

@@ -115,7 +115,7 @@ def cut(x):
 
 
 def test_what_stands_behind_a_dimension_that_is_cut_may_become_zero():
-    """It is masked before the cut, and padded with zeros on the way."""
+    """The padding is masked before the cut, and filled with zeros on the way."""
     x = -np.arange(1, 8, dtype=np.float32)
     plan, edited = cut(x)
     edited.left_out(Mask)

@@ -197,7 +197,7 @@ CONSTANT = np.arange(8, dtype=np.float32)
 
 
 def test_a_constant_lies_in_the_order_of_the_devices():
-    """Its blocks are cut by places in that order, whatever order its sharding names."""
+    """Blocks are cut by places in that order, whatever order the sharding names."""
     mesh = sa.Mesh({"X": 4})
     given = numbers(8)
     plan = sa.plan(lambda x: x + CONSTANT, given, mesh=mesh, in_shardings=P("X"))

@@ -94,7 +94,7 @@ def test_a_reshape_makes_as_many_elements_as_it_reads(shape, right):
 
 @pytest.mark.parametrize("side", ["argument_shardings", "result_shardings"])
 def test_nothing_at_the_border_has_a_priority_that_nobody_gave(side):
-    """With a dimension that is neither split nor open, it could not be lowered."""
+    """The program could not be lowered with a dimension that is neither split nor open."""
     case = CASES["reshaped"]
     given = getattr(case.plan.program, side)
     layouts = tuple(object_with(x, priorities=(1,) * len(x.shape)) for x in given)

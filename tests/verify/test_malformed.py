@@ -135,7 +135,7 @@ def shifted(reading, wrong):
 
 
 def test_a_run_names_no_more_devices_than_there_are():
-    """Its pairs are enumerated: more devices than exist would never end."""
+    """Pairs are enumerated, so that a run over too many devices would never end."""
     case = CASES["joined"]
     classes = Classes(case.plan.sharded.mesh.digits("Y"), (), 8, 1, 1)
     runs = Runs(classes, (PairRun(0, 0, 0, 0, 10**6),))

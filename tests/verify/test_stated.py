@@ -141,7 +141,7 @@ def test_the_mesh_is_the_one_asked_for():
 
 
 def test_a_collective_of_the_user_is_no_operator_of_each_device():
-    """It names an axis, which only its own instruction may use."""
+    """The operator names an axis, which only its own instruction may use."""
     fn = jax.shard_map(
         lambda x: lax.psum(x, "X"), mesh=MESH.to_jax(), in_specs=P("X"), out_specs=P()
     )

@@ -192,7 +192,7 @@ def test_a_constant_that_is_no_whole_number_ends():
 
 
 def test_a_box_with_a_second_copy_beside_it():
-    """It is gathered twice, so that the update continues beyond the box."""
+    """The copy is gathered twice, so that the update continues beyond the box."""
     given = np.arange(36, dtype=np.float32).reshape(6, 6), -np.ones((2, 4), "f4"), np.int32([1, 2])
     layouts = (P(None, "X"), P(), P())
     plan = sa.plan(lax.dynamic_update_slice, *given, mesh=TWO, in_shardings=layouts)
@@ -305,7 +305,7 @@ def test_nothing_is_cut_off_by_a_dilation():
 
 
 def test_who_is_not_served_has_its_own_block_only_where_that_is_named():
-    """In the lowered program, a device without a sender or its own block has zeros."""
+    """A device without a sender or its own block has zeros in the lowered program."""
     plan = sa.plan(lambda x: x * 2, ROW, mesh=FOUR, in_shardings=P(), out_shardings=P())
     reading = Reading(0, start(1, 1), (((1, 1),),), start(0), 8, (0, 8))
     program = before(plan, 0, 0, [HaloExchange(0, X, (reading,))])

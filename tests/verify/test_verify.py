@@ -33,7 +33,7 @@ def plan():
 
 
 def with_masks(change):
-    """Return the program with all masks changed, those of loop bodies too."""
+    """Return the program with all masks changed, also inside loop bodies."""
 
     def changed(block):
         return replace(block, instructions=tuple(map(step, block.instructions)))

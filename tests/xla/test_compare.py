@@ -120,7 +120,7 @@ def test_sums_are_those_of_the_plan_and_of_the_dump(plan):
 
 
 def test_a_layout_that_differs_is_planned_as_xla_has_it():
-    """Without priorities completion takes another sharding than GSPMD does."""
+    """Completion takes another sharding than GSPMD does without priorities."""
     needs("gspmd")
     specs = (P("x", None), P(None, "y"), P("y", None))
     arguments = struct(8, 16), struct(16, 32), struct(8, 32)
