@@ -100,7 +100,7 @@ def test_every_dimension_with_padding_has_a_warning(size):
     if rows:
         empty = 4 - -(-size // -(-size // 4))
         assert f"{size} elements over 4 devices" in rows[0][4]
-        assert (f"{empty} devices hold padding alone" in rows[0][4]) == (empty > 0)
+        assert (f"{empty} devices hold only padding" in rows[0][4]) == (empty > 0)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_every_dimension_with_padding_has_a_warning(size):
 )
 def test_a_layout_over_a_part_of_the_axis_is_offered(shape, spec, layout):
     (row,) = uneven(shape, spec)
-    assert f"annotate x as {layout} and 1 more annotation alike" in row[5]
+    assert f"annotate x as {layout} and 1 more annotation likewise" in row[5]
 
 
 def test_remedies_hold_and_send_what_they_say():
@@ -125,6 +125,6 @@ def test_remedies_hold_and_send_what_they_say():
     mesh = sa.Mesh({"major": 2, "minor": 2})
     spec = P("minor", "major")
     plan = sa.plan(lambda x: 2 * x, f32(1024, 2), mesh=mesh, in_shardings=spec, out_shardings=spec)
-    assert "peak 8.2 kB to 4.1 kB, sent 0 B to 0 B" in row[5]
+    assert "peak memory 8.2 kB to 4.1 kB, sent 0 B to 0 B" in row[5]
     assert plan.cost("tpu_v3").peak_memory_bytes == 4100
     assert plan.cost("tpu_v3").wire_bytes == 0

@@ -196,7 +196,7 @@ def test_state_changes_at_both_ends():
 @pytest.mark.parametrize("which", [99, -1, 1.5, None, "row"])
 def test_a_collective_that_is_not_there(which):
     row = step("attempt_2").collectives().iloc[0]
-    with pytest.raises(StrategyError, match=r"no collective of this plan, which has 1, .* row"):
+    with pytest.raises(StrategyError, match=r"not a collective of this plan, which has 1, .* row"):
         program("border").explain(row if which == "row" else which)
 
 
@@ -238,7 +238,7 @@ def test_what_was_refused_is_told_with_the_annotation_behind_it():
     found = plan.why_not(product, P(None, "X") if loser == "w" else P("X"))
     assert tuple(found.refused) == (asked,)
     assert not found.verdict
-    assert "It was asked for, and refused" in repr(found)
+    assert "Operators proposed it, and were refused" in repr(found)
     assert not len(plan.why_not(product, P("Y")).refused)
     assert not len(plan.explain("x").refused)
 
@@ -293,7 +293,7 @@ def test_the_costs_of_why_not_are_those_of_the_annotated_plan(name):
 
 def test_a_layout_that_a_value_has_costs_nothing():
     found = step("finalized").why_not("ffn_hidden", P("X", None, "Y"))
-    assert found.obstacle == "it is laid out so already"
+    assert found.obstacle == "it already has this sharding"
     assert not found.cost.totals.df["difference"].any()
     assert found.cost.is_empty
     assert repr(found).endswith("the plan would be the same.")
@@ -302,12 +302,11 @@ def test_a_layout_that_a_value_has_costs_nothing():
 def test_a_layout_that_nothing_asks_for():
     plan = sa.plan(lambda x: x * 2, X, mesh=MESH, in_shardings=(P(P.UNCONSTRAINED, None),))
     assert (
-        plan.why_not("x", P("X")).obstacle == "nothing that it is made of, or used for, asks for it"
+        plan.why_not("x", P("X")).obstacle
+        == "no operator that makes or reads the value proposes it"
     )
     plan = sa.plan(lambda x: x * 2, X, mesh=MESH, in_shardings=(P(),))
-    assert plan.why_not("x", P("X")).obstacle.startswith(
-        "argument x is kept as it is, [None, None]"
-    )
+    assert plan.why_not("x", P("X")).obstacle.startswith("argument x is fixed as [None, None]")
 
 
 def test_a_spec_that_does_not_fit_a_value():
@@ -378,5 +377,5 @@ def test_a_pinned_value_inside_is_laid_out_so():
     """A value without a site is annotated beside the others; its neighbours follow."""
     plan = sa.plan(lambda x: jnp.tanh(x) * 2, X, mesh=MESH)
     found = plan.why_not(plan.shardings()["value"].iloc[-1], P("Y"))
-    assert found.obstacle == "nothing that it is made of, or used for, asks for it"
+    assert found.obstacle == "no operator that makes or reads the value proposes it"
     assert {row["other_sharding"] for row in found.cost.values} == {"[Y, None]"}

@@ -94,7 +94,7 @@ def test_a_remedy_is_shown_only_if_it_makes_a_step_cheaper():
     (row,) = plan.warnings().to_dict("records")
     assert row["redundant_flops"] == 2 * 7 * 7 * 5 * 7 / 8
     assert row["remedy"] == (
-        "of 6 layouts of its result and operands that were planned, none makes a step cheaper"
+        "6 shardings of its result and operands were planned: none makes a step cheaper"
     )
 
 

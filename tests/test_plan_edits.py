@@ -134,11 +134,11 @@ VALUES = {
     "a large number": (lambda c: c.update(donated=[1 << 64]), r"donated\[0\] is \d+, too large"),
     "donated twice": (lambda c: c.update(donated=[0, 0]), "each donated once"),
     "roles": (lambda c: c.update(argument_roles=["data", "boss"]), r"roles\[1\] is 'boss', none"),
-    "a part more": (lambda c: c.update(more=1), "its content is no plan: it needs graph"),
+    "a part more": (lambda c: c.update(more=1), "its content is not a plan: it needs graph"),
     "no JAX": (lambda c: c["graph"]["signatures"][0][1][1].__setitem__(1, "HI"), "not JAX's"),
     "a digit": (
         lambda c: c["annotations"]["arguments"][0].update(dims=[[[0, 2]], []]),
-        "is no axis of",
+        "is not an axis of",
     ),
     "a number for a switch": (
         lambda c: c["options"].update(defer_sums=1),

@@ -173,7 +173,7 @@ def test_no_such_file(tmp_path):
 def test_cut_short(path, share):
     text = path.read_text()
     path.write_text(text[: int(len(text) * share)])
-    with pytest.raises(PlanFileError, match=r"plan\.json is no JSON from line 1.*cut short"):
+    with pytest.raises(PlanFileError, match=r"plan\.json is not JSON from line 1.*cut short"):
         sa.load_plan(path)
 
 
@@ -186,13 +186,13 @@ def test_bytes_that_are_no_text(path):
 @pytest.mark.parametrize("text", ["[]", "3", '{"schema": "other/1"}', '{"plan": {}}', "null"])
 def test_other_files(path, text):
     path.write_text(text)
-    with pytest.raises(PlanFileError, match=r"has schema .*, not 'shardalg\.plan/5'"):
+    with pytest.raises(PlanFileError, match=r"its schema is .*, not 'shardalg\.plan/5'"):
         sa.load_plan(path)
 
 
 def test_a_later_schema(path):
     path.write_text(path.read_text().replace("shardalg.plan/5", "shardalg.plan/9", 1))
-    with pytest.raises(PlanFileError, match=r"has schema 'shardalg\.plan/9', not"):
+    with pytest.raises(PlanFileError, match=r"its schema is 'shardalg\.plan/9', not"):
         sa.load_plan(path)
 
 
@@ -251,7 +251,7 @@ def test_an_edit_is_seen(path):
 @pytest.mark.parametrize("name", edits())
 def test_an_edit_that_is_signed_again_is_refused(path, name):
     resigned(path, edits()[name])
-    with pytest.raises(PlanFileError, match=r"plan\.json.*(is no plan|was edited)"):
+    with pytest.raises(PlanFileError, match=r"plan\.json.*(is not a plan|was edited)"):
         sa.load_plan(path)
 
 
@@ -384,7 +384,7 @@ def test_an_error_inside_planning_is_one_of_the_file(path, monkeypatch):
         raise KeyError("inside")
 
     monkeypatch.setattr(planning, "planned_annotations", broken)
-    with pytest.raises(PlanFileError, match=r"plan\.json: its content is no plan \(KeyError: 'ins"):
+    with pytest.raises(PlanFileError, match=r"plan\.json: its content is not a plan \(KeyErr"):
         sa.load_plan(path)
 
 

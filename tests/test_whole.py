@@ -32,7 +32,7 @@ def test_an_operator_without_a_batch_is_said_with_its_bytes(fn, shape):
     (row,) = whole(plan).to_dict("records")
     gathers = plan.collectives().query("kind == 'all_gather'")
     assert row["wire_bytes_per_step"] == gathers.wire_bytes_per_step.sum() > 0
-    assert "along X, and 8 devices compute the same" in row["warning"]
+    assert "along X, and 8 devices repeat the same work" in row["warning"]
 
 
 def test_stacked_operands_are_shared_as_the_remedy_says():
@@ -54,9 +54,9 @@ def test_the_layout_that_is_proposed_does_what_is_said():
     now, then = (p.cost("tpu_v3") for p in (plan, plan_of(singular_values, (512, 256), P())))
     assert then.step_time_s < now.step_time_s
     assert row["remedy"] == (
-        f"annotate w as [None, None]: a step {seconds_text(now.step_time_s)} to "
+        f"annotate w as [None, None]: step {seconds_text(now.step_time_s)} to "
         f"{seconds_text(then.step_time_s)} on 8 x tpu_v3 (the default chip; devices of the mesh), "
-        f"sent {bytes_text(now.wire_bytes)} to 0 B, peak "
+        f"sent {bytes_text(now.wire_bytes)} to 0 B, peak memory "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     )
 

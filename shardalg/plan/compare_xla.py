@@ -1,9 +1,7 @@
-"""XLA's warnings that it replicates a whole tensor to lay it out anew, read from its log.
+"""A plan compared with XLA's partitioning of the same function: shardings by value, bytes by line.
 
-"Involuntary full rematerialization" (`spmd_partitioner.cc`): no step of XLA's leads from one layout
-to the other, so every device gathers all of the tensor and keeps a block of it.
-
-A plan beside what XLA makes of the same function: layouts value by value, bytes line by line.
+XLA's log is read for "involuntary full rematerialization" (`spmd_partitioner.cc`): XLA has no
+reshard between two shardings, so every device gathers the whole tensor and keeps one block.
 """
 
 from __future__ import annotations
@@ -49,11 +47,11 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 
 @dataclass(frozen=True)
 class Rematerialized:
-    """One warning of XLA's.
+    """One warning of XLA about a tensor that it replicates between two shardings.
 
     Attributes:
-      instruction, opcode, op_name: what is laid out anew, as XLA calls it.
-      shape: of a device's part of it. source, target: HLO text of the layouts.
+      instruction, opcode, op_name: XLA's names of the tensor.
+      shape: the shape of a device's part. source, target: HLO text of the shardings.
     """
 
     instruction: str
@@ -65,7 +63,7 @@ class Rematerialized:
 
 
 def rematerialized(log: str) -> tuple[Rematerialized, ...]:
-    """The warnings in what XLA wrote while it compiled, in order, each once.
+    """Return the warnings in XLA's log of a compilation, in order, each once.
 
     >>> (found,) = rematerialized(
     ...     "W1 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
@@ -101,8 +99,8 @@ REMATERIALIZED_COLUMNS = (
 )  # fmt: skip
 _WHOLE = ("all_gather", "all_reduce")
 _WARNED = (
-    'XLA warns of an "involuntary full rematerialization": it replicates the whole tensor between '
-    "these two layouts, and cuts it again. `rows` of ours move the same value."
+    'XLA warns of "involuntary full rematerialization": between these two shardings it replicates '
+    "the whole tensor, and splits it again. `rows` are our collectives of the same value."
 )
 ROW_COLUMNS = (
     "what", "place", "this", "xla", "verdict", "wire_bytes", "xla_wire_bytes",
@@ -111,15 +109,15 @@ ROW_COLUMNS = (
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BesideXla(Answer):
-    """A plan beside XLA's partitioning of the same function under the same annotations.
+    """A plan compared with XLA's partitioning of the same function under the same annotations.
 
-    Bytes are what a device sends in a step; an all_reduce of XLA's of which a device keeps a block
-    counts as the reduce_scatter that TPUs and GPUs make of it.
+    Bytes are per device and step. An all_reduce of XLA of which a device keeps one block counts as
+    a reduce_scatter, because TPUs and GPUs run it so.
 
     Attributes:
-      partitioner: whose: "gspmd" or "shardy".
-      found: every value whose layout no annotation fixes and that XLA's dump shows.
-      told: what XLA made.
+      partitioner: "gspmd" or "shardy".
+      found: the values without an annotation that XLA's dump shows, with both shardings.
+      told: the result of XLA's partitioner.
     """
 
     partitioner: str
@@ -130,28 +128,28 @@ class BesideXla(Answer):
 
     @cached_property
     def values(self) -> Table:
-        """Each value with both layouts.
+        """The values with both shardings, and a verdict.
 
-        Where they differ, `xla_wire_bytes` is what a step of our plan would send if the value were
-        annotated as XLA has it, beside what it sends: fewer is better, then a smaller shard.
+        If they differ, `xla_wire_bytes` are the bytes that our plan would send if the value were
+        annotated with XLA's sharding. Fewer bytes are better, then a smaller shard.
         """
         return Table(VALUE_COLUMNS, tuple(map(self._value_row, self.found)))
 
     @cached_property
     def lines(self) -> Table:
-        """Collectives per source line and phase, ours and XLA's, with their wire bytes.
+        """Collectives of both programs per source line and phase, with their wire bytes.
 
-        `rows` are ours in `plan.collectives()`: `plan.explain` takes them.
+        `rows` are the numbers of our collectives in `plan.collectives()`, for `plan.explain`.
         """
         return Table(LINE_COLUMNS, tuple(_lines(self._trials.stages, self.told)))
 
     @cached_property
     def modules(self) -> Table:
-        """Collectives of each module of the function, ours and XLA's; alike modules are one.
+        """Collectives of both programs per module of the function; equal modules share a row.
 
         `verdict` is as in `lines`. The row "(unknown line)" has the collectives that name no line.
-        They may belong to any module, so that a module has a verdict only if all of them together
-        would not change it.
+        They may belong to any module. So a module has a verdict only if all of them together would
+        not change it.
         """
         stages = self._trials.stages
         mine, asked = stages.graph, self.told.graph or stages.graph
@@ -178,18 +176,18 @@ class BesideXla(Answer):
 
     @cached_property
     def kinds(self) -> Table:
-        """Collectives by kind and axes, ours and XLA's, and their sums."""
+        """Collectives of both programs by kind and axes, and their sums."""
         stages = self._trials.stages
         return beside(collectives(stages.program, stages.graph), hlo_table(self.told.collectives))
 
     @cached_property
     def rematerialized(self) -> Table:
-        """Tensors that XLA replicates whole to lay them out anew, by its own warnings.
+        """Tensors that XLA replicates to reshard them, from its own warnings.
 
-        The two layouts that it could not go between, and which of our collectives move the same
-        value there (`rows`), with their bytes; `whole_bytes` is the tensor, which a device of XLA's
-        receives all but its block of. XLA's log is that of a process of its own, which is asked
-        where XLA gathers or sums anything at all.
+        A row has both shardings, and our collectives that move the same value (`rows`) with their
+        bytes. `whole_bytes` is the size of the tensor: a device receives all of it except its own
+        block. The log comes from another process, which runs only if XLA's program has all-gathers
+        or all-reduces.
         """
         moves = any(c.kind in _WHOLE for c in self.told.collectives)
         log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
@@ -200,19 +198,19 @@ class BesideXla(Answer):
 
     @property
     def wire_bytes(self) -> int | float:
-        """Of our plan."""
+        """Bytes that our plan sends per device and step."""
         return number(self._trials.now.wire_bytes)
 
     @property
     def xla_wire_bytes(self) -> int | float:
-        """Of XLA's program."""
+        """Bytes that XLA's program sends per device and step."""
         return number(sum(c.wire_bytes * c.count for c in self.told.collectives))
 
     @property
     def table(self) -> Table:
-        """All of it: what ("value", "collectives"), where, ours and XLA's, verdict and bytes.
+        """All rows, with their kind ("value", "collectives"), place, both sides, verdict and bytes.
 
-        A "rematerialized" row has the two layouts of a warning in place of ours and XLA's.
+        A "rematerialized" row has the two shardings of a warning in place of ours and XLA's.
         """
         rows = [("value", *(r[n] for n in VALUE_COLUMNS if n != "kind")) for r in self.values]
         for r in self.lines:
@@ -226,7 +224,7 @@ class BesideXla(Answer):
         return Table(ROW_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
-        """Both sums, where the layouts differ, and the collectives of each line."""
+        """Return both sums, the shardings that differ, and the collectives of each line."""
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
         warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
         head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
@@ -234,17 +232,17 @@ class BesideXla(Answer):
 
     def _headline(self) -> str:
         ours, theirs = self.wire_bytes, self.xla_wire_bytes
-        ratio = f", {ours / theirs:.3f} of XLA's" if theirs else ""
+        ratio = _ratio(ours, theirs)
         unknown = [w for w in while_loops(self._trials.stages.graph) if w.iterations is None]
         listed = ", ".join(w.key for w in unknown)
-        once = f" While loops of unknown length count as one iteration: {listed}." * bool(unknown)
+        once = f" `while` loops of unknown length count as one iteration: {listed}." * bool(unknown)
         return (
-            f"{self.partitioner} on {self.told.mesh!r}: a device sends {bytes_text(ours)} a "
-            f"step here, {bytes_text(theirs)} by XLA{ratio}.{once}"
+            f"{bytes_text(ours)} sent per device and step; XLA ({self.partitioner}) sends "
+            f"{bytes_text(theirs)}{ratio}, on {self.told.mesh!r}.{once}"
         )
 
     def _gathered_once(self) -> Iterator[str]:
-        """What it would send to keep gathered copies, as XLA does, where that is less."""
+        """Yield a sentence about `keep_gathers=True`, as XLA does, if it sends less."""
         trials, stages = self._trials, self._trials.stages
         if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
             return
@@ -253,18 +251,19 @@ class BesideXla(Answer):
         if kept.wire_bytes < self.wire_bytes:
             sent, held = bytes_text(kept.wire_bytes), bytes_text(kept.peak_memory_bytes)
             yield (
-                "The backward pass gathers again what the forward pass gathered and freed; XLA "
-                f"keeps the copies. Options(keep_gathers=True) sends {sent}, and its peak "
-                f"memory is {held} in place of {bytes_text(trials.now.peak_memory_bytes)}."
+                "The backward pass gathers values again that the forward pass gathered and freed; "
+                f"XLA keeps the copies. Options(keep_gathers=True) sends {sent}, with peak memory "
+                f"{held} instead of {bytes_text(trials.now.peak_memory_bytes)}."
             )
 
     def _agreement(self) -> str:
         counts = {name: self.values["verdict"].count(name) for name in VERDICTS}
         agree, *others = counts.items()
         rest = ", ".join(f"{n} {name}" for name, n in others if n)
-        return f"{agree[1]} of {len(self.found)} free values agree" + (
-            f"; {rest}." if rest else "."
-        )
+        if not self.found:
+            return "Every value is annotated, or not in XLA's dump: no shardings to compare."
+        equal = f"{agree[1]} of {len(self.found)} values without annotation have XLA's sharding"
+        return f"{equal}; {rest}." if rest else f"{equal}."
 
     def _value_row(self, match: Match) -> tuple[object, ...]:
         names = (match.name, match.kind, match.ours.text(), match.theirs.text())
@@ -278,11 +277,25 @@ class BesideXla(Answer):
         return (*names, _verdict(*ranks), now, then)
 
 
+def _ratio(ours: float, theirs: float) -> str:
+    """Return how many times more or less XLA sends, in parentheses; "" without bytes or ratio.
+
+    >>> _ratio(64, 512), _ratio(96, 64), _ratio(64, 64), _ratio(0, 64)
+    (' (8x more)', ' (1.5x less)', ' (the same)', '')
+    """
+    if not ours or not theirs:
+        return ""
+    if ours == theirs:
+        return " (the same)"
+    more = theirs > ours
+    return f" ({max(ours, theirs) / min(ours, theirs):.3g}x {'more' if more else 'less'})"
+
+
 def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -> BesideXla:
-    """A plan beside what XLA made of its graph and annotations.
+    """Return the comparison of a plan with XLA's result for its graph and annotations.
 
     Args:
-      apart: asks XLA again, in a process of its own.
+      apart: runs XLA again, in another process.
     """
     found = matches(trials.stages.sharded, told.module, told.results)
     return BesideXla(told.partitioner, found, told, trials, apart)
@@ -316,7 +329,11 @@ def compared(
 
 
 def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
-    """Args: graph: of which XLA was asked."""
+    """Return the row of a warning.
+
+    Args:
+      graph: the graph that XLA compiled.
+    """
     node = node_of(found.op_name, graph)
     made = None if node is None else graph.nodes[node]
     value = None if made is None else made.results[0]
@@ -336,10 +353,10 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
 
 
 def _layout_text(text: str, shape: tuple[int, ...], mesh: Mesh) -> str:
-    """A layout of XLA's in the axes of the mesh, where they say it; else as XLA writes it."""
+    """Return XLA's sharding in the axes of the mesh if possible, otherwise as XLA writes it."""
     try:
         found = layout(text, shape, mesh)
-    except ShardalgError:  # it is one of a reshaped tensor
+    except ShardalgError:  # the sharding belongs to a reshaped tensor
         return text
     return text if found is None else found.text()
 
@@ -358,7 +375,7 @@ def _verdict(ours: Any, theirs: Any) -> str:
 
 
 Line = tuple[str, str]
-"""Source line and phase."""
+"""A source line and a phase."""
 NO_LINE: Line = ("", "")
 UNPLACED = "(unknown line)"
 """The module name of collectives that name no line."""
@@ -386,7 +403,7 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
 
 
 def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, Any]) -> str:
-    """Return who sends less for a line or a module; "" if bytes without a line could turn it.
+    """Return who sends less for a line or a module; "" if bytes without a line could change it.
 
     Inside a `shard_map`, XLA's collectives do not name their operator. They may belong to any line,
     so that a line has a verdict only if all of them together would not change it. Equal bytes are
@@ -415,10 +432,10 @@ def _grouped(pairs: Iterable[tuple[Line, object]]) -> dict[Line, list]:
 
 
 def _node(stages: Stages, moved: MovedValue) -> int | None:
-    """The operator that a collective is for, as XLA sees it.
+    """Return the operator to which XLA attributes a collective.
 
-    A sum in parts belongs to what made the parts, wherever they are added up; what happens at the
-    function's end, to what made the value.
+    A pending sum belongs to the operator that made its parts, wherever it is reduced. A move of a
+    result of the function belongs to the operator that made the value.
     """
     made, program = stages.traffic.made_by, stages.program
     local, node = moved.step.instruction.operands[0], moved.step.instruction.node
@@ -452,7 +469,7 @@ def _theirs(collective: HloCollective) -> str:
 
 
 def _named(names: Iterable[str]) -> str:
-    """Kinds and axes, each once, with how often.
+    """Return kinds and axes as text, each once with its count.
 
     >>> _named(["all_gather X", "all_reduce Y", "all_gather X"])
     '2 all_gather X, all_reduce Y'

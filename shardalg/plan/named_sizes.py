@@ -1,4 +1,4 @@
-"""A plan at other sizes: whether its decisions hold there, and what it costs there.
+"""A plan at other sizes: the validity of its decisions and its costs.
 
 Planning records every question that it puts to a named size (`planner.guards`). Where all answers
 are the same, the formulas hold and nothing is planned again; elsewhere the function is planned.

@@ -1,4 +1,4 @@
-"""A plan on one screen: a sentence, bytes per axis, the peak, the time, what is to be looked at."""
+"""A plan on one screen: time, memory and bytes, a row per axis, warnings; and its drawings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WARNED = ("op", "source", "warning", "remedy")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overview(Answer):
-    """What is asked first of a plan; `plan` answers the rest. With named sizes, at the hints.
+    """The main figures of a plan, with its warnings. Named sizes have their hints.
 
     Attributes:
       priced: the plan's cost on `hardware`.
@@ -46,8 +46,8 @@ class Overview(Answer):
 
     @cached_property
     def table(self) -> Table:
-        """Per axes that collectives run along: how many, the bytes a device sends, the seconds."""
-        rows = ((axes, *self._along(axes, *sums)) for axes, sums in self._sums.items())
+        """Collectives, bytes that a device sends, and seconds, per set of mesh axes."""
+        rows = ((axes, *self._figures(axes, *sums)) for axes, sums in self._sums.items())
         return Table(AXIS_COLUMNS, tuple(rows))
 
     @cached_property
@@ -60,7 +60,9 @@ class Overview(Answer):
         ordered = sorted(found.items(), key=lambda pair: -pair[1][1])
         return {axes: (sums[0], sums[1], sums[2]) for axes, sums in ordered}
 
-    def _along(self, axes: tuple[str, ...], count: int, sent: Any, time_s: Any) -> tuple[Any, ...]:
+    def _figures(
+        self, axes: tuple[str, ...], count: int, sent: Any, time_s: Any
+    ) -> tuple[Any, ...]:
         devices = 1
         for axis in axes:
             devices *= self.plan.program.mesh.shape.get(axis, 1)
@@ -68,55 +70,56 @@ class Overview(Answer):
 
     @property
     def numbers(self) -> Table:
-        """A row per set of axes that collectives use: executions, bytes and seconds of a step."""
+        """Executions, bytes and seconds per step, with a row per set of mesh axes."""
         names = ("mesh_axes", "devices", "executions", "wire_bytes_per_step", "communication_s")
         rows = (
-            (",".join(axes), *self._along(axes, *sums)[:3], number(sums[2]))
+            (",".join(axes), *self._figures(axes, *sums)[:3], number(sums[2]))
             for axes, sums in self._sums.items()
         )
         return Table(names, tuple(rows))
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the memory of a device, at the hints."""
+        """Whether the peak memory fits in a device, at the hints."""
         return bool(Cost(self.priced.hardware, self.priced.hints, self.priced.hints).fits)
 
     @property
     def sentence(self) -> str:
-        """What the plan is of, and what it takes."""
+        """Step time, peak memory, bytes sent, and the program that they belong to."""
         plan, cost = self.plan, Cost(self.priced.hardware, self.priced.hints, self.priced.hints)
         held, chip = cost.peak_memory_bytes, cost.hardware
-        room = "fits" if cost.fits else "does NOT fit"
-        at = " (at the hints)" if plan._stages.is_named else ""
+        fits = "" if cost.fits else ": does NOT fit"
+        at = " Named sizes have their hints." if plan._stages.is_named else ""
         return (
+            f"Step {seconds_text(cost.step_time_s)} on {self.machine}. "
+            f"Peak memory {bytes_text(held)} of {bytes_text(chip.hbm_bytes)}{fits}. "
+            f"Sent {bytes_text(cost.wire_bytes)} per device and step. "
             f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, layouts "
-            f"{plan.options.followed}{at}: a device sends {bytes_text(cost.wire_bytes)} a step, "
-            f"holds {bytes_text(held)} at the peak ({room} in {bytes_text(chip.hbm_bytes)}), and "
-            f"takes {seconds_text(cost.step_time_s)} on {self.machine}."
+            f"{plan.options.followed}.{at}"
         )
 
     @property
     def counted_once(self) -> str:
-        """The share of one iteration of each loop of unknown length, with its symbol."""
+        """A line per `while` loop of unknown length, which counts as one iteration."""
         rows = self.plan._warnings_table.where(op="while")
         return "\n".join(f"While loop at {row['source']}: {row['warning']}." for row in rows)
 
     @property
     def beside(self) -> str:
-        """What the user's own `jax.jit` sends and holds at least, where it is something else."""
+        """A lower bound for your own `jax.jit`; "" if it differs by less than a tenth."""
         own = self.plan._own_jit
-        return f"Beside it, {own}." if own.differs else ""
+        return f"For comparison: {own}." if own.differs else ""
 
     @cached_property
     def cheaper(self) -> str:
-        """The other policy that is more than a tenth cheaper, with an annotation; "" for none."""
+        """A policy that is more than a tenth cheaper, with an annotation; "" if there is none."""
         from shardalg.plan.explain.switches import cheaper_policy
 
         return cheaper_policy(self.plan._trials, self.hardware)
 
     @property
     def tried_on(self) -> str:
-        """The chip on which remedies make a step cheaper; "" if it is the priced one."""
+        """The chip for which remedies are planned; "" if it is the priced one."""
         asked, own = self.priced.hardware.name, machine(self.plan.options.hardware).chip.name
         if asked == own:
             return ""
@@ -124,11 +127,11 @@ class Overview(Answer):
 
     @property
     def warned(self) -> Table:
-        """What is done in a roundabout way, without the figures."""
+        """The warnings, without their figures."""
         return self.plan._warnings_table.select(*WARNED)
 
     def parts(self) -> Parts:
-        """The sentence, bytes per axis, the own `jax.jit`, warnings."""
+        """Return the sentence, your `jax.jit`, bytes per axis, and the warnings."""
         own = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))

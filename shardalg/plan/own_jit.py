@@ -1,7 +1,4 @@
-"""A plan beside the one that the same annotations give under the layouts of the own `jax.jit`.
-
-The collectives of XLA's own program, under the prices that a plan's have.
-"""
+"""A plan compared with the user's own `jax.jit`, and the prices of XLA's own collectives."""
 
 from __future__ import annotations
 
@@ -33,31 +30,31 @@ if TYPE_CHECKING:
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _DIFFERS = 0.1
-"""The share from which two programs are worth a word."""
+"""Programs that differ by a smaller share are not mentioned."""
 
 
 class StepBytes(NamedTuple):
-    """Bytes that a device sends per step, and holds at the peak of memory."""
+    """Bytes that a device sends per step, and its peak memory."""
 
     wire_bytes: int | float
     peak_memory_bytes: int
 
     @staticmethod
     def of(stages: Stages) -> StepBytes:
-        """Return the amounts of a plan. Seconds are not priced: nothing here asks for them."""
+        """Return the bytes of a plan, without pricing its seconds."""
         return StepBytes(stages.traffic.wire_bytes, stages.peak_memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
 class OwnJit:
-    """What a plan sends and holds, beside a plan in the layouts that the installed jax chooses.
+    """Bytes of a plan, and of a plan in the shardings that the installed jax chooses.
 
-    XLA chooses its own collectives between its layouts. `least` is a lower bound of the bytes that
-    they send (`shardalg.xla.least` has the argument). `theirs` is an estimate: the amounts of our
-    collectives between the same layouts. `Plan.compare_xla` gets XLA's own figure.
+    XLA chooses its own collectives between its shardings. `least` is a lower bound of the bytes
+    that they send (`shardalg.xla.least` has the argument). `theirs` is an estimate: the bytes of
+    our collectives between the same shardings. `Plan.compare_xla` measures XLA's own program.
 
     Attributes:
-      asked: the wire bytes that XLA's own program sends, where it was asked.
+      asked: the wire bytes of XLA's own program; None until `compare_xla` is called.
     """
 
     stages: Stages
@@ -71,12 +68,12 @@ class OwnJit:
 
     @cached_property
     def ours(self) -> StepBytes:
-        """The plan's own figures."""
+        """Bytes of the plan."""
         return StepBytes.of(self.stages)
 
     @cached_property
     def _followed(self) -> Stages:
-        """The plan in the partitioner's layouts."""
+        """The plan in the partitioner's shardings."""
         if self.options.policy in ("jit", self.partitioner):
             return self.stages
         followed = replace(self.options, policy="jit")
@@ -84,12 +81,13 @@ class OwnJit:
 
     @cached_property
     def theirs(self) -> StepBytes:
-        """The figures of our plan in the partitioner's layouts, as an estimate of XLA's figures."""
+        """Bytes of our plan in the partitioner's shardings, as an estimate of XLA's bytes."""
         return self.ours if self._followed is self.stages else StepBytes.of(self._followed)
 
     @cached_property
     def least(self) -> int | float:
-        """The lower bound of the bytes that XLA's program sends per device and step."""
+        """A lower bound of the bytes that XLA's program sends per device and step."""
+        # Our program in the same shardings shows that its bytes are enough: they cap the bound.
         return min(least_sent(self._followed), self.theirs.wire_bytes)
 
     @property
@@ -106,7 +104,7 @@ class OwnJit:
 
     @property
     def differs(self) -> bool:
-        """Whether the two send, or hold, amounts that are more than a tenth apart."""
+        """Whether bytes sent or peak memory of the two programs differ by more than a tenth."""
         pairs = (
             (self.ours.wire_bytes, self.asked or self.theirs.wire_bytes),
             (self.ours.peak_memory_bytes, self.theirs.peak_memory_bytes),
@@ -115,23 +113,23 @@ class OwnJit:
 
     def __str__(self) -> str:
         about = bytes_text(self.theirs.wire_bytes)
-        least = "" if self.least == self.theirs.wire_bytes else f", an estimated {about},"
+        least = "" if self.least == self.theirs.wire_bytes else f" (estimate {about})"
         sent = f"at least {bytes_text(self.least)} sent{least}"
         if self.asked is not None:
             sent = f"{bytes_text(self.asked)} sent"
         return (
-            f"your jax.jit ({NAMES[self.partitioner]}'s layouts): {sent} "
-            f"and {bytes_text(self.theirs.peak_memory_bytes)} held; this plan "
+            f"your jax.jit ({NAMES[self.partitioner]}'s shardings): {sent} "
+            f"and {bytes_text(self.theirs.peak_memory_bytes)} peak memory; this plan: "
             f"{bytes_text(self.ours.wire_bytes)} and {bytes_text(self.ours.peak_memory_bytes)}"
         )
 
     def warnings(self) -> Table:
-        """The row of `Plan.warnings` that says so, if they differ."""
+        """Return the row of `Plan.warnings` about `jax.jit`; empty if both are close."""
         if not self.differs:
             return Table(WARNING_COLUMNS, ())
         more = max((self.least if self.asked is None else self.asked) - self.ours.wire_bytes, 0)
         remedy = (
-            "run this plan by plan.lower(), or plan as your jax.jit does: Options(policy='jit')"
+            "run this plan with plan.lower(), or plan as your jax.jit does: Options(policy='jit')"
         )
         return Table(WARNING_COLUMNS, (("jax.jit", "", 1, more, str(self), remedy, 0),))
 
@@ -146,7 +144,7 @@ UNNAMED = "?"
 
 
 def beside_jit(plan: Plan) -> OwnJit:
-    """Return a plan beside the own `jax.jit`, with XLA's own bytes if `compare_xla` was called."""
+    """Return the comparison with `jax.jit`, with XLA's bytes if `compare_xla` was called."""
     told = plan._told.get(installed_partitioner())
     return plan._under_jit if told is None else replace(plan._under_jit, asked=told)
 
@@ -162,11 +160,11 @@ def cost_of_xla(
 def xla_prices(
     collectives: Iterable[HloCollective], mesh: Mesh, hardware: Hardware | Topology
 ) -> Table:
-    """A row per kind and axes, and one for all: executions, wire bytes and seconds of a step.
+    """Return executions, wire bytes and seconds per step, with a row per kind and axes, and a sum.
 
-    An all-reduce of which each device keeps a block is priced as the reduce-scatter that TPUs and
-    GPUs make of it. Groups that no axes of the mesh say have bytes and no seconds: the last row is
-    then a lower bound.
+    An all-reduce of which each device keeps a block is priced as a reduce-scatter, because TPUs and
+    GPUs run it so. Groups that are not along mesh axes have bytes but no seconds. The seconds of
+    the last row are then a lower bound.
     """
     spans = hardware.wiring(mesh).spans
     sums: dict[tuple[str, str], list[Any]] = {}

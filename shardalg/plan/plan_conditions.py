@@ -1,13 +1,13 @@
-"""What ties a plan with named sizes to its hints: the facts of its planning, the nearest first.
+"""The guards of a plan with named sizes as a table, those with the smallest margin first.
 
-Planning noted every question that it put to a size (`planner.guards`). Here each that may have
-another answer at other sizes is a row: what it decided, and what else could have been.
+Planning records every question that it puts to a size (`planner.guards`). Each question whose
+answer may differ at other sizes has a row, with the decision and its alternative.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from shardalg.costs.symbolic import Symbolised
@@ -23,7 +23,6 @@ from shardalg.sizes.conditions import flips, is_open, margin, split_of, words
 from shardalg.sizes.decided import DecidedCall, Guards
 from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, ZERO, Fact
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.growth import Shardings
 from shardalg.spmd.instruction import Collective
 from shardalg.tables import Table
 
@@ -33,11 +32,12 @@ CHOICE, DIVIDES, PART = "choice", "divides", "part"
 
 
 class AskedFact(NamedTuple):
-    """A fact, and who asked it.
+    """A fact about sizes, with the question that it answered.
 
     Attributes:
-      asked: what the run was about. call: inside of which it was asked; None in the run itself.
-      about: what was weighed against what; None where it was another question.
+      asked: the part of planning that asked. call: the memoised call that asked; None if the run
+        itself did.
+      about: the two choices that were compared; None for other questions.
     """
 
     fact: Fact
@@ -47,35 +47,39 @@ class AskedFact(NamedTuple):
 
 
 def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Table:
-    """Every fact that may fail at other sizes: comparisons by margin, then what is split or held.
+    """Return every fact that may fail at other sizes: comparisons by margin, then the others.
 
     Args:
-      guards: None where they are not known: then what the formulas rest on is listed alone.
+      guards: the recorded questions; None if they are not known: then only the conditions of the
+        formulas have rows.
     """
     graph, hints = named.graph, named.sizes.hints
     assumed = {one.fact: (one.kind, one.decides) for one in named.conditions}
-    region_arguments = (
-        [*_region_arguments(guards)]
+    facts = (
+        [*_asked_facts(guards)]
         if guards
         else [AskedFact(fact, RunQuestion("")) for fact in assumed]
     )
     shardings = [pair for one in named.conditions for pair in one.divided]
-    nodes = (tie.asked.node for tie in region_arguments if tie.about)
-    weighed = {graph.nodes[node].signature for node in nodes if node is not None}
-    before = _Before(graph, options, weighed)
+    nodes = (one.asked.node for one in facts if one.about)
+    compared = {graph.nodes[node].signature for node in nodes if node is not None}
+    earlier = _EarlierChoices(graph, options, compared)
     rows: dict[str, tuple] = {}
-    for tie in _open(_nearest(region_arguments, hints), shardings):
-        kind, decides = assumed.get(tie.fact) or (_kind(tie), _decides(tie))
-        where = _place(graph, tie.asked.node)
-        near, turns = margin(tie.fact, hints), _turns(tie.fact, hints)
-        rests = before.names(tie.asked.node) if kind == CHOICE else ""
-        text = words(tie.fact)
-        rows.setdefault(text, (kind, text, near, *where, decides, rests, turns))
+    for one in _nearest(facts, hints):
+        # A fact that holds at all sizes, given these shardings, guards nothing.
+        if not is_open(one.fact, shardings=shardings):
+            continue
+        kind, decides = assumed.get(one.fact) or (_kind(one), _decides(one))
+        node = one.asked.node
+        where = ("", "") if node is None else place(graph, node)
+        rests = earlier.names(node) if kind == CHOICE else ""
+        text, near = words(one.fact), margin(one.fact, hints)
+        rows.setdefault(text, (kind, text, near, *where, decides, rests, _flips(one.fact, hints)))
     return Table(COLUMNS, tuple(rows.values()))
 
 
-def _region_arguments(guards: Guards) -> Iterator[AskedFact]:
-    """Every fact once: as what a choice was held against, else as the run or a call asked it."""
+def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
+    """Yield every fact once, preferably with the comparison of two choices that asked it."""
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():
@@ -85,15 +89,10 @@ def _region_arguments(guards: Guards) -> Iterator[AskedFact]:
     yield from found.values()
 
 
-def _open(region_arguments: Iterable[AskedFact], shardings: Shardings) -> Iterator[AskedFact]:
-    """Those that may fail at some sizes."""
-    return (tie for tie in region_arguments if is_open(tie.fact, shardings=shardings))
-
-
 def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[DecidedCall, RunQuestion]:
-    """What the run was about when it first made each call.
+    """Return each memoised call with the question of the run that first made it.
 
-    Not those inside of a choice: they price what else could have been.
+    Calls inside a choice are left out: they only price the alternatives.
     """
     found: dict[DecidedCall, RunQuestion] = {}
     for used, about in call.uses.items():
@@ -103,39 +102,34 @@ def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[Decided
     return found
 
 
-def _nearest(region_arguments: Iterable[AskedFact], hints: Mapping[str, int]) -> list[AskedFact]:
-    """Comparisons by margin, then the rest; what follows from another fact is left out.
-
-    So is an equality inside of a call: it says that the call is asked again at all other sizes.
-    """
-    held = {name for tie in region_arguments if _is_held(tie) for name in tie.fact.formula.names}
+def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[AskedFact]:
+    """Return the facts that no other fact implies: comparisons by margin, then the others."""
+    fixed = {name for one in facts if _fixes_size(one) for name in one.fact.formula.names}
     signs: dict[Formula, set[str]] = defaultdict(set)
-    for tie in region_arguments:
-        signs[tie.fact.formula].add(tie.fact.relation)
+    for one in facts:
+        signs[one.fact.formula].add(one.fact.relation)
     found = []
-    for tie in region_arguments:
-        fact = _joined(tie.fact, signs)
-        again = tie.call is not None and tie.fact.relation == ZERO
-        implied = not _is_held(tie) and tie.fact.formula.names <= held
+    for one in facts:
+        fact = _strictest(one.fact, signs)
+        # An equality inside a call only says that the call runs again at all other sizes.
+        again = one.call is not None and one.fact.relation == ZERO
+        implied = not _fixes_size(one) and one.fact.formula.names <= fixed
         if not (fact is None or again or implied):
-            found.append(tie._replace(fact=fact))
-    near = [margin(tie.fact, hints) for tie in found]
+            found.append(one._replace(fact=fact))
+    near = [margin(one.fact, hints) for one in found]
     order = sorted(range(len(found)), key=lambda i: (near[i] is None, near[i] or 0, i))
     return [found[i] for i in order]
 
 
-def _is_held(tie: AskedFact) -> bool:
-    """Whether the run rests on one size being a number."""
-    fact, formula = tie.fact, tie.fact.formula
+def _fixes_size(asked: AskedFact) -> bool:
+    """Return whether the plan is valid only for one number of a size."""
+    fact, formula = asked.fact, asked.fact.formula
     alone = len(formula.names) == 1 and not formula.atoms
-    return tie.call is None and fact.relation == ZERO and alone
+    return asked.call is None and fact.relation == ZERO and alone
 
 
-def _joined(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
-    """The strict form of a comparison where both of `>= 0` and `!= 0` were asked; None of others.
-
-    One of them is enough.
-    """
+def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
+    """Return `> 0` in place of `>= 0` and `!= 0` about one formula; None for the redundant fact."""
     here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
     both = here | opposite
     if fact.relation == NONZERO:
@@ -145,28 +139,28 @@ def _joined(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     return fact
 
 
-def _kind(tie: AskedFact) -> str:
-    """The part of `Plan.changes` in which another answer would show first."""
-    if split_of(tie.fact) is not None:
+def _kind(asked: AskedFact) -> str:
+    """Return the kind of `Plan.changes` in which another answer would show first."""
+    if split_of(asked.fact) is not None:
         return DIVIDES
-    if _is_held(tie):
+    if _fixes_size(asked):
         return PART
-    if tie.call is None:
-        return tie.asked.kind
-    return CHOICE if type(tie.call.result) is NodePlan else "collectives"
+    if asked.call is None:
+        return asked.asked.kind
+    return CHOICE if type(asked.call.result) is NodePlan else "collectives"
 
 
-def _decides(tie: AskedFact) -> str:
-    """What was chosen, and what else could have been where that is known."""
-    if tie.about:
-        chosen, other, by = tie.about
+def _decides(asked: AskedFact) -> str:
+    """Return the decision as text, with the rejected alternative if it is known."""
+    if asked.about:
+        chosen, other, by = asked.about
         return f"{_loops(chosen)} rather than {_loops(other)} ({by})"
-    if tie.call is None:
-        return _RUN[tie.asked.kind]
-    result = tie.call.result
+    if asked.call is None:
+        return _RUN[asked.asked.kind]
+    result = asked.call.result
     if type(result) is NodePlan:
         return _loops(result.choice)
-    source, target = tie.call.args[:2]
+    source, target = asked.call.args[:2]
     moves: Iterable[object]
     if isinstance(result, Path):
         moves = (step.attributes for step in result.steps)
@@ -184,7 +178,7 @@ _RUN = {
 
 
 def _loops(choice: Choice) -> str:
-    """The axes on the loops, and those along which operands are partial sums."""
+    """Return the axes on the loops of a choice, and the axes of pending sums, as text."""
     mesh = (*choice.produced, *choice.required_shardings)[0].mesh
     pending = {
         axis: None
@@ -195,37 +189,34 @@ def _loops(choice: Choice) -> str:
     return (loops_over(mesh, choice.loops) or "the whole") + sums
 
 
-def _place(graph: Graph, node: int | None) -> tuple[str, str]:
-    return ("", "") if node is None else place(graph, node)
-
-
-def _turns(fact: Fact, hints: Mapping[str, int]) -> str:
+def _flips(fact: Fact, hints: Mapping[str, int]) -> str:
     found = ((name, size) for name, sizes in flips(fact, hints).items() for size in sizes)
     return ", ".join(f"{n} {'<=' if size < hints[n] else '>='} {size}" for n, size in found)
 
 
-class _Before:
-    """Earlier nodes with a choice that decide what is at hand at a node, the nearest of them."""
+class _EarlierChoices:
+    """The nearest earlier nodes whose choices decide which copies are available at a node."""
 
-    def __init__(self, graph: Graph, options: Options, weighed: Set[Signature]) -> None:
-        self.graph, self.weighed = graph, weighed
+    def __init__(self, graph: Graph, options: Options, compared: Set[Signature]) -> None:
+        self.graph, self.compared = graph, compared
         self.keeps = options.keep_gathers is not False
         self.deferrable = kinds(graph).deferrable[options.switches.finite_sums]
 
     def names(self, node: int | None) -> str:
-        """Their names: where one of them chooses otherwise, a condition here says nothing."""
+        """Return the names of these nodes; if one changes its choice, a condition says nothing."""
         nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
+        # A node without a compared choice passes copies on: search behind it.
         while left:
-            direct = {n for index in left for n in self.leaving(nodes[index])} - found
+            direct = {n for index in left for n in self._providers(nodes[index])} - found
             found |= direct
-            left = {n for n in direct if nodes[n].signature not in self.weighed}
-        kept = (n for n in sorted(found) if nodes[n].signature in self.weighed)
+            left = {n for n in direct if nodes[n].signature not in self.compared}
+        kept = (n for n in sorted(found) if nodes[n].signature in self.compared)
         return ", ".join(place(self.graph, n)[0] for n in kept)
 
-    def leaving(self, node: Node) -> Iterator[int]:
-        """Earlier nodes that decide what is at hand of a node's operands.
+    def _providers(self, node: Node) -> Iterator[int]:
+        """Yield the earlier nodes that decide which copies of a node's operands are available.
 
-        They read one too, so that their copy of it may serve again, or hand on a pending sum.
+        They read the same operand, so that their copy can be used again, or return a pending sum.
         """
         graph = self.graph
         for value in node.operands:

@@ -1,9 +1,8 @@
 """Plan files: JSON with the inputs of planning and a summary of the plan, written atomically.
 
-A file of today's schema has the parts `versions` (what the plan was made with), `inputs` (all that
-planning needs, as plain data) and `summary` (`plan/explain/plan_summary.py`), under one SHA-256.
-Reading
-evaluates no text: each value is checked by its declared type, and the plan is made again.
+A file has the parts `versions` (of shardalg, jax and the chip's figures), `inputs` (of planning, as
+plain data) and `summary` (`plan/explain/plan_summary.py`), under one SHA-256. Reading evaluates no
+text: each value is checked by its declared type, and the plan is made again.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from shardalg.renamed import warn_renamed
 SCHEMA = "shardalg.plan/5"
 PARTS = ("inputs", "summary", "versions")
 EARLIER = ("shardalg.plan/4", "shardalg.plan/3")
-"""Their one part is `plan`: the inputs, and as `program` a digest of inputs and program."""
+"""Files of these schemas have one part, `plan`: the inputs, and a digest as `program`."""
 WITH_GSPMD = EARLIER[1]
-"""Its policy "gspmd" is today's "paper": the name now means the completion of XLA's own GSPMD."""
+"""In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD."""
 INPUTS = ("graph", "symbols", "argument_roles", "donated", "home", "annotations", "options")
 
 
@@ -44,10 +43,10 @@ class PlanFile:
     """The content of a plan file.
 
     Attributes:
-      inputs: what `read_inputs` reads.
-      versions: what the plan was made with (`versions`); empty in files of earlier schemas.
-      summary: of the plan, as plain data; None in files of earlier schemas.
-      seal: of files of earlier schemas, the digest of inputs and program (`sealed`).
+      inputs: the inputs of planning, for `read_inputs`.
+      versions: the result of `versions`; empty in files of earlier schemas.
+      summary: the plan's summary as plain data; None in files of earlier schemas.
+      seal: the digest of inputs and program (`sealed`) in files of earlier schemas; "" otherwise.
     """
 
     inputs: Mapping[str, Any]
@@ -58,12 +57,12 @@ class PlanFile:
 
     @property
     def is_of_other_version(self) -> bool:
-        """Whether another version of shardalg wrote the file, or an unknown one."""
+        """Whether another version of shardalg, or an unknown one, wrote the file."""
         return self.versions.get("shardalg") != __version__
 
     @cached_property
     def inputs_text(self) -> str:
-        """The inputs as a file has them."""
+        """The inputs as JSON text."""
         return body(self.inputs)
 
     def sealed(self, program: str) -> str:
@@ -72,42 +71,42 @@ class PlanFile:
 
     @property
     def parts_text(self) -> str:
-        """The parts, of which a file has the digest, as JSON."""
+        """The parts as JSON text; the file's digest is of this text."""
         others = f'"summary": {body(self.summary)}, "versions": {body(self.versions)}'
         return f'{{"inputs": {self.inputs_text}, {others}}}'
 
     @property
     def text(self) -> str:
-        """The whole file."""
+        """The text of the whole file."""
         parts = self.parts_text
         return f'{{"schema": "{SCHEMA}", "sha256": "{digest(parts)}", {parts[1:]}\n'
 
 
 def write(path: str | Path, content: PlanFile) -> None:
-    """Write `content`, atomically: another file of that name is replaced whole or not at all.
+    """Write a plan file atomically: an existing file is replaced whole or not at all.
 
     Raises:
       PlanFileError: the folder does not exist, or cannot be written to.
     """
     try:
         write_whole(Path(path), content.text)
-    except (OSError, TypeError, ValueError) as error:  # a name with a zero in it: ValueError
+    except (OSError, TypeError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or error
         raise PlanFileError(f"{path} cannot be written: {reason}. Save to another place.") from None
 
 
 def body(content: object) -> str:
-    """Return the one JSON text of some content, whose digest a file has."""
+    """Return the canonical JSON text of some content, for digests."""
     return json.dumps(content, sort_keys=True)
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text, in hexadecimal."""
+    """Return the SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(path: str | Path) -> PlanFile:
-    """Return the content that `write` was given, or that of a file of an earlier schema.
+    """Return the content of a plan file, of this schema or an earlier one.
 
     Raises:
       PlanFileError: no such file, cut short, edited, or of another schema.
@@ -128,10 +127,10 @@ def parsed(text: str, path: object) -> PlanFile:
     Raises:
       PlanFileError: cut short, edited, or of another schema.
     """
-    whole = _parsed(path, text)
+    whole = _json(path, text)
     schema = whole.pop("schema", None) if isinstance(whole, dict) else None
     if schema not in (SCHEMA, *EARLIER):
-        raise PlanFileError(f"{path} has schema {schema!r}, not {SCHEMA!r}: it is no plan file.")
+        raise PlanFileError(f"{path} is not a plan file: its schema is {schema!r}, not {SCHEMA!r}.")
     told = whole.pop("sha256", None)
     if schema == SCHEMA:
         _check_keys(path, whole, PARTS)
@@ -157,34 +156,35 @@ def _check_digest(path: object, told: object, text: str) -> None:
 
 def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
     if not isinstance(content, dict) or set(content) != set(keys):
-        raise PlanFileError(f"{path}: its content is no plan: it needs {', '.join(keys)}, no more.")
+        raise PlanFileError(
+            f"{path}: its content is not a plan: it needs {', '.join(keys)}, no more."
+        )
 
 
-def _parsed(path: object, text: str) -> Any:
-    """The JSON of a file, no deeper than a plan's."""
+def _json(path: object, text: str) -> Any:
+    """Return the JSON of a file; a text that is nested too deeply is refused."""
     try:
         whole = json.loads(text, parse_constant=_refused)
     except json.JSONDecodeError as error:
         raise PlanFileError(
-            f"{path} is no JSON from line {error.lineno}, column {error.colno} on ({error.msg}): "
+            f"{path} is not JSON from line {error.lineno}, column {error.colno} on ({error.msg}): "
             "it was cut short or edited. Save the plan again."
         ) from None
     except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
-        raise PlanFileError(f"{path} is no plan file: {error}. Save the plan again.") from None
+        raise PlanFileError(f"{path} is not a plan file: {error}. Save the plan again.") from None
     files.check_depth(whole)
     return whole
 
 
 def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def versions(options: Options) -> dict[str, str]:
-    """Return what a plan is made with and no file holds, by name.
+    """Return the versions and figures that planning depends on besides its inputs, by name.
 
-    Args:
-      options: the chip's figures are not in a file, and policy "jit" asks the installed jax for
-        its partitioner.
+    These are shardalg and jax, the figures of the chip, and for policy "jit" the partitioner of the
+    installed jax.
 
     >>> sorted(versions(Options(policy="jit")))
     ['hardware', 'jax', 'partitioner', 'shardalg']
@@ -197,8 +197,10 @@ def versions(options: Options) -> dict[str, str]:
 
 
 def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[str, Any]:
-    """Return all that planning needs, as plain data."""
-    default = {_DEFAULT: isinstance(options.hardware, DefaultChip)}  # a loaded plan says so again
+    """Return the inputs of planning as plain data."""
+    default = {
+        _DEFAULT: isinstance(options.hardware, DefaultChip)
+    }  # printed plans name the default
     settings = {**options.settings, **default}
     return {
         **traced.to_json(), "annotations": annotations_json(annotations), "options": settings,
@@ -206,13 +208,13 @@ def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[s
 
 
 def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
-    """Return what `inputs` wrote.
+    """Return the inputs of planning that a file holds.
 
-    A setting that another version of shardalg did not have is its default.
+    A setting that another version of shardalg did not have gets its default.
 
     Raises:
       PlanFileError: a value that its type does not allow, or a graph that no trace makes.
-      ShardalgError: what cannot be of layouts, meshes, options and sizes.
+      ShardalgError: impossible shardings, meshes, options or sizes.
     """
     traced = read_traced(saved.inputs)
     annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
@@ -232,9 +234,9 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
 _DEFAULT = "hardware_is_default"
 _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
-# What a file holds of a layout: all of it but the mesh, which is that of all layouts.
+# A sharding in a file has no mesh, because all shardings have the same one.
 _Layout: Any = files.without(Sharding, "mesh")
-# Switches stand beside the other options in a file.
+# In a file, switches and the other options are in one object.
 _Settings = files.joined(
     files.without(Options, "switches"), Switches, make_dataclass("Default", [(_DEFAULT, bool)])
 )
@@ -249,7 +251,7 @@ _Saved = make_dataclass(
 
 
 def annotations_json(annotations: Annotations) -> dict[str, Any]:
-    """Annotations as plain data."""
+    """Return annotations as plain data."""
     mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
     sides = {side: [_plain(layout) for layout in getattr(annotations, side)] for side in _SIDES}
     orders = [[side, number, mesh.device_ids] for side, number, mesh in annotations.orders]
@@ -263,14 +265,14 @@ def _plain(layout: Sharding | None) -> dict[str, Any] | None:
 
 
 def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Annotations:
-    """The annotations that `annotations_json` wrote, if they are those of the graph.
+    """Return the annotations that `annotations_json` wrote, if they fit the graph.
 
     Args:
-      first_mesh: of the traced function.
+      first_mesh: the mesh with which the function was traced.
 
     Raises:
       PlanFileError: a value that its type does not allow. StrategyError, ShardingError, MeshError:
-        layouts that the graph's values or the mesh cannot have.
+        shardings that the graph's values or the mesh cannot have.
     """
     saved = files.read(_Saved, data, "annotations")
     mesh = Mesh(saved.axes, saved.device_ids, symbolic=saved.symbolic)
@@ -289,6 +291,6 @@ def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
     whole = {mesh.digit(name) for name in mesh.axis_names}
     for digit in chain(*saved.dims, saved.unreduced, saved.replicated, saved.manual):
         if min(digit) < 1 or (mesh.symbolic and digit not in whole):
-            raise PlanFileError(f"annotations: {digit!r} is no axis of {mesh!r}.")
+            raise PlanFileError(f"annotations: {digit!r} is not an axis of {mesh!r}.")
         mesh.axis_ref(digit)
     return Sharding(mesh, **files.values(saved, _Layout))

@@ -1,4 +1,4 @@
-"""How a tensor gets from one layout to another: the path as a program, priced, proved and run."""
+"""The reshard of one tensor: its path as a program, priced, proved and run."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class Reshard(Answer):
-    """The cheapest path between two layouts; print it, or ask `table`, `verify`, `lower`.
+    """The cheapest path between two shardings; print it, or use `table`, `verify`, `lower`.
 
     Attributes:
-      source, target: layouts of one tensor, in positions of one mesh.
-      dtype: item type, from which bytes follow.
-      hardware: whose seconds are shown beside the bytes, if any; where links of axes differ, the
-        path is the cheapest on them.
+      source, target: shardings of one tensor, in positions of one mesh.
+      dtype: the item type, which determines bytes.
+      hardware: the chip whose seconds are shown; None: no seconds. If links of axes differ, the
+        path takes the fewest seconds on them.
     """
 
     source: Sharding
@@ -72,19 +72,19 @@ class Reshard(Answer):
 
     @property
     def _here(self) -> Sharding:
-        """The target, were its devices in the order of the source's."""
+        """The target with the device order of the source's mesh."""
         if self.target.mesh == self.source.mesh:
             return self.target
         return replace(self.target, mesh=self.source.mesh)
 
     @property
     def program(self) -> SpmdProgram:
-        """The path as every device runs it; `print` shows it instruction by instruction."""
+        """The program that every device runs; `print` shows its instructions."""
         return self._made[0]
 
     @property
     def steps(self) -> tuple[Instruction, ...]:
-        """Instructions, local ones among them."""
+        """The instructions, local ones included."""
         return self.program.block.instructions
 
     @property
@@ -94,37 +94,37 @@ class Reshard(Answer):
 
     @property
     def least_wire_bytes(self) -> Any:
-        """Bytes that no path can do without: what some device lacks of the target."""
+        """A lower bound for every path: the bytes of the target that some device lacks."""
         bound = lacking if self._here is not self.target else reshard_bound
         return bound(self.source, self.target) * ITEM_SIZES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
-        """The largest buffer on a device, at either end or in between."""
+        """The bytes of the largest buffer on a device, at either end or in between."""
         return max(local.bytes for local in self.program.locals)
 
     @property
     def seconds(self) -> float | None:
-        """Of all steps on the hardware, one after the other; None without one."""
+        """Seconds of all steps, one after the other; None without hardware."""
         if self.hardware is None:
             return None
         return sum(self._seconds(step) for step in self.steps)
 
     @cached_property
     def table(self) -> Table:
-        """One row per instruction."""
+        """A row per instruction."""
         timed = ("time_s",) if self.hardware is not None else ()
         return Table((*COLUMNS, *timed), tuple(map(self._row, self.steps)))
 
     def parts(self) -> Parts:
-        """One sentence and the table."""
+        """Return a sentence and the table."""
         held = math.prod(self.source.shape) * ITEM_SIZES[self.dtype]
         words = (
             f"{self.source.text()} to {self.target.text()} of {self.dtype}"
             f"[{','.join(map(str, self.source.shape))}] on {self.source.mesh!r}: "
-            f"{bytes_text(self.wire_bytes)} sent per device, at least "
-            f"{bytes_text(self.least_wire_bytes)}, largest buffer {bytes_text(self.peak_bytes)} of "
-            f"{bytes_text(held)}"
+            f"{bytes_text(self.wire_bytes)} sent per device (lower bound "
+            f"{bytes_text(self.least_wire_bytes)}), largest buffer {bytes_text(self.peak_bytes)} "
+            f"of a tensor of {bytes_text(held)}"
         )
         timed = ""
         if self.hardware is not None and self.seconds is not None:
@@ -133,7 +133,7 @@ class Reshard(Answer):
         return f"{words}{timed}.", self.table
 
     def verify(self) -> Report:
-        """Prove step by step that every device ends up with its block of the target."""
+        """Prove, step by step, that every device ends with its block of the target."""
         from shardalg.verify.report import Report
         from shardalg.verify.verify import Verifier
 
@@ -141,13 +141,13 @@ class Reshard(Answer):
         return Report(tuple(Verifier(graph, program).judge(self.source.mesh)))
 
     def simulate(self, array: np.ndarray) -> np.ndarray:
-        """What the devices hold in the end, put together again; it should be `array`."""
+        """Run the path in numpy, and return the assembled result, which should equal `array`."""
         program, graph = self._made
         (result,) = simulate(program, graph, array)
         return result
 
     def lower(self, devices: Sequence[Any] | None = None) -> Lowered:
-        """The path on real devices: call it on a global array."""
+        """Return the path as a JAX executable; call it on a global array."""
         from shardalg.lower.shard_map import lower
 
         program, graph = self._made
@@ -161,7 +161,7 @@ class Reshard(Answer):
 
     def _seconds(self, step: Instruction) -> float:
         mesh = self.source.mesh
-        assert self.hardware is not None, "without a chip nothing takes time"
+        assert self.hardware is not None, "seconds need hardware"
         return seconds(step.attributes, self._held(step), mesh=mesh, hardware=self.hardware)
 
     def _row(self, step: Instruction) -> tuple[Any, ...]:
@@ -194,18 +194,18 @@ def reshard(
     dtype: str = "float32",
     on: str | Hardware | Topology | None = None,
 ) -> Reshard:
-    """The cheapest path of collectives from one layout of a tensor to another.
+    """Return the cheapest path of collectives from one sharding of a tensor to another.
 
     Args:
-      target: may be on another mesh over the same devices, in any order: where no digits of the
-        source's mesh write that order, the last step is one permute.
-      on: hardware by name or value, whose seconds are shown too. Where an axis has slower links
-        than others (`Hardware.with_links`), the path takes the fewest seconds on them.
+      target: may be on another mesh over the same devices, in any order. If digits of the source's
+        mesh cannot express that order, the last step is one permute.
+      on: hardware by name or value, whose seconds are shown too. If an axis has slower links than
+        others (`Hardware.with_links`), the path takes the fewest seconds on them.
 
     Raises:
-      ShardingError: no layouts, of different shapes, of an unknown type, or on meshes over other
-        devices.
-      HardwareError: `on` is no hardware.
+      ShardingError: arguments that are not shardings, different shapes, an unknown type, or meshes
+        over different devices.
+      HardwareError: `on` is unknown hardware.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -221,25 +221,25 @@ def reshard(
     others = [given for given in (source, target) if not isinstance(given, Sharding)]
     if others:
         raise ShardingError(
-            f"a reshard is between two layouts, got {others[0]!r}. Make each with Sharding.parse("
+            f"reshard() needs two shardings, got {others[0]!r}. Make each with Sharding.parse("
             "text, shape, mesh) or Sharding.from_axes(axes, mesh, shape)."
         )
     if dtype not in ITEM_SIZES:
-        raise ShardingError(f"no type is called {dtype!r}; types are {', '.join(ITEM_SIZES)}.")
+        raise ShardingError(f"unknown dtype {dtype!r}; known types: {', '.join(ITEM_SIZES)}.")
     if source.shape != target.shape:
         raise ShardingError(
-            f"a reshard from {source!r} to {target!r}: one tensor has one shape. Reshape it first."
+            f"reshard from {source!r} to {target!r}: the shapes differ. Reshape the tensor first."
         )
     stated = in_order(target, source.mesh)
     if stated is None:
         raise ShardingError(
-            f"{target!r} lies on other devices than {source!r}: no collective reaches those. State "
-            "both layouts on one mesh."
+            f"{target!r} is on other devices than {source!r}, which no collective reaches. Give "
+            "both shardings on one mesh."
         )
     if stated.mesh != source.mesh and stated.unreduced:
         raise ShardingError(
-            f"{target!r} has partial sums in an order of devices that no axes of {source.mesh!r} "
-            "write: they stay where they were made. Reshard to a layout without them."
+            f"{target!r} has pending sums in a device order that axes of {source.mesh!r} cannot "
+            "express, and pending sums cannot move. Reshard to a sharding without them."
         )
     chosen = None if on is None else machine(on)
     return Reshard(source, stated, dtype, chosen)

@@ -117,7 +117,7 @@ def compared_runs(plan: Plan, args: Sequence[Any], expected: Any, repeats: int) 
 
 
 def one_shard(plan: Plan, device: Any) -> OneShard:
-    """Return the program of one device with stand-ins for collectives; see `Plan.one_shard`.
+    """Return the program of one device with local collectives; see `Plan.one_shard`.
 
     Raises:
       LoweringError: a loaded plan, a `while` that ends by its values, or a refuted claim.
@@ -138,7 +138,7 @@ def beside_chip_compiler(
     fn: Callable[..., Any] | None,
     args: Sequence[Any] | None,
 ) -> BesideCompiler:
-    """Return the plan's figures beside those of the chip's own compiler; see `Plan.aot`.
+    """Return the plan's figures and the chip compiler's figures; see `Plan.aot`.
 
     Raises:
       DeviceError: the compiler is not installed. HardwareError: an unknown chip or shape.

@@ -114,7 +114,7 @@ MISTAKES = {
     "a role of no argument": (lambda: given(roles={"y": "data"}), "y", "roles", "Give a path"),
     "what cannot be donated": (lambda: given(donate_argnums=5), r"\[5\]", "donate_argnums", "numbered from 0"),
     "donated by name": (lambda: given(donate_argnums="w"), r"\['w'\]", "donate_argnums", "numbered from 0"),
-    "a value of no name": (lambda: plan().explain("foo"), "'foo'", "near it are", r"shardings\(\)"),
+    "a value of no name": (lambda: plan().explain("foo"), "'foo'", "Similar names", r"shardings\(\)"),
     "a collective of no number": (lambda: plan().explain(99), "99", "has 1", "Pass the name"),
     "nothing to explain": (lambda: plan().explain(), "None", "collective", "Pass the name"),
     "why not, of another rank": (lambda: plan().why_not("x", P("X", "Y", None)), "None", "x f32", "Remove the entries"),

@@ -86,10 +86,10 @@ def test_why_a_collective_is_there(here, capsys):
 
 
 WRONG = {
-    "no colon": (["mine.py"], "'mine.py' names no function: write module:function"),
+    "no colon": (["mine.py"], "'mine.py' is not a function: write module:function"),
     "no such file": (["other.py:layer"], "other.py: no such file"),
     "no such module": (["no.such:layer"], "module no.such: there is no module no"),
-    "no module name": (["a-b:layer"], "'a-b' is no module"),
+    "no module name": (["a-b:layer"], "'a-b' is not a module"),
     "a word off": (["mine.py:later"], "no function 'later'; did you mean layer"),
     "not a function": (["mine.py:in_shardings"], "no function 'in_shardings'"),
     "no arguments": (["bare.py:f"], "bare.py defines no args()"),
@@ -137,7 +137,7 @@ def test_a_chip_that_is_asked_for_has_a_peak_for_every_product(here, capsys, arg
 
 
 AOT = {
-    "nowhere": ([], "Write a chip and its shape: --hardware v3:8x8"),
+    "nowhere": ([], "Pass a chip and its shape: --hardware v3:8x8"),
     "a chip alone": (["--hardware", "v3"], "'v3' is no topology: write the chip and its shape"),
     "no such chip": (["--hardware", "v9:2x2"], "no hardware 'v9': the names are a100_40gb"),
     "no tiling": (["--hardware", "v3:4x4"], "give axes whose sizes are products of these"),

@@ -6,7 +6,7 @@ import pytest
 
 from shardalg.cli import main
 from shardalg.merge.lemmas import lemma
-from shardalg.plan.commands import lemmas
+from shardalg.plan.commands import proving
 
 FEW = (lemma("radix_range"), lemma("offset_zero"))
 WRONG = replace(lemma("halo_hops"), shows="h == 0", mutants=(("h == 0", "h == 1"),))
@@ -14,7 +14,7 @@ WRONG = replace(lemma("halo_hops"), shows="h == 0", mutants=(("h == 0", "h == 1"
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(lemmas, "LEMMAS", FEW)
+    monkeypatch.setattr(proving, "LEMMAS", FEW)
 
 
 @pytest.mark.usefixtures("few")
@@ -37,7 +37,7 @@ def test_mutants_and_seeds(capsys):
 
 
 def test_what_is_not_proved_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(lemmas, "LEMMAS", (*FEW, WRONG))
+    monkeypatch.setattr(proving, "LEMMAS", (*FEW, WRONG))
     assert main(["lemmas"]) == 1
     shown = capsys.readouterr().out
     assert "halo_hops    refuted" in shown

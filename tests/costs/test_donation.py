@@ -138,7 +138,7 @@ def test_a_warning_names_the_arguments_that_are_not_reused(name):
 def test_the_result_sharding_of_a_warning_allows_reuse():
     row = planned("to columns")._warnings_table.where(op="donation").rows[0]
     assert "result as [x, None] would allow reuse" in row[4]
-    assert row[5].startswith("annotate result result as [x, None]: peak 393 kB to 131 kB")
+    assert row[5].startswith("annotate result result as [x, None]: peak memory 393 kB to 131 kB")
     function, shapes, donated, ins, _ = STEPS["to columns"]
     again = sa.plan(
         function,

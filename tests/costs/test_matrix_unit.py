@@ -184,7 +184,7 @@ def test_an_item_type_without_a_peak():
         plan.cost("tpu_v3")
     assert "1 node" in str(plan)
     assert plan.memory.peak_bytes == 2 * 8 * 8 * 4
-    assert "takes" in plan.overview().sentence
+    assert "Step " in plan.overview().sentence
     assert "dot_general" in plan._repr_html_()
     assert sa.plan(lambda x: x + x, x, mesh=sa.Mesh({"X": 1})).cost("tpu_v3").step_time_s > 0
     chip = load("a100_80gb")

@@ -520,7 +520,7 @@ def test_a_sum_of_every_iteration_is_explained_with_the_switch_that_defers_it():
     said = str(plan.explain(sums[0]))
     switched = sa.Options(switches=sa.Switches(defer_in_loops=True))
     sent = bytes_text(plan.replan(options=switched).cost("v3").wire_bytes)
-    assert "Switches(defer_in_loops=True) reduces it once, behind the loop" in said
+    assert "Switches(defer_in_loops=True) reduces it once, after the loop" in said
     assert f"to {sent} (" in said
     assert "Switches" not in str(plan.replan(options=switched).explain(0))
 

@@ -213,7 +213,7 @@ def test_a_sum_that_a_loop_reduces_names_the_operator_behind_which_none_is_defer
     fn = lambda c, x: lax.scan(lambda c, x: (c + jnp.tanh(x.sum(0)), None), c, x)[0]  # noqa: E731
     c, x = numbers(8), numbers(3, 8, 8, seed=1)
     plan = sa.plan(fn, c, x, mesh=MESH, in_shardings=(P(), P(None, "X")), options=ON)
-    stop = r"in every iteration: no sum waits behind tanh \(test_loop_sums.py:\d+\)"
+    stop = r"in every iteration: no sum can be deferred past tanh \(test_loop_sums.py:\d+\)"
     assert re.search(stop, plan.explain(0).headline)
 
 

@@ -158,7 +158,7 @@ def test_what_the_user_sends_is_listed_with_its_bytes():
 def test_values_of_a_region_are_whole_to_their_device():
     plan = sa.plan(lambda x, w: region(product)(x, w), X, W, mesh=MESH)
     inside = plan.graph.values[plan.graph.regions[1].arguments[0]].name
-    with pytest.raises(StrategyError, match=r"operand0 stands in a shard_map over \['X', 'Y'\]"):
+    with pytest.raises(StrategyError, match=r"operand0 is inside a shard_map over \['X', 'Y'\]"):
         plan.why_not(inside, P("X"))
     assert plan.why_not("x", P("X")).wanted.dims[0]
 

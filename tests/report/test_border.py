@@ -36,7 +36,7 @@ def test_an_uneven_result_is_a_row(shape, spec, row):
     assert f"held as {plan.program.result_shardings[0].text()}, leaves" in found["why"]
     left = plan.lower()(jnp.ones(shape)).addressable_shards[0].data
     assert left.nbytes == found["result_bytes"]
-    with pytest.raises(StrategyError, match="no collective of this plan, which has 0"):
+    with pytest.raises(StrategyError, match="not a collective of this plan, which has 0"):
         plan.explain(0)
 
 

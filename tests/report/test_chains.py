@@ -34,7 +34,7 @@ def test_a_value_that_nothing_reaches_is_replicated():
 
 def test_an_unknown_value_names_those_near_it():
     _, _, sharded = planned("ffn", "2D finalized")
-    with pytest.raises(StrategyError, match="'ffn_hiden'; near it are 'ffn_hidden'"):
+    with pytest.raises(StrategyError, match=r"'ffn_hiden'\. Similar names: 'ffn_hidden'"):
         explanation(sharded, "ffn_hiden")
 
 

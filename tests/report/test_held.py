@@ -33,7 +33,7 @@ def rows(plan, op):
 def test_state_on_every_device_is_named_with_a_layout_that_was_planned():
     plan = planned(P())
     (row,) = rows(plan, "argument")
-    assert "2 arrays of state are the same on all 4 devices along data" in row["warning"]
+    assert "all 4 devices along data hold the same 2 arrays of state" in row["warning"]
     held = 2 * 64 * 256 * 4
     assert f"{held / plan.cost('tpu_v3').peak_memory_bytes:.0%} of the peak" in row["warning"] or (
         f"{held / plan.memory.peak_bytes:.0%} of the peak" in row["warning"]
@@ -59,7 +59,7 @@ def test_fewer_heads_than_devices():
     plan = sa.plan(scores, q, q, mesh=sa.Mesh({"model": 8}), in_shardings=specs)
     (row, *_) = rows(plan, "uneven")
     assert "4 elements over 8 devices along model in blocks of 1" in row["warning"]
-    assert "4 devices hold padding alone" in row["warning"]
+    assert "4 devices hold only padding" in row["warning"]
     assert "make it a multiple of 8 (not tried)" in row["remedy"]
 
 
@@ -94,6 +94,6 @@ def test_a_remedy_for_replicated_state_says_that_a_step_takes_longer(size, is_sl
     plan, now = seconds(P(), P())
     _, then = seconds(P("x"), P("x"))
     (remedy,) = plan.warnings()["remedy"]
-    assert remedy.startswith("annotate w as [x, None] and 1 more alike: ")
+    assert remedy.startswith("annotate w as [x, None] and 1 more likewise: ")
     assert (then > now) == is_slower
-    assert (f", a step {seconds_text(now)} to {seconds_text(then)}" in remedy) == is_slower
+    assert (f", step {seconds_text(now)} to {seconds_text(then)}" in remedy) == is_slower

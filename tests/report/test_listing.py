@@ -72,5 +72,5 @@ def test_what_a_collective_makes_tells_the_sides_that_disagree():
     (made,) = plan._stages.traffic.collectives[0].step.instruction.results
     title = dict(plan.listing().titles)[f"%{made}"]
     assert "collective 0, see plan.explain(0):" in title
-    assert "is a sum in parts: [None]{U:X} (argument x)" in title
+    assert "is a sum that is pending: [None]{U:X} (argument x)" in title
     assert title.index("collective 0") > 0

@@ -46,7 +46,7 @@ def test_a_path_says_what_it_costs():
     path = between(*ISSUES["jax 21562"], shape=(8, 8, 8))
     assert repr(path).startswith(
         "[y, None, x] to [None, (x, y), None] of float32[8,8,8] on Mesh(x=2, y=4): 320 B sent "
-        "per device, at least 224 B, largest buffer 256 B of 2.05 kB.\nkind "
+        "per device (lower bound 224 B), largest buffer 256 B of a tensor of 2.05 kB.\nkind "
     )
     assert "<table>" in path._repr_html_()
     assert list(path.df["wire_bytes"]) == [128, 192]
@@ -57,11 +57,11 @@ def test_a_path_says_what_it_costs():
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
-        (sa.Sharding(MESH, (8,), ((),)), sa.Sharding(MESH, (9,), ((),)), "one tensor has one"),
+        (sa.Sharding(MESH, (8,), ((),)), sa.Sharding(MESH, (9,), ((),)), "the shapes differ"),
         (
             sa.Sharding(MESH, (8,), ((),)),
             sa.Sharding(sa.Mesh({"x": 8}, (0, 1, 2, 3, 4, 5, 7, 8)), (8,), ((Digit(1, 8),),)),
-            "lies on other devices",
+            "is on other devices",
         ),
     ],
 )

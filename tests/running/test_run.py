@@ -134,11 +134,14 @@ def test_a_time_limit(here, capsys):
 
 
 WRONG = {
-    "more processes than devices": (["--processes", "16"], "--processes 16 with 8 devices"),
+    "more processes than devices": (
+        ["--processes", "16"],
+        "--processes 16 does not divide 8 devices",
+    ),
     "no divisor": (["--processes", "3"], "Write one of 1, 2, 4, 8"),
-    "none": (["--processes", "0"], "--processes 0 with 8 devices"),
+    "none": (["--processes", "0"], "--processes 0 does not divide 8 devices"),
     "carry": (["--carry", "0-0"], "write RESULT:ARGUMENT"),
-    "steps": (["--steps", "0"], "at least one step"),
+    "steps": (["--steps", "0"], "at least 1"),
     "no folder": (["--out", "no/out.npz"], "no folder no"),
     "argument": (["--carry", "0:7"], "no argument 7"),
     "result": (["--carry", "7:0", "--steps", "2"], "no result 7"),

@@ -114,7 +114,7 @@ def test_sums_are_those_of_the_plan_and_of_the_dump(plan):
     )
     numbered = ", ".join(filter(None, found.lines["rows"])).split(", ")
     assert sorted(map(int, numbered)) == list(range(len(table)))
-    assert f"{sent / found.xla_wire_bytes:.3f} of XLA's" in repr(found)
+    assert f"({found.xla_wire_bytes / sent:.3g}x more)" in repr(found)
     assert line_of("x @ w") in found._repr_html_()
     assert set(found.df["what"]) == {"value", "collectives"}
 
@@ -138,7 +138,7 @@ def test_a_layout_that_differs_is_planned_as_xla_has_it():
     sent = sum(row["executions"] * row["wire_bytes"] for row in as_xla.collectives_table)
     assert (result["wire_bytes"], result["xla_wire_bytes"]) == (found.wire_bytes, sent)
     assert sent > found.wire_bytes
-    assert "0 of 2 free values agree; 2 ours better." in repr(found)
+    assert "0 of 2 values without annotation have XLA's sharding; 2 ours better." in repr(found)
     # The other way round: a plan that takes XLA's layout, beside an XLA that takes ours.
     same = plan.replan(strategy, options=sa.Options())
     swapped = [replace(m, ours=m.theirs, theirs=m.ours) for m in found.found]
@@ -223,7 +223,7 @@ def test_copies_that_xla_keeps_are_told_with_the_option_that_keeps_them():
     kept = plan.replan(sa.Strategy(plan.mesh, given), options=sa.Options(keep_gathers=True))
     beside = kept.compare_xla("shardy")
     assert beside.wire_bytes < found.wire_bytes
-    told = f"Options(keep_gathers=True) sends {bytes_text(beside.wire_bytes)}, and its peak memory"
+    told = f"Options(keep_gathers=True) sends {bytes_text(beside.wire_bytes)}, with peak memory"
     assert told in repr(found)
     assert "Options(keep_gathers" not in repr(beside)
 

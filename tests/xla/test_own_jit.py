@@ -85,7 +85,7 @@ def test_what_differs_is_said_and_xla_is_asked_only_when_asked():
     assert len(plan.beside_jit()) == 2
     ours, theirs = plan.beside_jit()["wire_bytes"]
     (row,) = plan.warnings().query("op == 'jax.jit'").to_dict("records")
-    assert row["warning"].startswith("your jax.jit (Shardy's layouts): at least ")
+    assert row["warning"].startswith("your jax.jit (Shardy's shardings): at least ")
     assert row["warning"] in str(plan)
     assert theirs == differing("jit").beside_jit()["wire_bytes"][0]
     beside = plan.compare_xla()
@@ -178,4 +178,4 @@ def test_an_estimate_is_not_called_a_bound():
     made = {"mesh": sa.Mesh({"X": 4}), "in_shardings": (P("X"),)}
     own = sa.plan(lambda x: jnp.cumsum(jnp.sort(x, axis=0), axis=0), x, **made)._own_jit
     assert own.least < own.theirs.wire_bytes
-    assert re.search(r"at least .* sent, an estimated .*, and .* held", str(own))
+    assert re.search(r"at least .* sent \(estimate .*\) and .* peak memory", str(own))

@@ -1,1 +1,1 @@
-"""The commands: per module the words of its help, its options and what it does."""
+"""The commands about plans and proofs, each with its help line, its options and its run."""

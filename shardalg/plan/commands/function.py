@@ -38,52 +38,64 @@ example of a specs.py; it may also define out_shardings, strategy, roles, donate
   in_shardings = (P("model", None), P("data", "model"))
 """
 CHIP = "tpu_v3"
-"""By whose rates a plan weighs and is priced where no chip is asked for."""
+"""The chip whose rates decide, and whose prices are printed, if none is given."""
 
 
 def add_function(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is planned, and on what."""
+    """Add the options for the function, its arguments, the mesh, the chip and the policy."""
     from shardalg.planner.propagate.options import JIT, POLICIES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
     option = parser.add_argument
-    option("function", metavar="module:function", help="as in my.model:train_step or step.py:step")
-    option("--mesh", metavar="data=8,model=4", help="axes and sizes (default: the arguments' own)")
+    option(
+        "function",
+        metavar="module:function",
+        help="a function, as my.model:train_step or step.py:step",
+    )
+    option(
+        "--mesh",
+        metavar="data=8,model=4",
+        help="mesh axes and their sizes (default: the mesh of the arguments)",
+    )
     option(
         "--args", type=Path, metavar="FILE",
-        help="Python that defines args(), shapes or arrays (default: the function's module)",
+        help="Python file with args(), which returns shapes or arrays "
+        "(default: the function's own module)",
     )  # fmt: skip
-    option("--hardware", help=f"the chip (or tpu_v3:8x8); default {CHIP}")
-    option("--policy", choices=(*POLICIES, JIT), default="paper", help="default %(default)s")
+    option("--hardware", help=f"chip, as h100, or topology, as tpu_v3:8x8; default {CHIP}")
+    option(
+        "--policy", choices=(*POLICIES, JIT), default="paper",
+        help="how shardings are completed; default %(default)s",
+    )  # fmt: skip
 
 
 def planned(options: argparse.Namespace) -> Plan:
-    """The plan of the function that the options name.
+    """Return the plan of the function that the options name.
 
     Raises:
-      CommandError: no such module, function or specs, or they fail.
+      CommandError: no such module, function or specs, or the user's code fails.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     return plan_of(*loaded(options), options)
 
 
 def loaded(options: argparse.Namespace) -> tuple[Callable[..., Any], ModuleType]:
-    """The function that the options name, and the module that defines `args()`.
+    """Return the function that the options name, and the module that defines `args()`.
 
     Raises:
-      CommandError: no such module, function or file, or they fail.
+      CommandError: no such module, function or file, or the user's code fails.
     """
     module, function = _function(options.function)
     return function, module if options.args is None else _run_file(options.args)
 
 
 def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.Namespace) -> Plan:
-    """The plan of what was loaded.
+    """Return the plan of a loaded function and its specs.
 
     Raises:
-      CommandError: a strategy of the specs, which has its own mesh, has another than --mesh names.
-      HardwareError: a chip is asked for that has no peak for the function's products.
+      CommandError: the strategy of the specs has another mesh than --mesh.
+      HardwareError: the chip has no peak for the item type of a product.
     """
     import shardalg as sa
 
@@ -91,7 +103,9 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
     own = getattr(given.get("strategy"), "mesh", None)
     if None not in (own, mesh) and own != mesh:
-        raise CommandError(f"--mesh {options.mesh}, but the strategy of the specs is on {own!r}.")
+        raise CommandError(
+            f"--mesh {options.mesh} differs from the mesh of the strategy, {own!r}. Omit --mesh."
+        )
     chip = {"hardware": options.hardware} if options.hardware else {}
     made = sa.Options(policy=options.policy, **chip)
     mesh = mesh if own is None else None
@@ -115,59 +129,63 @@ def machine_data(cost: Cost, mesh: Mesh) -> dict[str, Any]:
 
 
 def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
-    """What a function without parameters of the specs returns, as a tuple.
+    """Return the result of `args()`, or of another function of the specs, as a tuple.
 
     Raises:
-      CommandError: there is none of that name, or it fails.
+      CommandError: there is no such function, or it fails.
     """
     make = getattr(specs, name, None)
     if not callable(make):
         raise CommandError(
-            f"{specs.__file__} defines no {name}(): write one that returns the arguments, as "
-            "shapes or arrays, there or in a file that --args names."
+            f"{specs.__file__} defines no {name}(). Define it there, or in a file given as --args; "
+            "it returns the arguments as shapes or arrays."
         )
-    made = _said(make, f"{name}() of {specs.__file__}")
+    made = _run_user_code(make, f"{name}() of {specs.__file__}")
     return made if isinstance(made, tuple) else (made,)
 
 
 def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
     place, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
-        raise CommandError(f"{text!r} names no function: write module:function, as in model:step.")
+        raise CommandError(f"{text!r} is not a function: write module:function, as model:step.")
     module = _run_file(Path(place)) if place.endswith(".py") else _module(place)
     if not callable(getattr(module, name, None)):
         near = difflib.get_close_matches(name, [n for n in dir(module) if n[:1] != "_"], 3)
         hint = f"; did you mean {' or '.join(near)}" if near else ""
-        raise CommandError(f"{place} has no function {name!r}{hint}. Write one that it defines.")
+        raise CommandError(f"{place} has no function {name!r}{hint}. Name one that it defines.")
     return module, getattr(module, name)
 
 
 def _module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise CommandError(f"{name!r} is no module: write one as in package.model, or a .py file.")
+        raise CommandError(f"{name!r} is not a module: write package.model, or a .py file.")
     sys.path.insert(0, str(Path.cwd()))
-    return _said(lambda: importlib.import_module(name), f"module {name}")
+    return _run_user_code(lambda: importlib.import_module(name), f"module {name}")
 
 
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise CommandError(f"{path}: no such file. Write the path of a Python file.")
+        raise CommandError(f"{path}: no such file. Give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise CommandError(f"{path} is no Python file: its name must end in .py.")
+        raise CommandError(f"{path} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
-    _said(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
+    _run_user_code(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
     return module
 
 
-def _said(run: Callable[[], Any], what: str) -> Any:
-    """What the user's own code gives; its error as one line of ours."""
+def _run_user_code(run: Callable[[], Any], what: str) -> Any:
+    """Return the result of the user's own code, and report its error in one line.
+
+    Raises:
+      CommandError: the module does not exist. UserProgramError: the code fails.
+    """
     try:
         return run()
     except Exception as error:
         missing = f"module {error.name}" if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{what}.".startswith(f"{missing}."):
-            words = f"{what}: there is no {missing}. Write its name as Python imports it."
+            words = f"{what}: there is no {missing}. Write the name as in an import statement."
             raise CommandError(words) from None
         raise UserProgramError(f"{what} fails; run it in Python first") from error

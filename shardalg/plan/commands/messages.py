@@ -1,4 +1,8 @@
-"""Messages and plain data of the commands: options are named, each cause is printed once."""
+"""Messages and plain data of the commands.
+
+A message names options of the command line in place of Python arguments, and prints each cause
+once.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class Command(NamedTuple):
 
 
 class UserProgramError(CommandError):
-    """The user's own code fails; the exception is its cause."""
+    """An error of the user's own code, which is the cause of this exception."""
 
 
 def in_options(message: str, options: argparse.Namespace) -> str:
@@ -68,10 +72,10 @@ def in_options(message: str, options: argparse.Namespace) -> str:
 
 
 def once(message: str) -> str:
-    r"""Return a message that says each cause once, in lines of at most 300 characters.
+    r"""Return a message with each cause once, in lines of at most 300 characters.
 
-    Lines "who: cause" with causes that differ in numbers and lists alone are one line, of the
-    first of them.
+    Lines "who: cause" whose causes differ only in numbers and lists become one line with the first
+    cause.
 
     >>> once("no layout:\n  w[0]: 3 rows\n  w[1]: 4 rows\n  x: 3 columns")
     'no layout:\n  w[0] and 1 more: 3 rows\n  x: 3 columns'
@@ -93,7 +97,7 @@ def once(message: str) -> str:
 
 
 def failed(error: BaseException, what: str) -> str:
-    """Return what the user's program raised, with the user's own lines on the way to it."""
+    """Return the error of the user's program as text, with the user's lines of its traceback."""
     lines = user_lines(error)
     if len(lines) > MOST_FRAMES:
         half = MOST_FRAMES // 2
@@ -104,7 +108,7 @@ def failed(error: BaseException, what: str) -> str:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option --json to a command."""
-    parser.add_argument("--json", action="store_true", help="plain data instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -149,7 +153,7 @@ def by_quantity(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: formulas and layouts as text, what is not a number as null.
+    """Return a value for JSON: formulas and shardings as text, NaN and infinity as null.
 
     >>> plain(float("nan")) is None, plain((1, "a")), plain({"x": 2.5})
     (True, [1, 'a'], {'x': 2.5})

@@ -39,8 +39,8 @@ LABEL = 11
 def add_prove_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog = (
-        "Exit status: 0 it holds, 1 it is refused, both proved; 2 wrong use; 4 z3 did not prove "
-        "the answer (for all sizes, if asked)."
+        "Exit status: 0 yes, 1 no, both proved; 2 wrong use; 4 z3 did not prove the answer (for "
+        "all sizes, if asked)."
     )
     option = parser.add_argument
     for name in ("first", "second"):
@@ -54,17 +54,18 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
         help="axes and sizes; give it twice if the second sharding has another mesh",
     )
     option("--relation", choices=RELATIONS, default="merge", help="default %(default)s")
-    option("--policy", choices=POLICIES, default="gspmd", help="of merges; default %(default)s")
     option(
-        "--all-sizes", action="store_true", help="prove it for all mesh sizes of at least 2 at once"
+        "--policy", choices=POLICIES, default="gspmd", help="rule for merges; default %(default)s"
     )
+    option("--all-sizes", action="store_true", help="prove it for all mesh sizes of at least 2")
     add_json(parser)
-    option("--smt2", type=Path, metavar="FILE", help="write what z3 was asked to FILE")
+    option("--smt2", type=Path, metavar="FILE", help="write the formulas for z3 to FILE")
 
 
 def run_prove(options: argparse.Namespace) -> int:
-    """Print verdict, witness and proof; returns the exit status."""
-    if options.smt2 is not None:  # no proof for nothing
+    """Print verdict, witness and proof, and return the exit status."""
+    # Refuse a bad path before the proof, which can take long.
+    if options.smt2 is not None:
         check_place(options.smt2)
     meshes = [mesh_of(text) for text in options.mesh]
     if len(meshes) > 2:
@@ -102,8 +103,8 @@ def _data(verdict: Verdict, seconds: float, proofs: list[Proof]) -> dict[str, ob
 
 
 def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tuple[Verdict, float]:
-    """The verdict, and the processor seconds of deciding it, its witness included."""
-    for _ in range(2):  # the first time loads modules
+    """Return the verdict, and the processor seconds that it took with its witness."""
+    for _ in range(2):  # the first run also loads modules
         start = time.thread_time()
         verdict = RELATIONS[relation](*pair, policy)
         assert verdict.reason
@@ -119,7 +120,7 @@ def _on_meshes(
 
 
 def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
-    """Texts that say their devices; one that does not is read on the mesh of the other."""
+    """Read texts that contain their devices; a text without is read on the mesh of the other."""
     found = [_attempt(text, shape) for text in texts]
     known = [s.mesh for s in found if isinstance(s, Sharding)]
     if not known:
@@ -140,7 +141,7 @@ def _attempt(text: str, shape: tuple[int, ...]) -> Sharding | NotationError:
 
 
 def _lines(verdict: Verdict, seconds: float) -> list[str]:
-    """The question, the answer and why."""
+    """Return lines with the question, the shardings, the answer and the reason."""
     first, second = verdict.operands
     answer = "holds" if verdict else "refused"
     lines = [
@@ -169,7 +170,7 @@ def _proof_line(proof: Proof) -> str:
 
 
 def _line(label: str, text: str) -> str:
-    """A labelled line; what follows its first line is indented below it."""
+    """Return a labelled line; further lines of the text are indented."""
     return label.ljust(LABEL) + text.replace("\n", "\n" + " " * LABEL)
 
 
@@ -181,19 +182,20 @@ def add_lemmas_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="prove each with N random seeds and show the longest time (default %(default)s)",
+        help="prove each lemma with N random seeds; show the longest time (default %(default)s)",
     )
     add_json(parser)
-    option("--mutants", action="store_true", help="also the wrong variants, which z3 must refute")
+    option("--mutants", action="store_true", help="also refute the wrong variants")
     option("--smt2", type=Path, metavar="FOLDER", help="write each formula to FOLDER/NAME.smt2")
 
 
 def run_lemmas(options: argparse.Namespace) -> int:
-    """Print the table; 0 if all lemmas are proved and all mutants refuted, else 1."""
+    """Print the table; return 0 if all lemmas are proved and all mutants refuted, otherwise 1."""
     if options.seeds < 1:
         raise ProofError(f"--seeds {options.seeds}: give a number of at least 1.")
     folder: Path | None = options.smt2
-    if folder is not None:  # one that cannot be made is said before the proofs
+    # Refuse a folder that cannot be made before the proofs, which take long.
+    if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     judged = list(judge(LEMMAS, seeds=options.seeds, mutants=options.mutants))
     if options.json:
@@ -208,12 +210,12 @@ def run_lemmas(options: argparse.Namespace) -> int:
 
 
 PROVE = Command(
-    "whether two shardings merge, refine or equal each other, with a proof or a witness",
+    "decide whether two shardings merge, refine or equal each other, with a proof or witness",
     add_prove_options,
     run_prove,
 )
 LEMMAS_COMMAND = Command(
-    "the theorems that the library rests on, each proved by z3 for all values",
+    "prove the integer lemmas of the library with z3, for all values",
     add_lemmas_options,
     run_lemmas,
 )

@@ -1,4 +1,4 @@
-"""The commands that plan a function of the user's and print what the plan says.
+"""The commands that plan a function of the user and print tables of the plan.
 
 `shardalg plan`, `explain`, `compare-xla`, `timeline` and `aot`.
 """
@@ -37,14 +37,16 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_function(parser)
     option = parser.add_argument
-    option("--verify", action="store_true", help="prove the program; exit status 1 if refuted")
-    option("--html", type=Path, metavar="FILE", help="write the plan as a page to FILE")
+    option(
+        "--verify", action="store_true", help="prove the program; exit status 1 if it is refuted"
+    )
+    option("--html", type=Path, metavar="FILE", help="write the plan as an HTML page to FILE")
     option("--save", type=Path, metavar="FILE", help="write the plan file to FILE")
     add_json(parser)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print the overview and the collectives, then write files; returns the exit status."""
+    """Print the overview and the collectives, write files, and return the exit status."""
     plan = planned(options)
     report = plan.verify() if options.verify else None
     if options.json:
@@ -61,7 +63,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def page(plan: Plan, title: str) -> str:
-    """The plan as an HTML page of its own."""
+    """Return the plan as a complete HTML page."""
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en">{head}\n<body>{plan._repr_html_()}</body></html>\n'
 
@@ -115,7 +117,7 @@ def add_compare_xla_options(parser: argparse.ArgumentParser) -> None:
     add_function(parser)
     add_json(parser)
     parser.add_argument(
-        "--partitioner", choices=("gspmd", "shardy"), help="default: that of the installed jax"
+        "--partitioner", choices=("gspmd", "shardy"), help="default: the one of the installed jax"
     )
 
 
@@ -144,10 +146,11 @@ def add_timeline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_timeline(options: argparse.Namespace) -> int:
-    """Print one line, and write what was asked for."""
+    """Print one line, or the table or JSON, and write the files that options name."""
     from shardalg.pictures import png
 
-    for path in filter(None, (options.trace, options.figure)):  # no plan for nothing
+    # Refuse a bad path before the plan, which can take long.
+    for path in filter(None, (options.trace, options.figure)):
         check_place(path)
     plan = planned(options)
     timeline = plan.timeline(options.hardware)
@@ -178,7 +181,7 @@ def run_aot(options: argparse.Namespace) -> int:
     from shardalg.costs.topology import Topology
 
     if options.hardware is None:
-        raise CommandError("what is compiled for? Write a chip and its shape: --hardware v3:8x8.")
+        raise CommandError("no topology given. Pass a chip and its shape: --hardware v3:8x8.")
     topology = Topology.parse(options.hardware)
     options.hardware = topology.hardware.name
     plan = planned(options)
@@ -210,27 +213,27 @@ def _aot_data(found: BesideCompiler, plan: Plan, topology: Topology) -> dict[str
 
 
 PLAN = Command(
-    "plan a function: what it sends, holds and takes on a mesh, and what is worth a look",
+    "plan a function: its collectives, memory and step time on a mesh, with warnings",
     add_plan_options,
     run_plan,
 )
 EXPLAIN = Command(
-    "why a collective of a function's plan is there, or why a value is sharded as it is",
+    "explain a collective, or the sharding of a value",
     add_explain_options,
     run_explain,
 )
 COMPARE_XLA = Command(
-    "a function's plan beside the layouts and collectives of XLA's own partitioner",
+    "compare a plan with the shardings and collectives of XLA's own partitioner",
     add_compare_xla_options,
     run_compare_xla,
 )
 TIMELINE = Command(
-    "when each pipeline stage of a function computes, waits and sends; a figure, a Chrome trace",
+    "show when each pipeline stage computes, waits and sends; write a figure or a Chrome trace",
     add_timeline_options,
     run_timeline,
 )
 AOT = Command(
-    "a function's plan beside the chip's own compiler, as in --hardware v3:8x8; no chip needed",
+    "compare a plan with the chip's own compiler (--hardware v3:8x8); no chip needed",
     add_aot_options,
     run_aot,
 )

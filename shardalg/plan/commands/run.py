@@ -1,4 +1,4 @@
-"""`shardalg run`: a function of the user's own, planned, verified, lowered and run."""
+"""`shardalg run`: plan, verify, lower and run a function of the user."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     from shardalg.lower.shard_map import Lowered
     from shardalg.plan.plan import Plan
 
-HELP = "run a function on this machine's devices, in local processes, or as part of a cluster's job"
+HELP = "run a function on the devices of this machine, in local processes, or in a cluster's job"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add_function(parser)
     option = parser.add_argument
     option(
         "--processes", type=int, metavar="N",
         help="start N local processes with CPU devices (default: join a cluster's job, if any)",
     )  # fmt: skip
-    option("--port", type=int, help="of the first local process (default: a free one)")
+    option("--port", type=int, help="port of the first local process (default: a free one)")
     option(
         "--time-limit", type=float, default=3600.0, metavar="SECONDS",
-        help="of local processes, all together; default %(default)g",
+        help="time limit of all local processes together; default %(default)g",
     )  # fmt: skip
-    option("--steps", type=int, default=1, metavar="N", help="calls in a row; default %(default)s")
+    option("--steps", type=int, default=1, metavar="N", help="number of calls; default %(default)s")
     option(
         "--carry", default="", metavar="RESULT:ARGUMENT,...",
-        help="results that are arguments of the next step, by number: 0:0",
+        help="numbers of results that become arguments of the next step, as 0:0",
     )  # fmt: skip
     option(
         "--out", type=Path, metavar="FILE.npz",
-        help="write the results by their paths, scalars of every step (bfloat16 as float32)",
+        help="write the results by path, with the scalars of every step (bfloat16 as float32)",
     )  # fmt: skip
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run, or start the processes that do; returns the exit status."""
+    """Run the function here, or start local processes that do, and return the exit status."""
     carry = _carry(options.carry)
     if options.steps < 1:
-        raise CommandError(f"--steps {options.steps}: at least one step is run.")
+        raise CommandError(f"--steps {options.steps}: give a number of at least 1.")
     if options.out is not None and not options.out.parent.is_dir():
         raise CommandError(f"--out {options.out}: no folder {options.out.parent}. Make it first.")
     if options.processes is None:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _carry(text: str) -> dict[int, int]:
-    """Argument to result.
+    """Return the result that each argument of the next step takes, by number.
 
     >>> _carry("0:0,2:1")
     {0: 0, 1: 2}
@@ -82,14 +82,14 @@ def _local(options: argparse.Namespace) -> None:
     count = options.processes
     if options.mesh is None:
         raise CommandError(
-            "--processes needs --mesh, as in --mesh X=2,Y=4: they share its devices."
+            "--processes needs --mesh, as --mesh X=2,Y=4: the processes share its devices."
         )
     size = mesh_of(options.mesh).size
     if count < 1 or size % count:
         fit = ", ".join(str(n) for n in range(1, size + 1) if not size % n)
         raise CommandError(
-            f"--processes {count} with {size} devices (--mesh {options.mesh}): every process has "
-            f"as many. Write one of {fit}."
+            f"--processes {count} does not divide {size} devices (--mesh {options.mesh}): every "
+            f"process has equally many. Write one of {fit}."
         )
     processes = LocalProcesses(count, size // count, options.port, options.time_limit)
     command = ["-m", "shardalg", "run", *_passed(options)]
@@ -105,7 +105,7 @@ def _local(options: argparse.Namespace) -> None:
 
 
 def _passed(options: argparse.Namespace) -> list[str]:
-    """The options of each process: all but those that start them."""
+    """Return the options for each process, without those that start the processes."""
     own = ("command", "function", "processes", "port", "time_limit", "json")
     named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
     json = ["--json"] if options.json else []
@@ -113,13 +113,13 @@ def _passed(options: argparse.Namespace) -> list[str]:
 
 
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
-    """Run as one process of a job, or alone."""
+    """Run as one process of a cluster's job, or alone."""
     from shardalg.lower.axes import FORCED, host_devices
     from shardalg.lower.running.processes import abandon, join, leave
 
     joined = join()
     if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
-        host_devices(mesh_of(options.mesh).size)  # beside an accelerator's, before JAX starts
+        host_devices(mesh_of(options.mesh).size)  # JAX reads it when it starts
     try:
         _planned_and_run(options, carry, joined=joined)
     except BaseException:
@@ -148,8 +148,8 @@ def _planned_and_run(
 def _check_devices(plan: Plan, found: int) -> None:
     if found != plan.mesh.size:
         raise DeviceError(
-            f"{plan.mesh!r} has {plan.mesh.size} devices, the job {found}. Give --mesh axes whose "
-            "sizes multiply to that, or start the job with as many."
+            f"{plan.mesh!r} has {plan.mesh.size} devices, but the job has {found}. Give --mesh "
+            f"{found} devices, or start the job with {plan.mesh.size}."
         )
 
 

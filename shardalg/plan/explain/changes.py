@@ -1,4 +1,4 @@
-"""Changes: an annotation with another layout, wherever one spec of the user's says it."""
+"""Changes of annotations: another sharding, at all places that one spec of the user annotates."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from shardalg.planner.stages import Stages
 from shardalg.planner.traced import Traced
 
 MOST_PLACES = 6
-"""So many of the annotations behind a collective are tried otherwise, the value's own first."""
+"""The number of annotations behind a collective that are changed, the value's own first."""
 MOST_TOLD = 4
-"""So many changes of a set are told in a sentence; tables have all."""
+"""The number of changes that a sentence lists; tables have all."""
 Slot = tuple[str, int]
-"""An entry of `Annotations`: its field, and the place in it."""
+"""An entry of `Annotations`: the field, and the index in it."""
 
 
 @dataclass(frozen=True)
 class AnnotationChange:
-    """One annotation with another layout.
+    """One annotation with another sharding.
 
     Attributes:
-      place: what is annotated; slots: all that one spec says (sites of one name, a state's argument
-        and result).
-      before, after: its layout; changed_dims: in how many dimensions they differ.
+      place: the annotated place. slots: all entries that one spec sets (sites of one name, or
+        argument and result of a state).
+      before, after: the shardings.
     """
 
     place: Annotated
@@ -40,17 +40,17 @@ class AnnotationChange:
 
     @property
     def changed_dims(self) -> int:
-        """In how many dimensions the layouts differ."""
+        """The number of dimensions in which the shardings differ."""
         pairs = zip(self.before.dims, self.after.dims, strict=True)
         return sum(before != after for before, after in pairs)
 
     @property
     def steps(self) -> tuple[AnnotationChange, ...]:
-        """The change itself, as a tuple: of `Changes` each."""
+        """The change itself, as a tuple; `Changes` has several."""
         return (self,)
 
     def applied(self, annotations: Annotations) -> Annotations:
-        """The annotations with this change."""
+        """Return the annotations with this change."""
         return filled(annotations, self.slots, self.after)
 
     def __str__(self) -> str:
@@ -59,22 +59,22 @@ class AnnotationChange:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of different annotations, together."""
+    """Several changes of different annotations."""
 
     steps: tuple[AnnotationChange, ...]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All that any of them says."""
+        """The entries that the changes set."""
         return tuple(slot for change in self.steps for slot in change.slots)
 
     @property
     def changed_dims(self) -> int:
-        """In how many dimensions the layouts differ, of all together."""
+        """The number of dimensions in which the shardings differ, over all changes."""
         return sum(change.changed_dims for change in self.steps)
 
     def applied(self, annotations: Annotations) -> Annotations:
-        """The annotations with all changes."""
+        """Return the annotations with all changes."""
         for step in self.steps:
             annotations = step.applied(annotations)
         return annotations
@@ -86,7 +86,7 @@ class Changes:
 
 
 def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Annotations:
-    """The annotations with one layout in some of their places."""
+    """Return the annotations with one sharding in some of their entries."""
     sides = {name: list(getattr(given, name)) for name, _ in slots}
     for name, at in slots:
         shape = layout.shape if sides[name][at] is None else sides[name][at].shape
@@ -96,10 +96,10 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
 
 
 def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
-    """Each annotation of two sides that disagree, changed.
+    """Yield changes of the annotations behind two sides that disagree.
 
-    Some of the axes along which the collective runs are dropped, added or moved; or the layout is
-    that of either side, where the value has the annotation's shape.
+    A change drops, adds or moves some axes along which the collective runs. Or it takes the
+    sharding of either side, if the value has the annotation's shape.
     """
     wanted = [side.layout for side in sides]
     for place, slots, before in islice(_places(stages, sides), MOST_PLACES):
@@ -110,7 +110,7 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
 
 
 def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
-    """Each annotation of two sides that disagree, without any of the collective's axes."""
+    """Yield a change per annotation of two sides: without any of the collective's axes."""
     for place, slots, before in _places(stages, sides):
         kept = tuple(tuple(d for d in dim if not _meets(d, digits)) for dim in before.dims)
         if kept != before.dims:
@@ -124,19 +124,19 @@ def _meets(digit: Digit, digits: Digits) -> bool:
 def _places(
     stages: Stages, sides: tuple[Side, Side]
 ) -> Iterator[tuple[Annotated, tuple[Slot, ...], Sharding]]:
-    """The annotations of two sides, each spec of the user's once: all it says, and its layout."""
+    """Yield the annotations of two sides with their entries and sharding, each spec once."""
     seen: set[tuple[Slot, ...]] = set()
     for place in dict.fromkeys(place for side in sides for place in side.annotations):
         slots = _slots(stages.traced, stages.annotations, place)
-        if slots in seen or _says_a_region(stages, place):
+        if slots in seen or _is_region_spec(stages, place):
             continue
         seen.add(slots)
         field_, at = slots[0]
         yield place, slots, getattr(stages.annotations, field_)[at]
 
 
-def _says_a_region(stages: Stages, place: Annotated) -> bool:
-    """Whether a spec of a shard_map says the layout: what runs inside was traced for it."""
+def _is_region_spec(stages: Stages, place: Annotated) -> bool:
+    """Return whether a spec of a `shard_map` sets the sharding: its body was traced for it."""
     if place.kind != "site":
         return False
     graph = stages.graph
@@ -146,9 +146,10 @@ def _says_a_region(stages: Stages, place: Annotated) -> bool:
 
 
 def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
-    """Layouts in which one axis, or all of them, stand on another dimension or on none.
+    """Yield a sharding's dimensions with one axis, or all axes, moved elsewhere or dropped.
 
-    A collective along a part of an axis that the layout names is of that axis.
+    If the sharding uses a whole axis, and the collective runs along a part of it, the whole axis
+    is edited.
     """
     own = [d for dim in layout.dims for d in dim]
     named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
@@ -166,25 +167,25 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
 
 
 def _slots(traced: Traced, annotations: Annotations, place: Annotated) -> tuple[Slot, ...]:
-    """All annotations that one spec of the user's stands for, sorted."""
+    """Return all entries that one spec of the user sets, sorted."""
     return _TOGETHER[place.kind](traced, annotations, place.number)
 
 
 def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Sites of one name, or of one line where they have none, that are annotated alike."""
+    """Return the sites with the same name (or line, if unnamed) and the same sharding."""
     graph = traced.graph
 
-    def spelled(at: int) -> tuple[object, ...]:
+    def key(at: int) -> tuple[object, ...]:
         site, layout = graph.sites[at], annotations.sites[at]
         line = site.name or graph.nodes[site.node].source
         return line, layout and layout.dims
 
-    alike = [at for at in range(len(graph.sites)) if spelled(at) == spelled(number)]
+    alike = [at for at in range(len(graph.sites)) if key(at) == key(number)]
     return tuple(("sites", at) for at in alike)
 
 
 def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """An argument, with the result that takes its place if it is state of a step."""
+    """Return the entry of an argument, with its result if it is a state that the step returns."""
     result = dict(_states(traced, annotations)).get(number)
     return (("arguments", number), *([("results", result)] if result is not None else []))
 
@@ -204,9 +205,9 @@ _TOGETHER: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] 
 
 
 def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int]]:
-    """(argument, result) of state that a step takes and gives back: donated, of one path and spec.
+    """Yield (argument, result) pairs of a state: donated, with equal paths, types and specs.
 
-    Such a pair keeps one layout, or every step would begin with a reshard that no plan shows.
+    Both need the same sharding. Otherwise each step would begin with a reshard that no plan shows.
     """
     graph, free = traced.graph, dict.fromkeys(range(len(traced.graph.results)))
     for argument in traced.donated:

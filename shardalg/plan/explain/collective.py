@@ -1,4 +1,4 @@
-"""Why a collective is there, and the cheapest change of annotations that removes it."""
+"""The reasons for a collective, and the cheapest change of annotations that removes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHANGE_COLUMNS = (
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CollectiveExplanation(Answer):
-    """Why a collective is there, and which annotations, changed, would remove it.
+    """The reasons for a collective, and the changes of annotations that would remove it.
 
     Attributes:
       moved: the collective.
@@ -59,17 +59,17 @@ class CollectiveExplanation(Answer):
 
     @property
     def annotations(self) -> tuple[Annotated, ...]:
-        """What either side comes from, the value's own first."""
+        """The annotations behind both sides, the value's own first."""
         return tuple(dict.fromkeys((*self.has.annotations, *self.needs.annotations)))
 
     @property
     def headline(self) -> str:
-        """What moves, where, how much, and what asks for it."""
+        """The kind, value, axes, bytes and cause of the collective, as text."""
         return _headline(self.moved, self._trials)
 
     @property
     def sides(self) -> Table:
-        """What the value has and what is needed of it, with the annotations behind."""
+        """The sharding that the value has and the one that is needed, with their annotations."""
         rows = [
             (name, side.layout.text(), side.words, ", ".join(map(str, side.annotations)) or "none")
             for name, side in (("has", self.has), ("needs", self.needs))
@@ -78,18 +78,18 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """Every change of one annotation that was tried, planned again; see `removals.ranked`."""
+        """The trials that change one annotation; see `removals.ranked`."""
         return singles(self._trials, self.moved, (self.has, self.needs), self._effort)
 
     @cached_property
     def pairs(self) -> tuple[Trial, ...]:
-        """Changes of two annotations, tried where none of one removes it and sends no more."""
+        """The trials that change two annotations; empty if one suffices and sends no more."""
         found = any(trial.removes and not trial.more for trial in self.trials)
         return () if found else pairs(self._trials, self.moved, self.trials, self._effort)
 
     @cached_property
     def together(self) -> tuple[Trial, ...]:
-        """Changes of as many annotations as it takes, where none of two removes it."""
+        """A trial that changes as many annotations as necessary; empty if two suffice."""
         if any(trial.removes for trial in (*self.trials, *self.pairs)):
             return ()
         if self._effort.is_spent:
@@ -99,16 +99,16 @@ class CollectiveExplanation(Answer):
 
     @property
     def change(self) -> AnnotationChange | Changes | None:
-        """The change that removes the collective at the lowest price, `Changes` if of several.
+        """The cheapest change that removes the collective, `Changes` if of several; or None.
 
-        The price is that of a step on the chip: seconds, then memory. See `helps`.
+        The price of a step on the chip is its seconds, then its memory. See `helps`.
         """
         best = next(iter(self._removing), None)
         return None if best is None else best.change
 
     @property
     def helps(self) -> bool:
-        """Whether with a change a step is shorter, or as long and holds less; or nothing helps."""
+        """Whether a change that removes it makes a step cheaper: fewer seconds, or less memory."""
         return any(trial.helps for trial in self._removing)
 
     @cached_property
@@ -118,10 +118,11 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def changes(self) -> Table:
-        """The changes that remove it with what the step then costs; the nearest where none does.
+        """The changes that remove it with the costs of the step, cheapest first.
 
-        The first has the lowest price. One that another beats in seconds, size, wire bytes and peak
-        memory is left out. `helps`: whether a step is then shorter, or as long and holds less.
+        Changes that another one beats in seconds, size, wire bytes and peak memory are left out.
+        If no change removes it, the only row is the nearest one. `helps` says whether the step is
+        then cheaper.
         """
         found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
         return Table(CHANGE_COLUMNS, tuple(_trial_row(trial) for trial in found))
@@ -132,7 +133,7 @@ class CollectiveExplanation(Answer):
         return self.changes
 
     def parts(self) -> Parts:
-        """What moves, the two sides, and what would remove it."""
+        """Return the headline, the two sides, and the changes that would remove it."""
         return (
             self.headline,
             self.sides,
@@ -156,23 +157,23 @@ class CollectiveExplanation(Answer):
         )
 
     def _after_the_loop(self) -> str:
-        """What a switch makes of a sum that is reduced in every iteration; "" where none helps."""
+        """Return the effect of `defer_in_loops` on a sum in a loop, as text; "" if it has none."""
         trials, place = self._trials, self.moved.place
         adds = isinstance(self.moved.step.instruction.attributes, AllReduce | ReduceScatter)
         if not adds or trials.options.switches.defer_in_loops or self.moved.step.count == 1:
             return ""
         now, then = trials.now, trials.deferred
-        # where it is added up in the loop itself, it is sent at its place as before
+        # If the loop itself reads the sum, it is still reduced there: the switch does not help.
         if number(then.sent.get(place, 0)) >= number(now.sent[place]):
             return ""
         effect = _effect(now, then, trials.machine)
         return (
-            "It is reduced in every iteration of a loop that only adds it up: "
-            f"Switches(defer_in_loops=True) reduces it once, behind the loop. {effect}"
+            "It is reduced in every iteration of a loop that only adds it up. "
+            f"Switches(defer_in_loops=True) reduces it once, after the loop. {effect}"
         )
 
     def _by_layer(self) -> str:
-        """Return the price of reading the stack the other way; "" if it moves no layer."""
+        """Return the price of fetching layers the other way, as text; "" if it moves no layer."""
         trials, stages = self._trials, self._trials.stages
         loops = stages.graph.nodes_of(["scan"])
         known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}
@@ -183,23 +184,24 @@ class CollectiveExplanation(Answer):
         return f"{LAYERS[stages.streams]} {effect}"
 
     def _advice(self) -> str:
+        """Return the cheapest change that removes the collective, and its effect, as text."""
         removing, now = self._removing, self._trials.now
         chip = self._trials.machine
         if removing:
             best = removing[0]
             size = len(best.change.steps)
-            what = _SETS.get(size, f"{size} changes that remove it, none of which can be left out")
+            what = _SETS.get(size, f"Set of {size} changes that removes it, all of them needed")
             if not self.helps:
-                what = f"Nothing helps: no change that removes it makes a step cheaper. {what}"
+                what = f"It can be removed, but no change makes a step cheaper. {what}"
             return f"{what}: {best.change}. {_effect(now, best.outcome, chip)}"
         if not self.trials:
-            return f"No annotation that a strategy could change stands behind it (now: {now})."
+            return f"No annotation causes it, so no change of a strategy removes it (now: {now})."
         tried = f"None of {len(self.trials)} single changes" + (
             f" and {len(self.pairs)} pairs" if self.pairs else ""
         )
         near = ranked([*self.trials, *self.pairs])[0]
         return (
-            f"{tried} removes it; the nearest is {near.change}. {_effect(now, near.outcome, chip)}"
+            f"{tried} removes it. The nearest is {near.change}. {_effect(now, near.outcome, chip)}"
         )
 
 
@@ -209,7 +211,7 @@ LAYERS = {
     True: "The loop fetches one layer of the stack per iteration: Options(stream_layers=False) "
     "gathers the stack before the loop.",
 }
-"""How a stack of layers is read, and the option for the other way; by `Stages.streams`."""
+"""How a loop reads a stack of layers, with the option for the other way; by `Stages.streams`."""
 _SETS = {
     1: "Cheapest change that removes it",
     2: "Cheapest pair of changes that removes it",
@@ -217,9 +219,9 @@ _SETS = {
 
 
 def _effect(now: TrialOutcome, then: TrialOutcome, chip: str) -> str:
-    """What a step then takes, sends and holds, and whether that is more than now."""
+    """Return seconds, bytes sent and peak memory of a step before and after a change, as text."""
     sent, left = number(now.wire_bytes), number(then.wire_bytes)
-    verdict = "as much as now"
+    verdict = "the same"
     if left != sent:
         share = f"{abs(left - sent) / sent:.0%}" if sent else "all of it"
         verdict = f"{share} less" if left < sent else f"{share} MORE: it moves elsewhere"
@@ -228,12 +230,13 @@ def _effect(now: TrialOutcome, then: TrialOutcome, chip: str) -> str:
     counts = f"{now.collectives:,} to {then.collectives:,} collectives"
     fits = "" if then.fits else ", which does not fit"
     return (
-        f"A step goes from {seconds}, sends {bytes_text(sent)} to {bytes_text(left)} ({verdict}) "
-        f"in {counts}, and holds {held} at the peak{fits}."
+        f"Step {seconds}, sent {bytes_text(sent)} to {bytes_text(left)} ({verdict}), {counts}, "
+        f"peak memory {held}{fits}."
     )
 
 
 def _headline(moved: MovedValue, trials: Trials) -> str:
+    """Return the kind, value, axes, line, bytes and cause of a collective, as text."""
     stages = trials.stages
     kind, instruction, graph = moved.alike[0], moved.step.instruction, stages.graph
     axes = ",".join(stages.mesh.texts(moved.digits))
@@ -248,13 +251,13 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
 
 
 def _in_loop(moved: MovedValue, trials: Trials) -> str:
-    """What keeps a sum from waiting until its loop is over, where sums may wait so."""
+    """Return the operator that keeps a sum from being deferred after its loop, as text, or ""."""
     defers = trials.options.switches.defer_in_loops
     by = stops(trials.stages.graph, moved.value) if defers else None
     if by is None:
         return ""
-    said = f"{by.primitive} ({by.source})" if by.source else by.primitive
-    return f" It is reduced in every iteration: no sum waits behind {said}."
+    operator = f"{by.primitive} ({by.source})" if by.source else by.primitive
+    return f" It is reduced in every iteration: no sum can be deferred past {operator}."
 
 
 def _trial_row(trial: Trial) -> tuple[object, ...]:
@@ -271,11 +274,11 @@ def _trial_row(trial: Trial) -> tuple[object, ...]:
 def explain_collective(
     trials: Trials, table: Table, which: object, *, thorough: bool = False
 ) -> CollectiveExplanation:
-    """Why a collective is there.
+    """Return the explanation of a collective.
 
     Args:
-      table: of the collectives; which: a row of it, its number, or the instruction.
-      thorough: whether to plan every change of one annotation, however large the program is.
+      table: the collectives. which: a row of the table, its number, or the instruction.
+      thorough: whether to plan every change of one annotation, even in a large program.
 
     Raises:
       StrategyError: there is no such collective.
@@ -306,7 +309,7 @@ def _number(stages: Stages, table: Table, which: object) -> int:
     count = len(stages.traffic.collectives)
     if found is None or not 0 <= found < count:
         raise StrategyError(
-            f"{which!r:.200} is no collective of this plan, which has {count}, numbered from "
+            f"{which!r:.200} is not a collective of this plan, which has {count}, numbered from "
             "0. Pass the name of a value, or a row of plan.collectives() or its number."
         )
     return found
@@ -320,7 +323,7 @@ def _by_number(stages: Stages, table: Table, which: Any) -> int | None:
 
 
 def _by_row(stages: Stages, table: Table, which: Any) -> int | None:
-    """A row of the DataFrame: its label, if its content is still that of the table's row."""
+    """Return the label of a row of the DataFrame, or None if its content was changed."""
     at = _by_number(stages, table, which.name)
     if at is None or not 0 <= at < len(table):
         return None

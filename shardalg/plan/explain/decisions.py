@@ -1,6 +1,6 @@
-"""What another plan of the same function decided otherwise.
+"""Differences of two plans: decisions of one function at two sizes, and figures of any two plans.
 
-What changed between two plans: layouts, collectives, bytes, memory, aligned by name and kind.
+Values are aligned by their place in the function, or by name; collectives by kind and place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardalg.tables import Answer, Parts, Table, counted
 
 ChangeRow = tuple[str, str, str, str, str]
 BORDER = -1
-"""Stands for the node of what moves at the program's border."""
+"""The node number of collectives at the program's border."""
 
 
 def changes(
@@ -44,18 +44,18 @@ def changes(
     point: Mapping[str, int],
     constant: Difference | None,
 ) -> Table:
-    """Every decision in which two plans of one function differ, at the hints and at a point.
+    """Return every decision in which plans of one function at the hints and at a point differ.
 
     Args:
       named: the formulas at the hints, if sizes have names.
+      constant: the first number that differs between the traces; None if there is none.
 
-    Kinds: "constant" (the first size made in Python that is another one), "blocks" (a region was
-    traced again, since its axis has another size; where that is another program, nothing else is
-    listed), "divides" (a split that
-    is even here and not there), "part" (an axis of another size, of which a part is used), "choice"
-    (the axes on the loops of an operator), "sharding" (of a value), "collectives" (kind,
-    dimensions, axes and role of what an operator, or the border, moves), "peak" (the formula of
-    the peak of memory gives another number than this plan), "formula" (so does another formula).
+    Kinds: "constant" (a size that Python code makes differs), "blocks" (a region was traced again
+    because its axis has another size), "divides" (a split is even at only one of both), "part" (an
+    axis with another size is used in part), "choice" (the axes on the loops of an operator),
+    "sharding" (of a value), "collectives" (kind, dimensions, axes and role at an operator or at the
+    border), "peak" (the formula of the peak memory gives another number than this plan), "formula"
+    (another formula does). If the traces are different programs, only the first kinds are listed.
     """
     made = () if constant is None else ((constant.kind, "", constant.source, "", constant.text),)
     if constant is not None and Alignment(hints.graph, here.graph).difference is not None:
@@ -70,7 +70,7 @@ def changes(
 
 
 def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
-    """The peak of memory where its formula gives another number, kept or rebuilt."""
+    """Yield a row if the formula of the peak memory is wrong, with or without rebuilt values."""
     donated = tuple(here.traced.donated)
     for rebuild in (False, True):
         formula = peak_formula(named, donated, rebuild).at(point)
@@ -84,15 +84,15 @@ def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator
 def _prices(
     hints: Stages, here: Stages, named: Symbolised, point: Mapping[str, int]
 ) -> Iterator[ChangeRow]:
-    """Bytes, flops and seconds whose formulas give other numbers than this plan."""
+    """Yield a row per total (bytes, flops, seconds) whose formula gives another number."""
     by_formula = priced(hints.traced, named, hints.hardware).totals
     found = priced(here.traced, here.program, here.hardware).totals
     for name, quantity in _PRICES.items():
         formula = Formula.of(quantity(by_formula)).at(point)
         number = quantity(found)
         if abs(formula - number) > _ROUNDED * abs(number):
-            said = f"{name} {float(formula):.12g} by the formula"
-            yield "formula", "", "", said, f"{float(number):.12g}"
+            text = f"{name} {float(formula):.12g} by the formula"
+            yield "formula", "", "", text, f"{float(number):.12g}"
 
 
 _ROUNDED = 1e-9
@@ -105,7 +105,7 @@ _PRICES: Mapping[str, Callable[[Totals], Any]] = {
 
 
 def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
-    """Name and source line of what runs at the peak."""
+    """Return the name and source line of the instruction at the peak."""
     peak = memory.instruction
     return ("the arguments", "") if peak is None else _whose(graph, peak)
 
@@ -129,7 +129,7 @@ def _choices(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
 
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
-    """Per node the loops that are split, with their axes; several where it is made again."""
+    """Return the partitioned loops of each node with their axes; several if it runs again."""
     words = cache(partial(loops_over, program.mesh))
     found: dict[int, list[str]] = {}
     for step in walk(program):
@@ -140,7 +140,7 @@ def _assignments(program: SpmdProgram) -> dict[int, str]:
 
 
 def loops_over(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> str:
-    """The axes on the loops of an operator, in words."""
+    """Return the axes on the loops of an operator, as text."""
     split = sorted((name, _axes(mesh, digits)) for name, digits in loops)
     return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
 
@@ -150,7 +150,7 @@ def _axes(mesh: Mesh, digits: Digits) -> str:
 
 
 def place(graph: Graph, node: int) -> tuple[str, str]:
-    """Name of a node's first result, and its source line."""
+    """Return the name of a node's first result, and its source line."""
     found = graph.nodes[node]
     return graph.values[found.results[0]].name, found.source
 
@@ -207,12 +207,12 @@ DIFFERENCE_COLUMNS = ("what", "place", "this", "other")
 
 @dataclass(frozen=True, repr=False)
 class PlanDifference(Answer):
-    """What another plan does otherwise; a value or a kind of collective that is alike has no row.
+    """The differences of two plans; equal values and equal kinds of collectives have no row.
 
     Attributes:
-      values: layouts that differ, and bytes of a value's shard; by name, empty where only one plan
-        has the value.
-      collectives: executions and wire bytes of a step, by kind, axes, role, phase and operator.
+      values: shardings that differ, with the bytes of a shard, by name; "" if only one plan has the
+        value.
+      collectives: executions and wire bytes per step, by kind, axes, role, phase and operator.
       totals: executions and wire bytes of all collectives, peak memory and its classes, per device.
     """
 
@@ -222,13 +222,13 @@ class PlanDifference(Answer):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the other plan does nothing otherwise."""
+        """Whether both plans are the same."""
         changed = any(self.totals["difference"])
         return not (changed or len(self.values) or len(self.collectives))
 
     @property
     def table(self) -> Table:
-        """All of it: what (sharding, wire_bytes, bytes), where, this and other."""
+        """All differences in one table: kind, place, and both plans."""
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
         rows += [
             (f"{r['kind']} wire_bytes", _where(r), *(r[c] for c in COLLECTIVE_COLUMNS[-2:]))
@@ -238,11 +238,13 @@ class PlanDifference(Answer):
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
-        """Counts, and the three tables."""
+        """Return the counts of differences, and the three tables."""
         values, groups = len(self.values), len(self.collectives)
-        laid = f"{counted(values, 'value')} laid out otherwise"
-        differ = f"{counted(groups, 'kind')} of collectives not alike"
-        return (f"{laid}, {differ}.", self.totals, self.collectives, self.values)
+        sharded = f"{counted(values, 'value')} {'is' if values == 1 else 'are'} sharded differently"
+        differ = (
+            f"{counted(groups, 'kind')} of collectives {'differs' if groups == 1 else 'differ'}"
+        )
+        return (f"{sharded}; {differ}.", self.totals, self.collectives, self.values)
 
 
 def _where(row: Mapping[str, object]) -> str:
@@ -250,7 +252,7 @@ def _where(row: Mapping[str, object]) -> str:
 
 
 def difference(this: Stages, other: Stages) -> PlanDifference:
-    """What `other` does otherwise than `this`; numbers, at the hints where sizes have names."""
+    """Return the differences of two plans in numbers; named sizes have their hints."""
     return PlanDifference(
         _values(this, other), _collective_changes(this, other), _totals(this, other)
     )
@@ -287,7 +289,7 @@ def _collective_changes(this: Stages, other: Stages) -> Table:
 
 
 def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
-    """Executions and wire bytes of a step, per group of collectives."""
+    """Return executions and wire bytes per step, by group of collectives."""
     counts: Counter[tuple[object, ...]] = Counter()
     sent: Counter[tuple[object, ...]] = Counter()
     for row in collectives(plan.program, plan.graph):

@@ -1,9 +1,8 @@
-"""Why a collective is there: the layout that a value has, the one that is needed, and who says so.
+"""The two shardings behind a collective: the one that a value has, and the one that is needed.
 
-A value moves where two layouts meet: as it is at hand, and as an operator, a result or a loop
-takes it. `disagreements` reads both off the program (the first and the last layout of the chain of
-moves that the collective is part of) and follows the collective's axes back through the completion
-(`explained.py`), on either side, to the annotations they come from.
+The program has both: they are the first and the last sharding of the chain of moves that the
+collective is part of. On either side, the collective's axes are followed back through completion
+(`explained.py`) to the annotations that they come from. A listing shows both sides per value.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _PARTS = {"sum": "a sum", "max": "a maximum", "min": "a minimum", "prod": "a pro
 
 
 def _operator(node: Node) -> str:
-    """An operator and its line: `dot_general (model.py:41)`."""
+    """Return an operator with its line, as "dot_general (model.py:41)"."""
     return f"{node.primitive} ({node.source})" if node.source else node.primitive
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two layouts that meet at a collective.
+    """One of the two shardings that differ at a collective.
 
     Attributes:
-      layout: of the value; words: what has or needs it.
-      annotations: those that the collective's axes (or their absence) come from on this side.
+      layout: the sharding of the value. words: the operator or value that has or needs it.
+      annotations: the origins of the collective's axes (or of their absence) on this side.
     """
 
     layout: Sharding
@@ -51,7 +50,7 @@ class Side:
 
 
 def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> tuple[Side, Side]:
-    """What the value has, and what is needed of it, each with the annotations behind it."""
+    """Return the sharding that the value has and the one that is needed, with their annotations."""
     reading = _Reading(sharded, traffic, moved)
     has, needs = reading.has(), reading.needs()
     if has.annotations or needs.annotations:
@@ -60,12 +59,12 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> 
 
 
 Asker = tuple[int, Digits | None]
-"""A value whose layout asks for a move, and by which of its digits; None for its whole layout."""
+"""A value whose sharding causes a move, and the digits that do; None for the whole sharding."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """One collective, read against the completed graph."""
+    """One collective with the completed graph, to find its two sides."""
 
     sharded: ShardedGraph
     traffic: Traffic
@@ -73,7 +72,7 @@ class _Reading:
 
     @cached_property
     def ends(self) -> tuple[Local, Local]:
-        """The local types before and after what is moved."""
+        """The local values before and after the chain of moves."""
         return self.traffic.ends(self.moved)
 
     @property
@@ -82,24 +81,25 @@ class _Reading:
         return self.sharded.graph
 
     def has(self) -> Side:
-        """The layout at hand: the value's completed one, as its operator made it, or partial."""
+        """Return the side of the source: as completed, as its operator made it, or pending."""
         first, digits, value = self.ends[0], self.moved.digits, self.moved.value
         name = self.graph.values[value].name
         pending = tuple([d for d in digits if d in first.sharding.unreduced])
         if pending:
             words, askers = self._in_parts(first.index), [*self._summed(first.index, pending)]
         else:
-            words, own = f"{name} is laid out so", held(first.sharding, digits)
+            words, own = f"{name} has this sharding", held(first.sharding, digits)
             home = self.sharded.shardings[value]
-            # An axis on another dimension than at home came from the operator, not by completion.
+            # An axis on another dimension than in the completed sharding came from the operator.
             at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
             askers = [(value, at_result)] if at_result else [*self._made(first.index, own)]
         found = self._annotations(askers) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)
 
     def _in_parts(self, local: int) -> str:
-        """That every device adds up a part of a value, and which operator made the parts."""
+        """Return that a value is a pending sum, and the operator that made its parts, as text."""
         made, program = self.traffic.made_by.get(local), self.traffic.program
+        # A pending sum can pass through linear operators: go back to the one that made the parts.
         while made is not None and not isinstance(made.attributes, Control):
             pending = [o for o in made.operands if program.locals[o].sharding.unreduced]
             if not pending:
@@ -110,10 +110,10 @@ class _Reading:
         name = self.graph.values[self.moved.value].name
         node = None if made is None or made.node is None else self.graph.nodes[made.node]
         other = "" if node is None or self.moved.value in node.results else _operator(node)
-        return f"{name} is {what} in parts" + (f", made by {other}" if other else "")
+        return f"{name} is {what} that is pending" + (f", made by {other}" if other else "")
 
     def needs(self) -> Side:
-        """The layout that is asked for: by the operator's loops, a result, a loop's border."""
+        """Return the side of the target: an operator's loops, a result, or a loop's border."""
         layout, value = self.ends[1].sharding, self.moved.value
         number = self.moved.step.instruction.node
         if number is None:
@@ -123,7 +123,8 @@ class _Reading:
         runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
         if runs and value not in node.results:
             split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
-            words, askers = "needs it so", split or [(result, None) for result in node.results]
+            askers = split or [(result, None) for result in node.results]
+            words = "needs this sharding"
         else:
             words = self._kept(node)
             askers = [(value, held(layout, self.moved.digits) or None)]
@@ -132,27 +133,29 @@ class _Reading:
         return Side(layout, f"{_operator(node)} {words}", found)
 
     def _kept(self, node: Node) -> str:
-        """What an operator does with a value that moves before or behind it."""
+        """Return the role of an operator for a value that moves at its border, as text."""
         first, last = (end.sharding for end in self.ends)
         if node.primitive in USER_COLLECTIVES:
-            return "stands in the function's own shard_map"
+            return "is in the function's own shard_map"
         if first.unreduced:
-            return "is where its parts are combined"
+            return "is where the parts are combined"
         if first.dims == last.dims:
-            return "reads blocks of its neighbours"
-        return "hands it on so" if self.moved.value in node.results else "takes it so"
+            return "reads blocks of neighbours"
+        made_here = self.moved.value in node.results
+        return "returns it with this sharding" if made_here else "takes it with this sharding"
 
     def _leaves(self) -> str:
-        """Why a result leaves as it does: annotated, or evenly."""
+        """Return why a result leaves with its sharding, as text: annotated, or made even."""
         value, first = self.moved.value, self.ends[0].sharding
         if self._results(value) or first.is_even:
-            return "a result of the function is laid out so"
-        return "a result of the function has an even layout, and its size does not divide"
+            return "a result of the function has this sharding"
+        return "a result of the function must be even, but its size does not divide"
 
     def nearest(self) -> tuple[Annotated, ...]:
-        """The annotations that are fewest operators away, of the collective's axes if any is.
+        """Return the annotations that are the fewest operators away, preferably of its axes.
 
-        For what no completed layout asks for: loops chosen by cost, collectives in a `shard_map`.
+        This is the answer for collectives that no completed sharding causes: loops chosen by cost,
+        and collectives in a `shard_map`.
         """
         digits = self.moved.digits
         fallback: tuple[Annotated, ...] = ()
@@ -165,7 +168,7 @@ class _Reading:
         return fallback
 
     def _around(self) -> Iterator[int]:
-        """Values by their distance from the collective's, also across the borders of regions."""
+        """Yield values by their distance from the moved value, also across borders of regions."""
         graph, tied = self.graph, defaultdict(list)
         for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
@@ -185,7 +188,7 @@ class _Reading:
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
-        """The annotated results that hand out a value."""
+        """Return the annotated results of the function that are this value."""
         graph, given = self.graph, self.sharded.annotations.results
         return tuple(
             Annotated("result", graph.result_paths[number], number)
@@ -194,7 +197,7 @@ class _Reading:
         )
 
     def _summed(self, local: int, digits: Digits) -> Iterator[Asker]:
-        """Whose digits made sums partial: operands on a split loop, perhaps of operators before."""
+        """Yield the operands whose digits made a sum partial, here or at earlier operators."""
         made = self.traffic.made_by.get(local)
         if made is None or isinstance(made.attributes, Control):
             return
@@ -205,7 +208,7 @@ class _Reading:
                 yield from self._summed(operand, digits)
 
     def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
-        """Whose digits the operator took that made a value otherwise than its home is."""
+        """Yield the tensors whose digits the operator took for its result, against completion."""
         made = self.traffic.made_by.get(local)
         while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
@@ -213,9 +216,9 @@ class _Reading:
             yield from self._on_loops(made, digits)
 
     def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Asker]:
-        """Tensors whose completed layouts hold some of the digits on a loop that is split by them.
+        """Yield the tensors whose completed shardings have some of the digits on a split loop.
 
-        Only loops that the operator was split along count.
+        Only loops along which the operator was partitioned count.
         """
         apply = instruction.attributes
         if not isinstance(apply, Apply) or instruction.node is None:
@@ -233,7 +236,7 @@ class _Reading:
                     yield value, wanted
 
     def _tensors(self, node: Node) -> Iterator[tuple[int, tuple[Index, ...]]]:
-        """Operands and results of a node, each with its indices in the loops."""
+        """Yield the operands and results of a node, each with its indices in the loops."""
         rows = rules(node.signature) or ()
         for rule in rows:
             yield from ((node.operands[k], dims) for k, dims in rule.operands.items())
@@ -241,16 +244,16 @@ class _Reading:
 
 
 MOST_STEPS = 8
-"""Steps of a chain that a title shows."""
+"""The number of steps of a chain that a title shows."""
 
 
 def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
-    """The program with source lines; each local value of a graph value has its chain as title.
+    """Return the program with source lines, and with the reasons of each value as its title.
 
-    What a collective makes has the two sides that disagree behind it.
+    The result of a collective also has the two sides that disagree.
     """
-    told = cache(lambda value: chain_text(sharded, value))
-    titles = {v.index: told(v.origin) for v in program.locals if v.origin is not None}
+    chain_of = cache(lambda value: chain_text(sharded, value))
+    titles = {v.index: chain_of(v.origin) for v in program.locals if v.origin is not None}
     traffic = Traffic(program, sharded.graph)
     for moved in traffic.collectives:
         words = sides_text(moved.number, disagreement(sharded, traffic, moved))
@@ -261,7 +264,7 @@ def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
 
 
 def sides_text(number: int, sides: tuple[Side, Side]) -> str:
-    """A collective by its number, and the two layouts that meet there, each with who says so."""
+    """Return a collective's number and its two shardings with their annotations, as text."""
     lines = [f"collective {number}, see plan.explain({number}):"]
     for side in sides:
         said = ", ".join(map(str, side.annotations)) or "no annotation"
@@ -270,7 +273,7 @@ def sides_text(number: int, sides: tuple[Side, Side]) -> str:
 
 
 def chain_text(sharded: ShardedGraph, value: int) -> str:
-    """The steps that gave a value its layout, one a line, deeper ones indented; the first few.
+    """Return the first steps that gave a value its sharding, a line each, indented by depth.
 
     >>> import jax
     >>> from shardalg.algebra.mesh import Mesh

@@ -1,6 +1,6 @@
-"""Why a value has its layout: the steps that brought it, and what was asked for and refused.
+"""Why a value has its sharding: the steps of completion, and the shardings that were refused.
 
-Chains of completion: the steps by which each axis came to a value, back to the annotations.
+A chain follows each axis of a value back through the steps of completion to annotations.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shardalg.tables import Answer, Parts, Table
 
 @dataclass(frozen=True, slots=True)
 class Annotated:
-    """Where a user said something.
+    """A place that the user annotated.
 
     Attributes:
-      kind: "argument", "result" or "site"; name: its path, or the name of the site.
-      number: among the flat arguments or results, or the graph's sites.
+      kind: "argument", "result" or "site". name: the path, or the name of the site.
+      number: the index among the flat arguments or results, or the graph's sites.
     """
 
     kind: str
@@ -36,7 +36,11 @@ class Annotated:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A step that brought `digits` to a value; `depth` steps before the one that is explained."""
+    """A step of completion that brought `digits` to a value.
+
+    Attributes:
+      depth: the number of steps between it and the explained value; 0 is the value's own step.
+    """
 
     depth: int
     digits: Digits
@@ -44,31 +48,32 @@ class Link:
 
 
 def value_named(graph: Graph, name: str) -> int:
-    """The value that a table calls `name`.
+    """Return the value that a table calls `name`.
 
     Raises:
-      StrategyError: there is none; the message names those near it.
+      StrategyError: no value has this name; the message lists similar names.
     """
     found = {value.name: value.index for value in graph.values}
     found = {**dict(zip(graph.result_paths, graph.results, strict=True)), **found}
     if not isinstance(name, str) or name not in found:
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
         raise StrategyError(
-            f"no value is called {name!r}; near it are {', '.join(map(repr, near))}. "
+            f"no value is called {name!r}. Similar names: {', '.join(map(repr, near))}. "
             "plan.shardings() lists the names of all values."
         )
     return found[name]
 
 
 def held(layout: Sharding, digits: Digits) -> Digits:
-    """Those of `digits` that a layout splits a dimension by, wholly or in part."""
+    """Return the digits along which the layout shards a dimension, at least in part."""
     return tuple(digit for digit in digits if dims_of(layout, digit))
 
 
 def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> Iterator[Link]:
-    """The steps that brought `digits` (None: all of its layout) to a value, sources behind them.
+    """Yield the steps that brought `digits` (None: all of its sharding) to a value, depth first.
 
-    Each change comes once per axis. A value that nothing reaches has the one step that says so.
+    Each change comes once per axis. If no annotation propagates to the value, the only step says
+    that it is replicated.
     """
     if value not in sharded.changes:
         yield Link(0, (), sharded.reasons[value])
@@ -76,6 +81,7 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
     if digits is None:
         digits = tuple(d for dim in sharded.shardings[value].dims for d in dim)
     last = len(sharded.history)
+    # A stack: the last entry is next, so that sources follow the step that read them.
     waiting = [(0, *found) for found in reversed(arrivals(sharded, value, digits, before=last))]
     seen = set()
     while waiting:
@@ -92,9 +98,10 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
 def arrivals(
     sharded: ShardedGraph, value: int, digits: Digits, *, before: int
 ) -> list[tuple[int, Reason, Digits]]:
-    """(moment, change, digits it brought) of a value, the last change first.
+    """Return the changes of a value before a moment as (moment, change, its digits), last first.
 
-    A digit came with the first of the latest unbroken run of layouts that hold it where it is.
+    Completion can remove a digit and bring it again. A digit therefore belongs to the first change
+    of the latest run of layouts that have it on the same dimensions.
     """
     changes = [change for change in sharded.changes.get(value, ()) if change[0] < before]
     if not changes:
@@ -110,7 +117,7 @@ def arrivals(
 
 
 def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
-    """The dimensions that a digit splits, wholly or in part."""
+    """Return the dimensions that are sharded along a digit, at least in part."""
     own = enumerate(layout.dims)
     return tuple(at for at, dim in own if any(digit == d or overlap(digit, d) for d in dim))
 
@@ -118,12 +125,13 @@ def dims_of(layout: Sharding, digit: Digit) -> tuple[int, ...]:
 def _sources(
     sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
 ) -> list[tuple[int, Digits]]:
-    """The sources that held some of the digits, each with those; all of them if none did."""
+    """Return the sources of a step that had some of the digits; all sources if none had."""
     found = [(s, held(_layout_at(sharded, s, moment), digits)) for s in reason.sources]
     return [pair for pair in found if pair[1]] or [(s, ()) for s in reason.sources]
 
 
 def _layout_at(sharded: ShardedGraph, value: int, moment: int) -> Sharding:
+    """Return the sharding that a value had before a step of completion."""
     earlier = [r for at, r in sharded.changes.get(value, ()) if at < moment]
     return earlier[-1].layout if earlier else sharded.shardings[value]
 
@@ -131,18 +139,18 @@ def _layout_at(sharded: ShardedGraph, value: int, moment: int) -> Sharding:
 def annotations_of(
     sharded: ShardedGraph, value: int, digits: Digits | None = None
 ) -> tuple[Annotated, ...]:
-    """The annotations from which `digits` (None: all of its layout) came to a value."""
+    """Return the annotations from which `digits` (None: the whole sharding) came to a value."""
     return annotations_behind(sharded, chain(sharded, value, digits))
 
 
 def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[Annotated, ...]:
-    """The annotations that some of these steps are, each once."""
+    """Return the annotations among these steps, each once."""
     places = (annotated(sharded, link.reason) for link in links)
     return tuple(dict.fromkeys(place for place in places if place is not None))
 
 
 def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
-    """The annotation that a step is, or (of a result) took its layout from; None for another."""
+    """Return the annotation that a step is, or that a result took its sharding from, or None."""
     graph, given = sharded.graph, sharded.annotations
     if reason.kind == "completed" and reason.node is None:
         places = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
@@ -156,7 +164,7 @@ def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
 
 
 def _site(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
-    """The site that marks a value, or the last one that is put on it."""
+    """Return the site that makes a value, or the last site that reads it."""
     graph, given = sharded.graph, sharded.annotations.sites
     made = reason.kind == "annotated"
     found = None
@@ -180,14 +188,14 @@ REFUSED_COLUMNS = ("value", "kept", "refused", "op", "source", "asked_by", "anno
 
 @dataclass(frozen=True, repr=False)
 class ValueExplanation(Answer):
-    """Why a value has its layout.
+    """The reasons for a value's sharding.
 
     Attributes:
-      value, sharding: name and completed layout.
-      annotations: those that its axes come from.
-      steps: one row per step, `depth` 0 the value's own; `axes` are those that the step brought.
-      refused: layouts that were asked for along these steps, of this value or one before it, and
-        that did not merge with what the value had; see `refusals`.
+      value, sharding: the value's name and its completed sharding.
+      annotations: the annotations that its axes come from.
+      steps: a row per step, with `depth` 0 for the value's own; `mesh_axes` came with the step.
+      refused: shardings that operators proposed for the value, or for an earlier one, and that did
+        not merge with the sharding that it had; see `refusals`.
     """
 
     value: str
@@ -202,32 +210,32 @@ class ValueExplanation(Answer):
         return self.steps
 
     def parts(self) -> Parts:
-        """A sentence, the steps, and what was refused on the way."""
+        """Return a sentence, the steps, and the refused shardings."""
         head = f"{self.value} is {self.sharding.text()}: {_from(self.annotations)}."
         refused = (REFUSED, self.refused) if len(self.refused) else ()
         return (head, self.steps, *refused)
 
 
-REFUSED = "Asked for on the way, and refused because it does not merge with what was kept:"
+REFUSED = "Proposed by operators on the way, but incompatible with the sharding that was kept:"
 
 
 def _from(annotations: Sequence[Annotated]) -> str:
-    """In words, at most three of them.
+    """Return at most three annotations as text.
 
     >>> _from([Annotated("argument", "x", 0), Annotated("site", "ffn", 2)])
-    'it comes from argument x, site ffn'
+    'its axes come from argument x, site ffn'
     """
     if not annotations:
-        return "no annotation reaches it"
+        return "no annotation propagates to it"
     more = f" and {len(annotations) - 3} more" if len(annotations) > 3 else ""
-    return f"it comes from {', '.join(map(str, annotations[:3]))}{more}"
+    return f"its axes come from {', '.join(map(str, annotations[:3]))}{more}"
 
 
 def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
-    """Why a value has its layout: per axis the steps that brought it, back to the annotations.
+    """Return why a value has its sharding: the steps of each axis, back to the annotations.
 
-    Depth 0 are the value's own changes, each followed by those of the values whose layouts it took,
-    as they were at that moment.
+    Steps of depth 0 are changes of the value itself. Each is followed by the changes of the values
+    from which it took its sharding, as they were at that moment.
 
     Raises:
       StrategyError: no value has that name.
@@ -266,14 +274,14 @@ def refusals(
     values: Sequence[int],
     wanted: Callable[[Sharding], bool] = lambda _: True,
 ) -> Table:
-    """What operators asked for of some values, and did not get: the conflicts of completion.
+    """Return the conflicts of completion: shardings that operators proposed for values, in vain.
 
-    `asked_by` are the values whose layouts the operator would have passed on, and `annotations`
-    those that these have the refused axes from.
+    `asked_by` are the values whose shardings the operator would have passed on. `annotations` are
+    the origins of the refused axes in these values.
 
     Args:
-      values: in the order in which they are told.
-      wanted: of a refused layout, whether it is told.
+      values: the values, in the order of the rows.
+      wanted: selects refused shardings; a conflict with another one has no row.
     """
     places = {value: place for place, value in enumerate(values)}
     told = (c for c in sharded.conflicts if c.value in places and wanted(c.refused))

@@ -1,4 +1,4 @@
-"""The summary of a plan in its file, and what another version of shardalg decides otherwise."""
+"""The summary of a plan in its file, and its comparison with the plan that loading makes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 Number = int | float
 MOST_NAMED = 3
-"""The number of differences of one kind that a text names."""
+"""The number of differences of one kind that a text lists."""
 
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """What a plan decided and costs, in numbers; at the hints where sizes have names.
+    """Decisions and costs of a plan in numbers; named sizes have their hints.
 
     Attributes:
       seal: SHA-256 of the inputs and of the program's text without its comments.
-      shardings: the names of the values that have a sharding, by its text. Values that are
-        replicated are left out.
-      collectives: per module, kind and axes, executions and wire bytes of a step.
-      peak_bytes: what a device holds at the peak, by class.
-      step_time_s: seconds of a step on the chip of the plan's options.
+      shardings: the names of the values with a sharding, by its text; without replicated values.
+      collectives: executions and wire bytes per step, by module, kind and axes.
+      peak_bytes: the live bytes of a device at the peak, by class.
+      step_time_s: seconds per step on the chip of the plan's options.
     """
 
     seal: str
@@ -67,7 +66,7 @@ def summary(stages: Stages, seal: str) -> PlanSummary:
     """Return the summary of a plan.
 
     Args:
-      seal: of the plan's inputs and program (`PlanFile.sealed`).
+      seal: the digest of the plan's inputs and program (`PlanFile.sealed`).
     """
     shardings: dict[str, list[str]] = {}
     for value, sharding in zip(stages.graph.values, stages.sharded.shardings, strict=True):
@@ -86,14 +85,11 @@ def summary(stages: Stages, seal: str) -> PlanSummary:
 def since_saved(
     saved: PlanFile, told: PlanSummary | None, stages: Stages, here: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return a text for each part in which a file's plan was another one than the plan made here.
-
-    The summary is not computed again if seal and versions are the same: its figures follow from
-    them.
+    """Return a text for each part in which a file's plan differs from the plan made here.
 
     Args:
       told: the file's summary; None in files of earlier schemas.
-      stages: the plan that the file's inputs give here.
+      stages: the plan of the file's inputs, made here.
       here: the versions of this process (`plan_file.versions`).
     """
     if told is None:
@@ -104,6 +100,7 @@ def since_saved(
             "comments: its plan may have been another one",
         )
     seal = saved.sealed(bare_text(stages))
+    # All figures follow from inputs, program and versions, so they need not be computed again.
     if saved.versions == here and told.seal == seal:
         return ()
     found = differences(told, summary(stages, seal))
@@ -117,7 +114,7 @@ def since_saved(
 
 
 def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str], ...]:
-    """Return the parts in which two summaries differ, each with the values in the file and here.
+    """Return the parts in which two summaries differ, with the values in the file and here.
 
     >>> saved = PlanSummary("a", {"[X]": ("w",)}, (("mlp", "all_gather", "X", 1, 64),), {}, 1e-3)
     >>> here = PlanSummary("b", {"[Y]": ("w",)}, (), {}, 2e-3)
@@ -194,17 +191,17 @@ def planned_file(saved: PlanFile, path: object) -> tuple[Stages, Options, tuple[
     try:
         stages, options = planning.planned_annotations(*plan_file.read_inputs(saved))
         told = None if saved.summary is None else read_summary(saved.summary)
-    except Exception as error:  # a stage takes for granted what tracing guarantees
+    except Exception as error:  # stages rely on guarantees of tracing
         raise PlanFileError(
-            f"{path}: its content is no plan ({type(error).__name__}: {error}). Save it again."
+            f"{path}: its content is not a plan ({type(error).__name__}: {error}). Save it again."
         ) from (None if isinstance(error, ShardalgError) else error)
     here = plan_file.versions(options)
     found = since_saved(saved, told, stages, here)
-    # All that decides is the same, so the plan must be: another one shows that the file was edited.
+    # Everything that decides is the same, so another plan means that the file was edited.
     if found and saved.versions == here:
         raise PlanFileError(
-            f"{path} was edited, or saved by other code of this version: its inputs give another "
-            f"plan than its summary says: {'; '.join(found)}. Plan the function again."
+            f"{path} was edited, or saved by other code of this version: the plan of its inputs "
+            f"differs from its summary: {'; '.join(found)}. Plan the function again."
         )
     if found:
         # The frames in between: this function, `plan._loaded`, and `load_plan`.

@@ -1,9 +1,9 @@
 """Changes that remove a collective: of one annotation, of two, of many, each planned again.
 
-A second annotation is looked for where the first change leaves off: in the plan under it, what
-still moves the value (or moves another one in its place) is explained anew, and the annotations
-behind that are changed too. Where two are not enough, the collective's axes are dropped wherever
-they come from, until nothing moves the value, and then all but what that takes is put back.
+A second change is found in the plan under the first one: the collectives that still move the value
+(or another value in its place) are explained, and the annotations behind them are changed too. If
+two changes are not enough, the collective's axes are dropped from all annotations that they come
+from, until nothing moves the value. Then each drop that is not necessary is undone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shardalg.planner.stages import Stages
 from shardalg.planner.trials import TrialOutcome, Trials
 
 MOST_FIRST = 8
-"""So many single changes, those that leave fewest bytes at the operator, get a second one."""
+"""The number of single changes that get a second one: those that leave the fewest bytes."""
 MOST_LEFT = 2
-"""So many of the collectives that a first change leaves, of either sort, are explained anew."""
+"""The number of remaining collectives, of either sort, that are explained after a first change."""
 MOST_PAIRS = 64
-"""So many pairs are planned for one collective,"""
+"""The largest number of pairs that are planned for one collective."""
 MOST_NODES = 60_000
-"""and no more than so many operators, planning all of them together."""
+"""The largest number of operators in all plans of pairs, or of sets, together."""
 QUICK_NODES = 18_000
-"""No new change is tried after trials of so many operators, unless `thorough` is set."""
+"""Trials stop after this number of operators was planned, unless `thorough` is set."""
 
 
 @dataclass
@@ -52,14 +52,14 @@ class Effort:
 
 @dataclass(frozen=True)
 class Trial:
-    """A change, what the plan that it gives sends and holds, and whether that removes a collective.
+    """A change of annotations, the plan's figures with it, and whether it removes a collective.
 
     Attributes:
-      left_bytes: wire bytes of a step that still move the collective's value at its operator.
-      wire_bytes: of the step then.
-      more: whether the step then sends more in all.
-      helps: whether it removes it, and a step then is shorter, or as long and holds less; where the
-        plan does not fit the chip, whether it then does.
+      left_bytes: wire bytes per step that still move the collective's value at its operator.
+      wire_bytes: wire bytes of the step with the change.
+      more: whether the step sends more bytes in total.
+      helps: whether the change removes the collective and makes a step cheaper: it fits the chip
+        and did not, or takes less time, or the same time with less memory.
     """
 
     change: AnnotationChange | Changes
@@ -77,9 +77,9 @@ class Trial:
 
 
 def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Changes that remove it: those that fit the chip first, then by seconds, memory and size.
+    """Return trials, best first: removals by fit, seconds, memory and size; then the others.
 
-    Then what removes nothing, by the bytes that still move the value at the operator.
+    The others are ordered by the bytes that still move the value at the operator.
     """
     return tuple(sorted(found, key=_rank))
 
@@ -91,7 +91,7 @@ def _rank(trial: Trial) -> tuple[object, ...]:
 
 
 def undominated(found: Iterable[Trial]) -> list[Trial]:
-    """Those that no earlier one beats, or equals, in seconds, size, bytes sent and bytes held."""
+    """Return the trials that no earlier one beats or equals in seconds, size, bytes and memory."""
     kept: list[Trial] = []
     for trial in found:
         if not any(_no_worse(other, trial) for other in kept):
@@ -144,7 +144,7 @@ def _promising(found: Sequence[AnnotationChange], sides: tuple[Side, Side]) -> l
 def pairs(
     trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
 ) -> tuple[Trial, ...]:
-    """Changes of two, the first of them one that was tried alone."""
+    """Return trials of two changes, in the order of `ranked`; the first change was tried alone."""
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
     found: dict[Changes, Trial] = {}
     for pair in () if effort.is_spent else islice(_pairs(trials, moved, tried), most):
@@ -158,7 +158,7 @@ def pairs(
 
 
 def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Iterator[Changes]:
-    """Pairs, the second change of each first one in turn, so that all get some."""
+    """Yield pairs in turns, one per first change, so that none uses up the limit."""
     first = [one.change for one in tried[:MOST_FIRST] if isinstance(one.change, AnnotationChange)]
     seconds = [_second(trials, moved, change) for change in first]
     while seconds:
@@ -171,7 +171,7 @@ def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Itera
 
 
 def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Iterator[Changes]:
-    """What is left of a collective after a change, explained and changed too."""
+    """Yield pairs of a change with a change of the collectives that it leaves."""
     stages = trials.under(first.applied(trials.stages.annotations))
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
         sides = disagreement(stages.sharded, stages.traffic, left)
@@ -181,9 +181,10 @@ def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Itera
 
 
 def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
-    """A set of changes, none of which can be left out; empty where axes stay without annotation."""
+    """Return a trial of many changes that are all necessary; empty if drops do not remove it."""
     most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
     found: tuple[AnnotationChange, ...] = ()
+    # One half of the plans is for dropping axes, the other for undoing drops.
     for _ in range(most // 2):
         stages = trials.under(Changes(found).applied(trials.stages.annotations))
         more = _dropped(trials, stages, moved, found)
@@ -191,6 +192,7 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
             break
         found, trial = more, _tried(trials, moved, Changes(more))
         if trial.removes:
+            # Which drops can be undone depends on the order, so both directions are tried.
             ways = (found, found[::-1]) if len(found) < most else ()
             return ranked(_fewest(trials, moved, trial, order) for order in ways)[:1]
     return ()
@@ -199,7 +201,7 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
 def _dropped(
     trials: Trials, stages: Stages, moved: MovedValue, found: tuple[AnnotationChange, ...]
 ) -> tuple[AnnotationChange, ...]:
-    """Changes, and those of what brings the axes along which something still moves under them."""
+    """Return the changes, extended by drops of the axes along which something still moves."""
     known = {change.slots: change for change in found}
     for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
         sides = disagreement(stages.sharded, stages.traffic, left)
@@ -213,7 +215,7 @@ def _dropped(
 def _fewest(
     trials: Trials, moved: MovedValue, trial: Trial, order: tuple[AnnotationChange, ...]
 ) -> Trial:
-    """The trial without changes that can be left out, tried one after the other."""
+    """Return the trial without the changes that are not necessary, undone one after the other."""
     kept = None
     while kept != trial:
         kept = trial
@@ -225,9 +227,9 @@ def _fewest(
 
 
 def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
-    """What moves in a plan instead: alike at a new place, or the value at the same operator.
+    """Return what still moves after a change: the same kind at a new place, or the same value.
 
-    At most so many of either sort; where there is neither, what is alike.
+    At most `most` of either sort are returned; if there are none, all collectives of the same kind.
     """
     known = {other.place for other in before.traffic.collectives}
     here = after.traffic.collectives
@@ -238,6 +240,7 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
 
 
 def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes) -> Trial:
+    """Plan with a change; the plan is priced only if it removes the collective, or on demand."""
     annotations, now = change.applied(trials.stages.annotations), trials.now
     found = trials.traffic(annotations, partial(_removes, moved, now))
     removes = _removes(moved, now, found)
@@ -249,10 +252,10 @@ def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes
 
 
 def _removes(moved: MovedValue, now: TrialOutcome, then: TrialOutcome) -> bool:
-    """Whether a plan lacks a collective that another has, and does not do the same elsewhere.
+    """Return whether a plan lacks a collective, and does not do the same elsewhere.
 
-    Nothing moves the value at that operator, and collectives of its kind along its axes run fewer
-    times in a step: a sum that is finished one operator later is not removed.
+    Nothing moves the value at its operator, and collectives of its kind along its axes run fewer
+    times per step. So a sum that is only reduced one operator later is not removed.
     """
     fewer = then.runs.get(moved.alike, 0) < now.runs[moved.alike]
     return moved.place not in then.sent and fewer

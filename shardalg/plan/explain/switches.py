@@ -1,9 +1,7 @@
-"""What the switches of `Options` are worth in a plan: each flipped, and planned again.
+"""The effect of each switch of `Options`, and cheaper policies, found by planning again.
 
-Whether another policy is cheaper than the plan's own, and the annotation that gives as much.
-
-A policy completes layouts in an order of its own. Where two operands of a product want one mesh
-axis on different dimensions of its result, the order decides, and a later operator may pay for it.
+Policies complete shardings in different orders. If two operands of a product propose the same mesh
+axis for different dimensions of its result, the order decides, and a later operator may pay for it.
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ from shardalg.spmd.instruction import Collective
 from shardalg.tables import Table, bytes_text, seconds_text
 
 SHARE = 0.1
-"""The share of a step's time from which another policy is worth a word."""
+"""Another policy is named if it saves at least this share of a step's time."""
 LARGEST, LARGEST_BY_COST = 400, 6_400
-"""Operators of the largest graph that is planned by other policies; the largest `_search_size`."""
+"""The largest number of operators, and the largest `_search_size`, for plans of other policies."""
 MOST_TRIED = 8
-"""So many annotations are planned."""
+"""The number of annotations that are planned."""
 
 
 def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
     """Return a sentence about the cheapest other policy; "" if none is a tenth cheaper.
 
-    The sentence gives seconds and bytes of both, and the one annotation that takes no more time
-    under the plan's own policy, if there is one. Every figure is that of a plan on the hardware.
+    The sentence has seconds and bytes of both, and an annotation that makes a step as cheap under
+    the plan's own policy, if there is one. Every figure belongs to a plan on the hardware.
     Graphs with more than `LARGEST` operators, and named sizes, are not planned again.
     """
     stages, given = trials.stages, machine(hardware)
@@ -68,7 +66,7 @@ def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
 
 
 def _others(trials: Trials) -> Iterator[tuple[str, Stages]]:
-    """Yield a plan by each other policy that is worth its time."""
+    """Yield a plan by each other policy that can be planned quickly."""
     stages, options = trials.stages, trials.options
     for name in POLICIES:
         is_own = name in (options.policy, options.way)
@@ -120,7 +118,7 @@ FLIPPED = (
     "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
-"""Switches that have no effect in a program without loops."""
+"""Switches without effect in a program without loops."""
 IN_NUMBERS = (
     "wide_sums",
     "collective_matmul",
@@ -140,7 +138,7 @@ GATHER_COLUMNS = (
 
 
 def switch_table(stages: Stages, options: Options) -> Table:
-    """A row for the plan, and one per switch with that switch alone the other way."""
+    """Return a row for the plan, and a row per switch with only that switch flipped."""
     settings, known = options.settings, Completions(stages.annotations)
     settings["keep_gathers"] = options.keeping(stages.traced.roles)
     found = [(stages, _switch_outcome(stages))]
@@ -151,7 +149,7 @@ def switch_table(stages: Stages, options: Options) -> Table:
         if name not in unread:
             other = Options.of({**settings, name: flipped})
             made = planned(stages.traced, stages.annotations, other, known=known)
-            # most switches change nothing, so that an equal program reuses its price
+            # Most switches change nothing: an equal program has the same price.
             alike = [priced for other, priced in found if _is_same(other, made)]
             outcome = alike[0] if alike else _switch_outcome(made)
             found += [] if alike else [(made, outcome)]
@@ -173,7 +171,7 @@ def _switch_outcome(stages: Stages) -> tuple[object, ...]:
 
 
 def gather_table(sharded: ShardedGraph, roles: Sequence[str], options: Options) -> Table:
-    """What is gathered more than once, what saves most bytes first."""
+    """Return the copies that are gathered more than once, by the bytes that keeping them saves."""
     choices = gather_choices(sharded, roles, PartitionOptions.of(options, roles))
     rows = (
         (

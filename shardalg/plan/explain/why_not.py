@@ -1,4 +1,4 @@
-"""Why a value does not have a layout: the first obstacle, and what the layout would cost."""
+"""Why a value does not have a sharding: the first obstacle, and the cost of the sharding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shardalg.tables import Answer, Parts, Table
 
 @dataclass(frozen=True, repr=False, eq=False)
 class WhyNot(Answer):
-    """Why a value does not have a layout, and what it would cost if it had.
+    """The reason why a value does not have a sharding, and the cost of annotating it so.
 
     Attributes:
-      value, has, wanted: name, completed layout, and the one asked about.
-      obstacle: the first step of completion that stands against it, in words.
-      verdict: of the layout of that step and the wanted one, with `reason` and `witness`; None
-        where no step contradicts it.
-      refused: the operators that asked for the wanted layout, or for a coarser one, in vain; see
+      value, has, wanted: the value's name, its completed sharding, and the sharding in question.
+      obstacle: the first step of completion that contradicts the wanted sharding, as text.
+      verdict: the verdict on that step's sharding and the wanted one, with `reason` and `witness`;
+        None if no step contradicts it.
+      refused: the operators that proposed the wanted sharding, or a coarser one, in vain; see
         `refusals`.
-      cost: what changes in the plan where the value is annotated so.
+      cost: the changes of the plan if the value is annotated so.
     """
 
     value: str
@@ -44,30 +44,32 @@ class WhyNot(Answer):
 
     @property
     def table(self) -> Table:
-        """What would change."""
+        """The changes of the plan."""
         return self.cost.table
 
     def parts(self) -> Parts:
-        """The obstacle, its witness, who asked for the layout in vain, and the costs."""
+        """Return the obstacle, its witness, operators that proposed the sharding, and the costs."""
         head = f"{self.value} is {self.has.text()}, not {self.wanted.text()}: {self.obstacle}."
-        refused = ("It was asked for, and refused:", self.refused) if len(self.refused) else ()
-        costs = ("Annotated so, the plan would change:", *self.cost.parts()[1:])
+        refused = (
+            ("Operators proposed it, and were refused:", self.refused) if len(self.refused) else ()
+        )
+        costs = ("With this annotation, the plan would change:", *self.cost.parts()[1:])
         if self.cost.is_empty:
-            costs = ("Annotated so, the plan would be the same.",)
+            costs = ("With this annotation, the plan would be the same.",)
         return (head, *_contradiction(self.verdict), *refused, *costs)
 
 
 def _contradiction(verdict: Verdict | None) -> Parts:
-    """Why the layout of a step and the wanted one do not go together, with the witness."""
+    """Return why a step's sharding and the wanted one contradict each other, with the witness."""
     if verdict is None or verdict:
         return ()
     coarser = verdict.relation == "refines"
-    undone = "Steps only refine layouts, and this one would be undone: " if coarser else ""
+    undone = "Completion only refines shardings, and would have to undo one: " if coarser else ""
     return (undone + verdict.evidence,)
 
 
 def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
-    """The first obstacle to a layout of a value, and what the layout would cost.
+    """Return the first obstacle to a sharding of a value, and the cost of the sharding.
 
     Raises:
       StrategyError: no value has that name, or the spec does not fit it.
@@ -85,23 +87,23 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
 
 
 def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
-    """In a manual region each device has a value of its own, which no layout cuts."""
+    """Raise StrategyError if the sharding splits a manual value: each device has its own."""
     maker = graph.producer[value]
     inside = (r.index for r in graph.regions if value in r.arguments)
     region = next(inside, 0) if maker is None else graph.nodes[maker].region
     manual = wanted.mesh.digits(graph.manual_axes(region))
     if any(overlap(d, m) for dim in wanted.dims for d in dim for m in manual):
         raise StrategyError(
-            f"{graph.values[value].name} stands in a shard_map over "
-            f"{list(graph.manual_axes(region))}: along these each device has a value of its own, "
-            f"and {wanted.text()} cuts it. Ask of a value outside, or of other axes."
+            f"{graph.values[value].name} is inside a shard_map over "
+            f"{list(graph.manual_axes(region))}. Along these axes each device has its own value, "
+            f"which {wanted.text()} would split. Ask for a value outside, or for other axes."
         )
 
 
 def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
-    """The annotations with one value annotated: where it has an annotation, else beside them.
+    """Return the annotations with one value annotated, in place of its annotation if it has one.
 
-    State that comes as an argument and goes as a result is changed at both ends.
+    A state that is an argument and a result of a step is changed at both ends.
     """
     given, graph = stages.annotations, stages.graph
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
@@ -115,45 +117,47 @@ def annotated_as(stages: Stages, value: int, wanted: Sharding) -> Annotations:
 
 
 def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str, Verdict | None]:
-    """The first change of a value that the wanted layout does not refine; what else stands in."""
+    """Return the first obstacle to a sharding as text, with the verdict if a step contradicts."""
     if sharded.shardings[value].dims == wanted.dims:
-        return "it is laid out so already", None
+        return "it already has this sharding", None
+    # Completion only refines: a step whose sharding the wanted one does not refine excludes it.
     for _, reason in sharded.changes.get(value, ()):
         layout = replace(reason.layout, unspecified_dims=())
         finer = refines(wanted, layout)
         if not finer:
             joint = compatible(layout, wanted)
             verdict = finer if joint else joint
-            return f"{_said(sharded, reason)} {layout.text()}", verdict
+            return f"{_origin(sharded, reason)} {layout.text()}", verdict
     if value in sharded.fixed and _closed(sharded, value, wanted):
         return _kept(sharded, value), None
     return _unasked(sharded, value, wanted), None
 
 
 def _kept(sharded: ShardedGraph, value: int) -> str:
+    """Return that completion does not change a closed annotation, as text."""
     place = annotated(sharded, sharded.reasons[value])
-    said = f"{place or 'its annotation'} is kept as it is, {sharded.shardings[value].text()}"
-    return f"{said}; leave a dimension open (P.UNCONSTRAINED) to let completion refine it"
+    text = f"{place or 'its annotation'} is fixed as {sharded.shardings[value].text()}"
+    return f"{text}; leave a dimension open (P.UNCONSTRAINED) to let completion refine it"
 
 
 def _closed(sharded: ShardedGraph, value: int, wanted: Sharding) -> bool:
-    """Whether an annotated value would differ in a dimension that its annotation does not open."""
+    """Return whether the wanted sharding differs in a dimension that the annotation closes."""
     has = sharded.shardings[value]
     differ = {d for d, dims in enumerate(has.dims) if dims != wanted.dims[d]}
     return not differ <= set(has.unspecified_dims)
 
 
-def _said(sharded: ShardedGraph, reason: Reason) -> str:
+def _origin(sharded: ShardedGraph, reason: Reason) -> str:
     place = annotated(sharded, reason)
     return f"it came {reason.text(sharded.graph)} as" if place is None else f"{place} is annotated"
 
 
 def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
-    """Why no step brought a layout that nothing contradicts."""
+    """Return why no step of completion brought a sharding that nothing contradicts."""
     graph = sharded.graph
     for conflict in sharded.conflicts:
         if conflict.value == value and refines(wanted, conflict.refused):
-            return f"it was {conflict.kept.text()} when {conflict.refused.text()} was asked for"
+            return f"it was {conflict.kept.text()} when {conflict.refused.text()} was proposed"
     if not wanted.is_even and value in (*graph.arguments, *graph.results):
-        return "its size does not divide, and an argument or result is completed evenly"
-    return "nothing that it is made of, or used for, asks for it"
+        return "its size does not divide, and completion gives arguments and results even shardings"
+    return "no operator that makes or reads the value proposes it"

@@ -1,4 +1,4 @@
-"""What devices hold beyond their share, as warnings: padding, and parameters on every device."""
+"""Warnings about memory: padding of uneven dimensions, unused donations, replicated state."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from shardalg.tables import bytes_text, counted, seconds_text
 
 Row = tuple[object, ...]
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
-"""Padding of a block, and replicated state of the peak, from which they are worth a word."""
-NOTHING = "no layout of it that was tried holds or sends less"
+"""Smaller shares have no warning: padding of a dimension, and replicated state of the peak."""
+NOTHING = "no sharding that was tried needs less memory or sends less"
 MOST_TRIED = 3
-"""Of so many groups of uneven values, those with most padding, a layout is tried."""
+"""The number of groups of uneven values, those with the most padding, that get trials."""
 STATE = ("parameters", "optimizer_state")
 
 
 def held_rows(trials: Trials) -> tuple[Row, ...]:
-    """Rows of `plan.warnings()`: uneven dimensions, donations, replicated state.
+    """Return the rows for uneven dimensions, unused donations and replicated state.
 
-    There are none with named sizes. A donation has a row if no result reuses the memory.
-    A remedy is an annotation that was planned: with what it does to bytes sent and to the peak.
+    There are none with named sizes. A donation has a row if no result reuses its memory. A remedy
+    is an annotation that was planned, with its effect on bytes sent and peak memory.
     """
     if trials.stages.is_named:
         return ()
@@ -42,6 +42,7 @@ def held_rows(trials: Trials) -> tuple[Row, ...]:
 
 
 def _uneven(trials: Trials) -> Iterator[Row]:
+    """Yield a row per group of dimensions with equal size and axes that do not divide."""
     stages = trials.stages
     alike: defaultdict[tuple[int, Digits], list[Value]] = defaultdict(list)
     for value, layout in zip(stages.graph.values, stages.sharded.shardings, strict=True):
@@ -65,6 +66,8 @@ def _uneven(trials: Trials) -> Iterator[Row]:
 
 
 class _Uneven(NamedTuple):
+    """Values that have a dimension of one uneven size along the same axes."""
+
     size: int
     digits: Digits
     values: Sequence[Value]
@@ -81,14 +84,14 @@ def _uneven_row(trials: Trials, group: _Uneven, even: Sequence[str]) -> Row:
         f"uneven: {size} elements over {devices} devices along {axes} in blocks of {block}, "
         f"{devices * block / size - 1:.0%} padding"
     )
-    text += f", {devices - filled} devices hold padding alone" if filled < devices else ""
-    text += f"; {len(values)} values, {bytes_text(padding)} of padding on a device"
+    text += f", {devices - filled} devices hold only padding" if filled < devices else ""
+    text += f"; {counted(len(values), 'value')}, {bytes_text(padding)} of padding per device"
     remedy = ", or ".join((f"make it a multiple of {devices} (not tried)", *even))
     return ("uneven", _source(stages, first), len(values), 0, text, remedy, 0)
 
 
 def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
-    """Bytes of a device's block that no element fills, were the blocks alike."""
+    """Return the average bytes of padding in a device's block of a value."""
     layout = stages.sharded.shardings[value.index]
     held = prod(layout.shard_shape) * value.type.itemsize
     true = size / (-(-size // parts(digits)) * parts(digits))
@@ -96,7 +99,7 @@ def _padding(stages: Stages, value: Value, digits: Digits, size: int) -> float:
 
 
 def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[str]:
-    """Yield layouts without padding, planned, after which less is held or sent.
+    """Yield remedies: shardings without padding that were planned and save memory or bytes sent.
 
     The dimension is split over the axes that divide it, and over the largest part of the next axis
     that does. The other axes split another dimension, or nothing.
@@ -113,21 +116,21 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
     found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
     cheaper = [text for is_less, text in found if is_less]
-    # An annotation over a part of the axis has no padding: it is offered at an equal price, too.
+    # A sharding along a part of the axis has no padding: it is offered at an equal price, too.
     yield from cheaper or [text for _, text in found[: int(equal)]]
 
 
 def _evened(
     trials: Trials, value: Value, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> tuple[bool, str] | None:
-    """Plan with uneven dimensions split otherwise; None if more is then held or sent.
-
-    Returns:
-      Whether less is held or sent, and what, in words.
+    """Plan with uneven dimensions sharded along other axes; None if it costs memory or bytes.
 
     Args:
-      uneven: size and digits of the dimensions. over: the digits in their place, and those that
-        split another dimension.
+      uneven: size and digits of the dimensions. over: the digits that replace them, and the digits
+        that shard another dimension.
+
+    Returns:
+      Whether memory or bytes are saved, and the annotation with its effect, as text.
     """
     stages, now = trials.stages, trials.now
     layout = _with_even(stages.sharded.shardings[value.index], uneven, over)
@@ -150,9 +153,9 @@ def _evened(
     saved = now.peak_memory_bytes - then.peak_memory_bytes, now.wire_bytes - then.wire_bytes
     if min(saved) < 0:
         return None
-    alike = f" and {counted(changed - 1, 'more annotation')} alike" if changed > 1 else ""
+    alike = f" and {counted(changed - 1, 'more annotation')} likewise" if changed > 1 else ""
     return max(saved) > 0, (
-        f"annotate {value.name} as {layout.text()}{alike}: no padding, peak "
+        f"annotate {value.name} as {layout.text()}{alike}: no padding, peak memory "
         f"{_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
         f"{_change(now.wire_bytes, then.wire_bytes)}"
     )
@@ -164,7 +167,7 @@ _SIDES = ("arguments", "results", "sites")
 def _with_even(
     layout: Sharding, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> Sharding | None:
-    """The layout with its uneven dimension split otherwise; None if it has none, or no room."""
+    """Return a sharding with its uneven dimension on other axes; None if that is impossible."""
     (split, left), dims = over, list(layout.dims)
     if uneven not in zip(layout.shape, layout.dims, strict=True):
         return None
@@ -185,7 +188,7 @@ def _with_even(
 
 
 def _donated(trials: Trials) -> Iterator[Row]:
-    """Yield a row per donated argument that stays in memory beside the results."""
+    """Yield a row per donated argument whose memory no result reuses."""
     stages, held = trials.stages, trials.stages.program.locals
     graph, block, donated = stages.graph, stages.program.block, stages.traced.donated
     taken = reused(stages.program, donated)
@@ -198,8 +201,8 @@ def _donated(trials: Trials) -> Iterator[Row]:
         path, layout = graph.argument_paths[position], stages.sharded.shardings[value]
         text = (
             f"donated argument {path} is not reused: no free result has its block "
-            f"{ValueType(argument.shape, argument.dtype)}, so that {bytes_text(argument.bytes)} "
-            "of a device stay taken to the end"
+            f"{ValueType(argument.shape, argument.dtype)}, so {bytes_text(argument.bytes)} per "
+            "device stay allocated to the end of the step"
         )
         # XLA reuses the memory for a result of the same global shape if the sharding is the same.
         kind = graph.values[value].type
@@ -220,6 +223,7 @@ def _donated(trials: Trials) -> Iterator[Row]:
 
 
 def _replicated(trials: Trials) -> Iterator[Row]:
+    """Yield a row per set of axes along which much of the state is replicated."""
     stages, peak = trials.stages, trials.now.peak_memory_bytes
     alike: defaultdict[Digits, list[int]] = defaultdict(list)
     for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
@@ -240,8 +244,9 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
     stages, peak = trials.stages, trials.now.peak_memory_bytes
     axes = ",".join(stages.mesh.texts(digits))
     text = (
-        f"replicated: {len(values)} arrays of state are the same on all {parts(digits)} devices "
-        f"along {axes}: {bytes_text(held)} on each, {held / peak:.0%} of the peak"
+        f"replicated: all {parts(digits)} devices along {axes} hold the same "
+        f"{counted(len(values), 'array')} of state: {bytes_text(held)} per device, "
+        f"{held / peak:.0%} of the peak memory"
     )
     split = tuple(
         (value, layout) for value in values if (layout := _along(stages, value, digits)) is not None
@@ -252,7 +257,7 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
 
 
 def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
-    """The layout with the digits on the largest dimension that they then divide."""
+    """Return the sharding with the digits added to the largest dimension that they divide."""
     layout = stages.sharded.shardings[value]
     for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
         longer = (*layout.dims[dim], *digits)
@@ -262,7 +267,7 @@ def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
 
 
 def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
-    """What other layouts do to the plan, in words; each annotation is planned."""
+    """Plan with other shardings of some values, and return the first one with the effect of all."""
     stages = trials.stages
     value, layout = wanted[0]
     asked = reduce(
@@ -273,25 +278,25 @@ def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
     found = _effect(trials, asked)
     if found == NOTHING:
         return NOTHING
-    more = f" and {len(wanted) - 1} more alike" if len(wanted) > 1 else ""
+    more = f" and {len(wanted) - 1} more likewise" if len(wanted) > 1 else ""
     return f"annotate {stages.graph.values[value].name} as {layout.text()}{more}: {found}"
 
 
 def _effect(trials: Trials, asked: Annotations) -> str:
-    """Return what other annotations change at the peak and in the bytes sent, or `NOTHING`.
+    """Return the effect of annotations on peak memory and bytes sent as text, or `NOTHING`.
 
-    The seconds of a step are added if they are more.
+    The seconds of a step are added if they increase.
     """
     now, then = trials.now, trials.outcome(asked)
     if then.peak_memory_bytes >= now.peak_memory_bytes and then.wire_bytes >= now.wire_bytes:
         return NOTHING
     slower = (
-        f", a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}"
+        f", step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}"
         if then.step_time_s > now.step_time_s
         else ""
     )
     return (
-        f"peak {_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
+        f"peak memory {_change(now.peak_memory_bytes, then.peak_memory_bytes)}, sent "
         f"{_change(now.wire_bytes, then.wire_bytes)}{slower}"
     )
 

@@ -1,6 +1,7 @@
-"""Idle axes as warnings: what they cost, and the annotation that uses them, found by replanning.
+"""Warnings about idle mesh axes, and about loops over stacks of layers that devices share.
 
-Loops over stacks whose layers are divided among devices, as warnings, with both prices.
+A remedy is an annotation that uses the axis and was planned. A loop has both prices: the stack
+gathered before the loop, and one layer fetched per iteration.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, flops_text, seconds_text
 
 SHARE = 0.1
-"""Share of the peak from which gathered stacks have a warning."""
+"""Gathered stacks with a smaller share of the peak memory have no warning."""
 
 
 def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
-    """Rows of `plan.warnings()`, one per loop; not with named sizes.
+    """Return a row per loop over a stack whose layers are sharded; none with named sizes.
 
-    The plan whose loops read stacks the other way is made for its price.
+    The plan that fetches layers the other way is made for its price.
     """
     other = trials.other_layers
-    return () if other is None else tuple(_rows(trials, other))
+    return () if other is None else tuple(_stack_rows(trials, other))
 
 
-def _rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, ...]]:
+def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, ...]]:
     stages = trials.stages
     moved: dict[int, float] = {}
     for one in stages.traffic.collectives:
@@ -62,29 +63,29 @@ def _stack_row(
     if stages.streams:
         text = (
             f"fetches one layer per iteration: gathered before the loop, the layers of {names} "
-            f"would be {bytes_text(held)} on every device"
+            f"would take {bytes_text(held)} on every device"
         )
         remedy = "Options(stream_layers=False) gathers them before the loop"
     else:
         text = (
-            f"stack: the layers of {names} are gathered before the loop, {bytes_text(held)} on "
-            "every device"
+            f"stack: the layers of {names} are gathered before the loop, and take "
+            f"{bytes_text(held)} on every device"
         )
         remedy = "Options(stream_layers=True) fetches one layer per iteration"
     trips = stages.graph.trip_count(node)
-    said = f"{remedy}: {_change(trials, other)}"
+    remedy = f"{remedy}: {_change(trials, other)}"
     if other.price >= trials.now.price:
-        said = f"tried, and not cheaper: {said}"
-    return (node.primitive, node.source, trips, sent, text, said, 0)
+        remedy = f"tried, but not cheaper: {remedy}"
+    return (node.primitive, node.source, trips, sent, text, remedy, 0)
 
 
 def _change(trials: Trials, then: TrialOutcome) -> str:
     now = trials.now
     fits = "" if then.fits else ", which does not fit"
     return (
-        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
+        f"step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
         f"{trials.machine}, sent "
-        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
+        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak memory "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}{fits}"
     )
 
@@ -94,22 +95,22 @@ def _is_divided(stages: Stages, stack: int) -> bool:
 
 
 def _whole(stages: Stages, stack: int) -> int:
-    """Bytes of a stack on a device that has all of its layers."""
+    """Return the bytes of a stack on a device that has all of its layers."""
     layout, kind = stages.sharded.shardings[stack], stages.graph.values[stack].type
     return kind.shape[0] * prod(layout.shard_shape[1:]) * kind.itemsize
 
 
 MOST_TRIED = 4
-"""Of so many source lines, those with the most redundant flops, annotations are tried."""
+"""The number of source lines, those with the most redundant flops, that get trials."""
 MOST_LAYOUTS = 6
-"""The most even layouts that are planned per line; then as many uneven ones if none is cheaper."""
+"""The number of even shardings planned per line; then of uneven ones if none is cheaper."""
 
 
 def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
-    """A row of `plan.warnings()` per source line and idle axes, the costliest first.
+    """Return a row per source line and set of idle axes, the most redundant flops first.
 
-    For the first `MOST_TRIED` the remedy is an annotation of the product's result or of an operand
-    that has been planned and makes a step cheaper: the one after which the plan repeats the fewest
+    The remedy of the first `MOST_TRIED` rows is an annotation of the product's result or of an
+    operand. It was planned and makes a step cheaper. The chosen one leaves the fewest redundant
     flops, then sends the fewest bytes.
     """
     stages = trials.stages
@@ -127,8 +128,12 @@ def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
 def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[object, ...]:
     graph, first = trials.stages.graph, max(group, key=lambda one: one.redundant_flops)
     node, axes = graph.nodes[first.node], ",".join(first.axes)
-    text = f"idle axis {axes}: {parts(first.digits)} devices along it compute the same"
-    remedy = _remedy(trials, first) if tried else "as of the lines above: nothing was tried here"
+    text = f"idle axis {axes}: its {parts(first.digits)} devices repeat the same work"
+    remedy = (
+        _remedy(trials, first)
+        if tried
+        else "nothing was tried here: see the remedies of the lines above"
+    )
     count = sum(one.count for one in group)
     return (node.primitive, node.source, count, 0, text, remedy, number(redundant_flops(group)))
 
@@ -136,8 +141,7 @@ def _idle_row(trials: Trials, group: Sequence[Idle], *, tried: bool) -> tuple[ob
 def _remedy(trials: Trials, one: Idle) -> str:
     """Return the annotation that makes a step cheaper and repeats less, with its effect, as text.
 
-    Layouts that split a dimension evenly are planned first. The others are planned if none of the
-    even ones makes a step cheaper.
+    Even shardings are planned first. Uneven ones are planned if no even one makes a step cheaper.
     """
     stages, now = trials.stages, trials.now
     before = redundant_flops(idle(stages.program, stages.graph))
@@ -160,16 +164,16 @@ def _remedy(trials: Trials, one: Idle) -> str:
         if best is not None:
             return best[1]
     if not tried:
-        return "no annotation was tried: no dimension of its result or of its sums is free"
-    layouts = counted(tried, "layout")
-    return f"of {layouts} of its result and operands that were planned, none makes a step cheaper"
+        return "no annotation was tried: no dimension of its result or operands is free"
+    planned = f"{counted(tried, 'sharding')} of its result and operands"
+    return f"{planned} {'was' if tried == 1 else 'were'} planned: none makes a step cheaper"
 
 
 def _layouts(stages: Stages, one: Idle, *, even: bool) -> Iterator[tuple[int, Sharding]]:
-    """Yield layouts of the result, then of operands, in which the idle axes split a dimension.
+    """Yield shardings of the result, then of operands, along the idle axes.
 
     Args:
-      even: True for dimensions that the axes divide, False for dimensions that they do not.
+      even: True for dimensions that the axes divide, False for the other dimensions.
     """
     node = stages.graph.nodes[one.node]
     (rule, *_) = rules(node.signature) or ()
@@ -189,7 +193,7 @@ def _choices(digits: Digits) -> tuple[Digits, ...]:
 
 
 def _places(node: Node, rule: Rule) -> Iterator[tuple[int, int]]:
-    """Dimensions of the result, and those of operands along which it sums."""
+    """Yield the dimensions of the result, then the contracting dimensions of operands."""
     yield from ((node.results[0], dim) for dim in range(len(rule.results[0])))
     for operand, dims in rule.operands.items():
         for dim, index in enumerate(dims):

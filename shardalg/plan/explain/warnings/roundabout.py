@@ -1,4 +1,4 @@
-"""Warnings: what a plan does in a roundabout way, with the bytes that it costs."""
+"""Warnings about operators that are not partitioned, and about effects that are left out."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ WARNING_COLUMNS = (
 
 
 def warnings(program: SpmdProgram, graph: Graph) -> Table:
-    """Operators that are not partitioned as they could be, and the bytes that this sends.
+    """Return the operators that are not partitioned as they could be, with the bytes they send.
 
-    An operator without a row runs on whole operands; a loop that no emission splits yet is
-    gathered. Both give right results. `wire_bytes_per_step` is per device, the sum over all
-    executions and all collectives that the operator causes.
+    An operator without a row in the table of operators runs on whole operands. A loop that cannot
+    be partitioned yet is gathered. Results are correct in both cases. `wire_bytes_per_step` is per
+    device: the sum over all executions and all collectives that the operator causes.
     """
     gathers: dict[int, list[Execution]] = {}
     for step in walk(program):
@@ -40,7 +40,7 @@ def warnings(program: SpmdProgram, graph: Graph) -> Table:
 
 
 def left_out(graph: Graph) -> Table:
-    """What the plan runs without, a row per line: effects without a result, copies to the host.
+    """Return a row per line with an effect or a host copy that the plan leaves out.
 
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
@@ -74,7 +74,7 @@ def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
     >>> plan = sa.plan(f, x, mesh=sa.Mesh({"X": 2}), in_shardings=P("X"))
     >>> row = unknown_trips(plan.program, plan.graph).rows[0]
     >>> row[0], row[2:4], row[4]
-    ('while', (1, 4), 'trips_1 iterations, an unknown number, each of which sends 4 B: ...')
+    ('while', (1, 4), 'the number of iterations, trips_1, is unknown; each sends 4 B: ...')
     """
     unknown = [loop for loop in while_loops(graph) if loop.iterations is None]
     steps = list(walk(program)) if unknown else []
@@ -85,7 +85,7 @@ def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
         trips = graph.trip_count(loop.node)
         each = bytes_text(number(Fraction(sent) / max(trips, 1)))
         text = (
-            f"{loop.name} iterations, an unknown number, each of which sends {each}: bytes, flops "
+            f"the number of iterations, {loop.name}, is unknown; each sends {each}: bytes, flops "
             "and seconds are per iteration, and totals of a step count one iteration"
         )
         rows.append(("while", loop.node.source, trips, number(sent), text, loop.remedy, 0))
@@ -94,16 +94,17 @@ def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
 
 _EFFECT = (
     "its effect is left out: no device runs it",
-    "return what it shows, or call it outside the function",
+    "return the values that it shows, or call it outside the function",
 )
 _ON_HOST = (
-    "its copy to the host is left out: the device holds the value, in the peak of memory too",
-    "take its bytes off the peak, or keep it on the device",
+    "its copy to the host is left out: the value stays on the device, and counts in the peak "
+    "memory",
+    "subtract its bytes from the peak memory, or keep it on the device",
 )
 
 
 def unread(graph: Graph) -> Table:
-    """What was traced and no result needs, as one row; none where that is next to nothing.
+    """Return one row about traced operators that no result needs; none if they are few.
 
     >>> import jax
     >>> import shardalg as sa
@@ -121,11 +122,11 @@ def unread(graph: Graph) -> Table:
     share = found.count / found.total
     text = f"{found.count} of {found.total} traced operators ({share:.0%}) are needed by no result"
     text += f", {found.gradients} of them gradients" if found.gradients else ""
-    text += ": the plan is without them"
+    text += ": the plan leaves them out"
     if found.lost:
         verb = "is" if len(found.lost) == 1 else "are"
         text += f"; {', '.join(found.lost[:3])} {verb} changed in place and not returned"
-    remedy = "return what they make, such as the new state, or leave them out of the function"
+    remedy = "return their results, such as the new state, or remove them from the function"
     row = ("unread", found.source, found.count, 0, text, remedy, 0)
     return Table(WARNING_COLUMNS, (row,))
 
@@ -133,6 +134,7 @@ def unread(graph: Graph) -> Table:
 def _warning(
     program: SpmdProgram, graph: Graph, node: Node, steps: list[Execution]
 ) -> tuple[object, ...] | None:
+    """Return the row of an operator that is not partitioned; None if it needs no warning."""
     rows = None if node.bodies else rules(node.signature)
     if (
         node.bodies
@@ -144,16 +146,16 @@ def _warning(
         reason = EXCLUDED.get(node.primitive, "it has no row, and JAX traces no body of it")
         caused, sends = steps, any(_sent(program, step) for step in steps)
         if not sends and (graph.manual_axes(node.region) or graph.block_axes):
-            return None  # in a shard_map each device runs it on its own blocks
+            return None  # inside a shard_map each device runs it on its own blocks, as it must
         what = "its operands are gathered whole" if sends else "every device runs all of it"
         text = f"{what}: {reason}"
-        remedy = "not tried: leave them unpartitioned, or add a row (docs/adding_an_operator.md)"
+        remedy = "not tried: leave them unsharded, or add a row (docs/adding_an_operator.md)"
     else:
         caused = [step for step in steps if _along(program, node, rows[0], step)]
         loops = sorted(_split_later(rows[0]))
-        text = f"loop {', '.join(loops)} is gathered: no emission splits it yet"
+        text = f"loop {', '.join(loops)} is gathered: it cannot be partitioned yet"
         remedy = (
-            "not tried: leave that dimension unpartitioned, or extend "
+            "not tried: leave that dimension unsharded, or extend "
             "shardalg/graph/ops/local_parameters.py"
         )
     moved = sum(step.count * _sent(program, step) for step in caused)
@@ -164,7 +166,7 @@ def _warning(
 
 
 def _split_later(rule: Rule) -> frozenset[str]:
-    """Loops that could be partitioned, but that no emission splits yet."""
+    """Return the loops that could be partitioned, but that no emission supports yet."""
     return unsupported_loops(rule) - rule.whole - rule.local
 
 
@@ -174,7 +176,7 @@ def _sent(program: SpmdProgram, step: Execution) -> int | float:
 
 
 def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
-    """Whether a step gathers an operand of the node along a loop that is split later."""
+    """Return whether a step gathers an operand along a loop that cannot be partitioned yet."""
     attributes = step.instruction.attributes
     if type(attributes) is not AllGather:
         return False

@@ -1,7 +1,7 @@
-"""Operators that run whole (SVD, a sort of one dimension) on every device, as warnings.
+"""Warnings about operators that cannot be partitioned (SVD, a sort along its only dimension).
 
-Where such an operator has a batch dimension, the planner splits that; without one every device
-gathers the operand and computes all of it.
+If such an operator has a batch dimension, the planner shards that. Otherwise every device gathers
+the operand and computes the whole result.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from shardalg.spmd.instructions import AllGather
 from shardalg.tables import bytes_text, seconds_text
 
 SHARE = 0.1
-"""Of the plan's bytes, or of its flops, from which it is worth a word."""
+"""An operator with a smaller share of the plan's bytes and flops has no warning."""
 STACK = (
-    "no layout that was tried makes a step cheaper; not tried: stack operands that are alike and "
-    "call it once under jax.vmap, so that devices share them"
+    "no sharding that was tried makes a step cheaper; not tried: stack equal operands and call it "
+    "once under jax.vmap, so that devices share the work"
 )
 
 
 def whole_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
-    """A row of `plan.warnings()` per operator; not with named sizes.
+    """Return a row per operator that gathers much or repeats much work; none with named sizes.
 
-    The remedy is a layout of the operand that was planned, if one makes a step cheaper on the chip.
+    The remedy is a sharding of the operand that was planned and makes a step cheaper.
     """
-    if trials.stages.is_named:
-        return ()
-    return tuple(_rows(trials))
+    return () if trials.stages.is_named else tuple(_rows(trials))
 
 
 def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
@@ -67,8 +65,8 @@ def _row(
     devices = _repeating(stages, node)
     axes = ",".join(dict.fromkeys(a for m in found for a in stages.mesh.texts(m.digits)))
     text = (
-        f"runs whole: {bytes_text(sent)} are gathered along {axes}, and {devices} devices compute "
-        "the same"
+        f"runs whole: {bytes_text(sent)} are gathered along {axes}, and {devices} devices repeat "
+        "the same work"
     )
     trips = stages.graph.trip_count(node)
     remedy = _remedy(trials, found)
@@ -76,7 +74,7 @@ def _row(
 
 
 def _repeating(stages: Stages, node: Node) -> int:
-    """Devices that compute the same: all but for what splits the result."""
+    """Return the number of devices that compute the same block of the result."""
     layout = stages.sharded.shardings[node.results[0]]
     rule = (rules(node.signature) or ())[0]
     split = 1
@@ -87,14 +85,14 @@ def _repeating(stages: Stages, node: Node) -> int:
 
 
 def _redundant(stages: Stages, node: Node) -> float:
-    """Flops of a step on a device beyond its share."""
+    """Return the flops per step that a device computes beyond its share."""
     repeating = _repeating(stages, node)
     local = signature_flops(node.signature) * repeating / stages.mesh.size
     return stages.graph.trip_count(node) * local * (1 - 1 / repeating)
 
 
 def _remedy(trials: Trials, found: list[MovedValue]) -> str:
-    """The layout of a gathered operand after which a step is cheapest, in words."""
+    """Return the sharding of a gathered operand with the cheapest step, and its effect, as text."""
     stages, now = trials.stages, trials.now
     best = None
     for value in dict.fromkeys(moved.value for moved in found):
@@ -106,16 +104,16 @@ def _remedy(trials: Trials, found: list[MovedValue]) -> str:
         return STACK
     _, value, layout, then = best
     return (
-        f"annotate {stages.graph.values[value].name} as {layout.text()}: a step "
+        f"annotate {stages.graph.values[value].name} as {layout.text()}: step "
         f"{seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)} on "
         f"{trials.machine}, sent "
-        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak "
+        f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}, peak memory "
         f"{bytes_text(now.peak_memory_bytes)} to {bytes_text(then.peak_memory_bytes)}"
     )
 
 
 def _layouts(layout: Sharding) -> Iterator[Sharding]:
-    """Without any axis; then with all of them on one dimension that they divide."""
+    """Yield the replicated sharding, then those with all axes on one dimension that they divide."""
     digits: Digits = tuple(digit for dim in layout.dims for digit in dim)
     none: tuple[Digits, ...] = tuple(() for _ in layout.dims)
     yield replace(layout, dims=none)
