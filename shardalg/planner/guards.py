@@ -262,13 +262,13 @@ class _Telling(Partitioner):
     def _tell(self, node: Node | None) -> None:
         self.recorder.about = RunQuestion("collectives", None if node is None else node.index)
 
-    def _entered(self, value: int, order: Mesh | None) -> int:
+    def _argument_local(self, value: int, order: Mesh | None) -> int:
         self._tell(None)
-        return super()._entered(value, order)
+        return super()._argument_local(value, order)
 
-    def _left(self, value: int, layout: Sharding) -> int:
+    def _result_local(self, value: int, layout: Sharding) -> int:
         self._tell(None)
-        return super()._left(value, layout)
+        return super()._result_local(value, layout)
 
     def _recipe(self, node: Node) -> Recipe:
         self._tell(node)

@@ -1,46 +1,44 @@
-"""A completed graph as the program that every device runs: choices, then instructions.
+"""Partitioning: from a completed graph to the program that every device runs.
 
-Lifetime of gathers: A gathered copy is shared by its users within one phase (forward, backward,
-update) and not kept from one to the other: weights are gathered on demand and freed (paper,
-section 5.1) where roles of arguments are told. Without roles copies are kept, as XLA keeps them
-(`Options.keeping`). Copies no larger than the value where it lies are kept: freeing them would
-free nothing. `plan.gathers()` lists what is gathered again with its price in bytes and memory
-(`planner/partition/choose/node_classes.py`); `Options(keep_gathers=True)` keeps all of it, a
-number what fits
-in so many bytes, `hoist_gathers=True` gathers the constants of a loop before it; what a loop
-brings home anyway lies in it as its body reads it. `plan.switches()` says what every switch is
-worth in a plan.
+Each node is decided first (`choose/`), then its instructions are emitted (`emit/`), then passes
+rewrite the program (`passes/`).
 
-By cost: `Options(policy="cost")` starts from completion and lets any axis serve any loop
-(`planner/partition/by_cost.py`): every node has all its candidates
-(`planner/partition/choose/choices.py`), every value pays
-from where it is made to its home and from there to each distinct layout that is asked of it, in
-seconds of a chip, and coordinate descent (`descent.py`) with random starts and changes of
-neighbours together finds the least; scipy's HiGHS judges it in the tests. Seconds are those of
-`Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`). What is tied
-across the border of a loop or of branches (a carry wherever it appears, a constant, a stacked
-value) is one unit of the descent, whose options are layouts
-(`planner/partition/choose/regions.py`). What is chosen
-are homes,
-loops and borders; programs come of them as always. Arguments, results and annotations stay as
-completed, and completion itself stands where its program is no slower. Memory is not limited.
+Lifetime of gathers: the users of a gathered copy share it within one phase (forward, backward,
+update). If roles of arguments are known, the copy is freed after its phase: weights are gathered on
+demand (GSPMD, section 5.1). Without roles it is kept, as XLA keeps it (`Options.keeping`). A copy
+that is no larger than the value itself is always kept, because freeing it would save nothing.
+`plan.gathers()` lists the copies that are gathered again, with their price in bytes and memory
+(`choose/node_classes.py`). `Options(keep_gathers=True)` keeps all of them, a number keeps as many
+as fit in so many bytes. `hoist_gathers=True` gathers the constants of a loop before the loop. A
+constant that is moved before its loop anyway gets the sharding in which the body reads it.
 
-Unreached: A value that completion leaves replicated because nothing reaches it lies as it is made
-(`unreached.py`), by the paper's policy; by "gspmd" and "shardy" it lies as these have it.
+By cost: `Options(policy="cost")` starts from completion and allows any mesh axis on any loop
+(`by_cost.py`). Every node has all its candidates (`choose/choices.py`). Every value pays for the
+moves from where it is made to its result sharding, and from there to each distinct sharding that a
+reader requires, in seconds of a chip. Coordinate descent (`descent.py`) minimises the sum, from
+random starts and with joint changes of neighbours; the tests compare it with scipy's HiGHS. Seconds
+are those of `Plan.cost`: each choice is emitted as a program of its own and priced (`prices.py`).
+Values that share a sharding across the border of a loop or of branches (all copies of a carry, a
+constant, a stacked value) are one unit of the descent (`choose/regions.py`). The descent decides
+result shardings, loops and borders; the program is then emitted as for other policies. Arguments,
+results and annotations keep their completed shardings. If no program is faster, completion stays.
+Memory is not limited.
 
-Deferred sums wait behind what keeps them right for every number of their type, which a row says
-(`Rule.passes`): additions, subtractions, negation, copies, layout, and products of whole numbers of
-one type (a ring). Products and quotients of floats do not (an infinity times a part that is 0;
-parts that overflow when scaled; a sum that overflows, whose scaled parts do not), nor do
-conversions, behind which a sum would also be sent in the wider type. A loop whose sums are deferred
-(`Switches(defer_in_loops=True)`) takes its numbers as finite and defers its sums behind all of
-these. Of two partial factors one passes: the other one is reduced. One element of a dimension is
-a partial sum like any other. `Switches(finite_sums=True)` lets them wait behind products too, and
-behind conversions to wider floats; `verify` then lists "finite" as trusted, and refutes such a
-program without it. A device adds bfloat16 and float16 up in float32, as XLA does, and sends its
-part in the sum's own type, as XLA's partitioner does; `Switches(wide_sums=True)` sends it in
-float32 and rounds once, by another graph (`graph/ops/canonicalize/transforms.py`): the sum gives
-float32, and a
-conversion follows. They count as dividing the work of an addition, not of a product: a product of
-partial sums is the whole product on every member.
+Unreached values: by the paper's policy a value that no annotation reaches keeps the sharding in
+which it is computed (`unreached.py`). By "gspmd" and "shardy" it has the sharding of these.
+
+Deferred sums: a partial sum is deferred behind operators that are right for every number of its
+type (`Rule.passes`): additions, subtractions, negation, copies, layout, and products of integers
+of one type (a ring). Products and quotients of floats are excluded: an infinity times a part that
+is 0, parts that overflow when scaled, a sum that overflows although its scaled parts do not.
+Conversions are excluded, too: the sum would also be sent in the wider type. A loop whose sums are
+deferred (`Switches(defer_in_loops=True)`) takes its numbers as finite and defers behind all of
+these. Of two partial factors one passes, and the other one is reduced first. An owner select is a
+partial sum like any other. `Switches(finite_sums=True)` defers sums behind products and conversions
+to wider floats everywhere. `plan.verify()` then lists "finite" as trusted, and refutes such a
+program without the switch. A device adds bfloat16 and float16 in float32 and sends its part in the
+sum's own type, as XLA does. `Switches(wide_sums=True)` sends float32 and rounds once, by another
+graph (`graph/ops/canonicalize/transforms.py`): the sum returns float32, and a conversion follows.
+Devices with different partial sums divide the work of an addition, but not of a product: a product
+of partial sums is the whole product on every device.
 """

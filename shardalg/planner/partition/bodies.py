@@ -1,7 +1,7 @@
-"""Calls with bodies: what enters and leaves a loop in which layout, each body planned once.
+"""Calls with bodies: the shardings at the border of a loop or a branch, and the planned bodies.
 
-A body has a partitioner of its own (`BodyPartitioner._inside`). What a loop decides about its body
-is read from a draft: a body that is planned on locals which nothing else shares.
+A body has a partitioner of its own (`BodyPartitioner._inside`). Decisions about a loop are read
+from a draft: a body that is planned on local values of its own and then dropped.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
 from shardalg.spmd.instructions import FirstMember
 
-Waiting = tuple[tuple[LoopSum, Sharding], ...]
-"""What stays partial sums until a loop is over, each with its layout."""
+DeferredSums = tuple[tuple[LoopSum, Sharding], ...]
+"""Sums that stay partial until a loop is over, each with its sharding."""
 
 
 class BodyPartitioner(ABC):
     """The part of a partitioner that plans calls and their bodies.
 
     Attributes:
-      begin: what is at hand in every body, the program's constants, and how many locals hold it.
+      begin: the copies available in every body (the program's constants), and the number of local
+        values that hold them.
       hoisted: constants of loops that are gathered before the loop.
-      waiting: values of loops whose partial sums may wait until the loop is over.
+      waiting: values of loops whose partial sums may be deferred until the loop is over.
     """
 
     sharded: ShardedGraph
@@ -57,20 +58,32 @@ class BodyPartitioner(ABC):
         """Emit a value again from a smaller one that it repeats, where that sends less."""
 
     def _call(self, node: Node) -> None:
+        """Emit a call: move its operands, plan its bodies, and place its results."""
         context = self.context
         agreed = self.sharded.borders.get(node.index)
         if agreed is None:
             if node.primitive == "scan":
                 self._place_constants(node)
             agreed = border(self.graph, node, self.value_shardings)
-        waiting = self._waiting(node, agreed.bodies)
+        waiting = self._deferred_sums(node, agreed.bodies)
         agreed = with_sums(agreed, {s.number: layout for s, layout in waiting}, node)
         cause = context.cause(node, Why(TAKES[node.primitive]))
         operands = [
             context.required(v, layout, cause)
             for v, layout in zip(node.operands, agreed.operands, strict=True)
         ]
-        self._begin_sums(node, waiting, operands, cause)
+        # A carry that is a partial sum starts on the first member alone, so that it counts once.
+        if waiting:
+            names = "num_consts", "num_carry"
+            consts, carried = (node.signature.param(name) for name in names)
+            for one, layout in waiting:
+                if one.number < carried:
+                    place = consts + one.number
+                    like = context.locals[operands[place]]
+                    first = context.new_local(like.shape, like.dtype, layout)
+                    select = FirstMember(layout.unreduced)
+                    context.emit(select, (operands[place],), (first,), cause)
+                    operands[place] = first
         blocks = [
             self._inside(waiting)._body(node, body, layouts)
             for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
@@ -85,13 +98,12 @@ class BodyPartitioner(ABC):
             place_result(context, node, value, local, self.value_shardings[value])
 
     def _place_constants(self, node: Node) -> None:
-        """Give the loop's constants, at its border, the layout in which alone its body reads them.
+        """Give constants of a loop the sharding in which its body reads them, if that is useful.
 
-        Where a constant is brought home for the loop, and its body reads no larger blocks, that
-        saves a move per trip and holds no more. By `hoist_gathers` any constant: a device then
-        holds it gathered as long as the loop runs. The same holds for a loop that JAX writes out,
-        if gathered copies are kept. The body is planned once to see what it reads.
+        The body is planned once as a draft to see the shardings in which it reads its constants.
         """
+        # `hoist_gathers` gathers every constant before the loop. A device then holds it gathered as
+        # long as the loop runs. A loop that JAX writes out is treated so if copies are kept.
         is_unrolled = ("unrolled", True) in node.signature.params
         keeps = is_unrolled and self.options.keep_gathers
         hoists = keeps or self.options.hoist_gathers
@@ -111,6 +123,8 @@ class BodyPartitioner(ABC):
             if len(found) != 1:
                 continue
             (layout,) = found
+            # The constant is moved for the loop anyway, and its body reads blocks that are no
+            # larger. One move before the loop replaces one per iteration, and holds no more.
             alone = value in brought and read[local] == 1 and local not in block.results
             is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
             if is_free or hoists:
@@ -121,65 +135,63 @@ class BodyPartitioner(ABC):
                 copied = Copied(value, result_sharding, layout, "hoist_gathers", times, once)
                 self.hoisted.append(copied)
 
-    def _waiting(self, node: Node, bodies: Sequence[tuple[Layouts, Layouts]]) -> Waiting:
-        """The sums that wait until the loop is over, as its body was planned with them.
+    def _deferred_sums(self, node: Node, bodies: Sequence[tuple[Layouts, Layouts]]) -> DeferredSums:
+        """Return the sums that stay partial until a loop is over, with their shardings.
 
-        It is planned once to see what is left partial, and with the carries in those layouts until
-        all of them come out as they go in. What is stacked waits where it is no larger for it, or
-        where an outer loop adds it up.
+        Empty unless the call is a scan and the options defer sums in loops.
         """
         options = self.options
         if node.primitive != "scan" or not (options.defer_in_loops and options.defer_sums):
             return ()
         sums = loop_sums(self.graph, node)
         ((arguments, results),) = bodies
-        found: Waiting = ()
+        # A draft shows which sums its body leaves partial.
+        found: DeferredSums = ()
         undecided = tuple([(one, results[one.number]) for one in sums])
-        seen = self._seen(node, arguments, undecided)
+        seen = self._draft_shardings(node, arguments, undecided)
         for one in sums:
             own = results[one.number]
-            (layout, *others) = dict.fromkeys(_carried(seen[v], own) for v in one.added)
+            (layout, *others) = dict.fromkeys(_carry_sharding(seen[v], own) for v in one.added)
+            # A stacked value is deferred if it is no larger for it, or if an outer loop reduces it.
             is_stacked = one.added == (one.result,)
             outer = node.results[one.number] in self.context.deferrable
-            stays = outer or not is_stacked or _elements(layout) <= _elements(own)
+            is_no_larger = prod(layout.shard_shape) <= prod(own.shard_shape)
+            stays = outer or not is_stacked or is_no_larger
             if layout.unreduced and not others and stays:
                 found += ((one, layout),)
-        return self._coming_round(node, arguments, found)
+        return self._stable_sums(node, arguments, found)
 
-    def _coming_round(self, node: Node, arguments: Layouts, found: Waiting) -> Waiting:
-        """Those of them that leave the body as they enter it."""
+    def _stable_sums(self, node: Node, arguments: Layouts, found: DeferredSums) -> DeferredSums:
+        """Return the deferred sums whose carry has the same sharding at both ends of the body.
+
+        Dropping one can change the sharding of another, so the search iterates to a fixed point.
+        """
         consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
         while found:
             inside = list(arguments)
             for one, layout in found:
                 if one.number < carried:
                     inside[consts + one.number] = layout
-            seen = self._seen(node, tuple(inside), found)
+            seen = self._draft_shardings(node, tuple(inside), found)
             kept = tuple([pair for pair in found if seen[pair[0].result] == pair[1]])
             if kept == found:
                 break
             found = kept
         return found
 
-    def _seen(self, node: Node, arguments: Layouts, sums: Waiting) -> dict[int, Sharding]:
-        """Return how the body makes what is added up, and the sums, if these may be deferred."""
+    def _draft_shardings(
+        self, node: Node, arguments: Layouts, sums: DeferredSums
+    ) -> dict[int, Sharding]:
+        """Return how a draft of the body computes the sums and their addends, if all are deferred.
+
+        Args:
+          arguments: the shardings of the body's arguments.
+        """
         (body,), draft = node.bodies, self._inside(sums, is_draft=True)
         open_body(draft.context, self.graph.regions[body], arguments)
         draft._region(body)
         values = {v for one, _ in sums for v in (one.result, *one.added)}
         return {v: draft.context.sources(v)[0] for v in values}
-
-    def _begin_sums(self, node: Node, waiting: Waiting, operands: list[int], cause: Cause) -> None:
-        """Carries that are partial sums begin on the first member alone."""
-        context = self.context
-        consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
-        for one, layout in waiting:
-            if one.number < carried:
-                place = consts + one.number
-                like = context.locals[operands[place]]
-                first = context.new_local(like.shape, like.dtype, layout)
-                context.emit(FirstMember(layout.unreduced), (operands[place],), (first,), cause)
-                operands[place] = first
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
         """Return the block of a body, on locals of its own."""
@@ -189,13 +201,13 @@ class BodyPartitioner(ABC):
         results = close_body(context, node, region, layouts[1])
         return Block(arguments, tuple(context.instructions), results)
 
-    def _inside(self, sums: Waiting = (), *, is_draft: bool = False) -> Self:
+    def _inside(self, sums: DeferredSums = (), *, is_draft: bool = False) -> Self:
         """Return the partitioner of a body.
 
         Args:
-          sums: whose partial sums may be deferred in the body.
-          is_draft: whether the body is planned only to read its decisions from it. It is then on
-            locals of its own. Layouts of the constants of loops inside stay as the draft has them.
+          sums: sums that may be deferred in the body.
+          is_draft: whether the body is planned only to read its decisions, on local values of its
+            own. Its shardings of the constants of inner loops stay: `value_shardings` is shared.
         """
         inner, (available, first, count) = copy(self), self.begin
         locals_ = self.context.locals[:count] if is_draft else self.context.locals
@@ -207,19 +219,16 @@ class BodyPartitioner(ABC):
         return inner
 
 
-def _carried(added: Sharding, own: Sharding) -> Sharding:
-    """The layout of a carry to which partial sums are added; of rows of it, its own but for them.
+def _carry_sharding(added: Sharding, own: Sharding) -> Sharding:
+    """Return the sharding of a carry to which partial sums are added.
 
     Args:
-      own: the carry's in a loop where no sums wait.
+      added: the sharding of the addend, which may be some rows of the carry.
+      own: the sharding of the carry if no sums are deferred.
     """
     if added.shape == own.shape or not added.unreduced:
         return added
+    # Rows are added: the carry keeps its digits, except those along which the sums are partial.
     sums = added.unreduced
     dims = [tuple(d for d in dim if not any(overlap(d, s) for s in sums)) for dim in own.dims]
     return interned(own.mesh, own.shape, tuple(dims), sums)
-
-
-def _elements(layout: Sharding) -> int:
-    """Of a device."""
-    return prod(layout.shard_shape)

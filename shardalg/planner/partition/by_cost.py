@@ -1,4 +1,4 @@
-"""`policy="cost"`: what every node computes where, chosen by seconds instead of by completion."""
+"""`policy="cost"`: shardings and loops of a whole graph, chosen by seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from shardalg.planner.partition.choose.choices import ComponentCandidate, candid
 from shardalg.planner.partition.choose.component import components
 from shardalg.planner.partition.choose.key import LoopDigits
 from shardalg.planner.partition.choose.node_classes import remade_values
-from shardalg.planner.partition.choose.regions import TiedArguments, border, laid, layouts, tied
+from shardalg.planner.partition.choose.regions import (
+    TiedArguments,
+    border,
+    layouts,
+    slot_sharding,
+    tied,
+)
 from shardalg.planner.partition.descent import Asked, Option, UnitProblem, best_of
 from shardalg.planner.partition.prices import (
     Neighbours,
@@ -33,23 +39,25 @@ from shardalg.planner.propagate.sharded import Reason, RegionBorder, ShardedGrap
 from shardalg.spmd.program import SpmdProgram
 
 STARTS = 8
-"""Random starts beside the one from completion, where they take seconds at most."""
+"""Number of random starts, in addition to the start from completion."""
 MOST_OPTIONS = 2000
-"""Options of all units together, up to which random starts are taken."""
+"""The largest number of options of all units together for which there are random starts."""
 
 
 def by_cost(
     completed: Sequence[ShardedGraph], roles: Sequence[str], options: Options
 ) -> tuple[ShardedGraph, SpmdProgram]:
-    """The layouts, the loops and the program that take the fewest seconds, as far as found.
+    """Return the sharded graph and the program that take the fewest seconds, as far as found.
 
-    Annotations, arguments and results stay as completed; what a loop carries, its constants and
-    what branches read and give have one layout each (`choose.regions`). Coordinate descent from the
-    fastest completion, and on small graphs from `STARTS` random points; that completion itself
-    stands where nothing is faster by `costs.step_time`. Memory is not limited.
+    The search is coordinate descent from the fastest completion, on small graphs also from `STARTS`
+    random points. Annotations, arguments and results keep their completed shardings. A carry, a
+    constant of a loop, and a value that branches read or return have one sharding each
+    (`choose/regions.py`). Memory is not limited.
 
     Args:
-      completed: the completions of `options.completions`. None of these plans is faster then.
+      completed: the completions of `options.completions`. None of their programs is faster than the
+        returned one, by `costs/step_time.py`.
+      options: passed on to `pipeline.partition`; `hardware` and `finite_sums` are read here.
     """
     chip = machine(options.hardware)
 
@@ -63,6 +71,7 @@ def by_cost(
     problem = CostProblem(start, chip, finite=options.switches.finite_sums)
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     found = problem.applied(best_of(problem.problem, problem.completed, more=more))
+    # Each completion is partitioned by its own policy, too, so that "cost" is never slower.
     faithful = map(timed, completed, options.completions)
     return min((timed(found, options), *weighed, *faithful), key=seconds)[1:]
 
@@ -72,8 +81,8 @@ class CostProblem:
     """A completed graph as a problem of descent.
 
     Attributes:
-      hardware: what the seconds are of.
-      finite: whether sums wait behind products too (`Switches.finite_sums`).
+      hardware: the machine whose seconds are minimised.
+      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
     """
 
     sharded: ShardedGraph
@@ -82,17 +91,17 @@ class CostProblem:
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
+        """The traced graph."""
         return self.sharded.graph
 
     @cached_property
     def value_shardings(self) -> tuple[Sharding, ...]:
-        """The completed layouts alone, of axes that split something."""
+        """The completed shardings, without axes of size 1 and without open dimensions."""
         return tuple(map(plain, self.sharded.shardings))
 
     @cached_property
     def places(self) -> tuple[tuple[Node, int], ...]:
-        """Per unit of a node the node, and the component of it; region arguments come after."""
+        """The node and the component of each unit; units of region arguments come after these."""
         return tuple(
             (node, place)
             for node in self.graph.walk()
@@ -102,22 +111,22 @@ class CostProblem:
 
     @cached_property
     def found(self) -> tuple[tuple[ComponentCandidate, ...], ...]:
-        """Per unit its candidates; of a node without a row the one of whole operands."""
+        """The candidates of each unit; a node without a row has one, with whole operands."""
         return tuple(self._candidates(node, place) for node, place in self.places)
 
     @cached_property
     def region_arguments(self) -> tuple[tuple[TiedArguments, tuple[Sharding, ...]], ...]:
-        """What lies alike across borders, each with its layouts: one of its own if annotated."""
+        """Groups of values that share a sharding, with its candidates; one if it is annotated."""
         found = []
         for one in tied(self.graph):
-            entering = self._entering(one)
+            entering = self._body_arguments(one)
             fixed = [self.value_shardings[v] for v in entering if v in self.sharded.fixed]
             free = layouts(self.value_shardings[(entering or one.plain)[0]])
             found.append((one, tuple(dict.fromkeys(fixed or free))))
         return tuple(found)
 
-    def _entering(self, one: TiedArguments) -> list[int]:
-        """What are arguments of bodies among these."""
+    def _body_arguments(self, one: TiedArguments) -> list[int]:
+        """Return the values of a group that are arguments of bodies."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
@@ -126,30 +135,30 @@ class CostProblem:
             return candidates(
                 node.signature, value_shardings, place, self.hardware, finite=self.finite
             )
-        count = len(node.operands)
-        asks = tuple(
-            (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[:count])
-        )
-        makes = tuple(
-            (k, whole(result_sharding)) for k, result_sharding in enumerate(value_shardings[count:])
-        )
+        every, count = tuple(map(whole, value_shardings)), len(node.operands)
+        asks, makes = tuple(enumerate(every[:count])), tuple(enumerate(every[count:]))
         return (ComponentCandidate((), asks, makes),)
 
     @cached_property
     def problem(self) -> UnitProblem:
-        """Units, values, and seconds of moves."""
+        """The problem of descent: units, values, and seconds of moves."""
         units = [
             tuple(self._option(node, place, candidate) for candidate in found)
             for (node, place), found in zip(self.places, self.found, strict=True)
         ]
-        units += [
-            tuple(_agreed(one, layout) for layout in found) for one, found in self.region_arguments
-        ]
+        # A group of region arguments is a unit without work; its options are shardings.
+        for one, found_layouts in self.region_arguments:
+            agreed = []
+            for at in found_layouts:
+                asks = tuple(slot_sharding(slot, at) for slot in one.asks)
+                makes = tuple(slot_sharding(slot, at) for slot in one.makes)
+                agreed.append(Option(asks, makes, 0.0))
+            units.append(tuple(agreed))
         still = {
-            v for one, _ in self.region_arguments for v in self._entering(one)
+            v for one, _ in self.region_arguments for v in self._body_arguments(one)
         } - self.sharded.fixed
-        given, value_shardings = self._fixed()
-        wanted = tuple(self._wanted())
+        given, value_shardings = self._given_and_kept()
+        wanted = tuple(self._required_outside())
         asked = {value for value, _ in wanted}
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
         return UnitProblem(
@@ -162,7 +171,7 @@ class CostProblem:
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)
         made, read = fused_values(self.graph)
-        # What fusing operators make is written by its first move, if at all.
+        # A result that only fuses is written by its first move, if at all.
         fused = frozenset(
             k for k, v in enumerate(values) if v in made and (v in read or k >= len(node.operands))
         )
@@ -173,8 +182,8 @@ class CostProblem:
         makes = tuple((node.results[k], layout) for k, layout in candidate.produced)
         return Option(asks, makes, seconds * times)
 
-    def _fixed(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
-        """What no unit makes, and what keeps its completed home."""
+    def _given_and_kept(self) -> tuple[dict[int, Sharding], dict[int, Sharding]]:
+        """Return the values that no unit makes, and the values without a choice of sharding."""
         graph, value_shardings = self.graph, self.value_shardings
         made = {v for one, _ in self.region_arguments for v, _ in one.makes}
         entering = (v for region in graph.regions for v in region.arguments)
@@ -187,27 +196,23 @@ class CostProblem:
         }
         return given, kept | {v: whole(value_shardings[v]) for v, _ in graph.constants}
 
-    def _wanted(self) -> Iterator[Asked]:
-        """What the function gives back, and what no tie says of what calls take and hand on."""
+    def _required_outside(self) -> Iterator[Asked]:
+        """Yield the shardings of the function's results and at borders that no group decides."""
         graph = self.graph
         for value, given in zip(graph.results, self.sharded.results, strict=True):
             yield value, plain(given)
-        said = {(one.call, v) for one, _ in self.region_arguments for v, _ in one.asks}
+        decided = {(one.call, v) for one, _ in self.region_arguments for v, _ in one.asks}
         for node in graph.walk():
             if node.bodies:
-                asked = self._border_asks(node)
-                yield from ((v, at) for v, at in asked if (node.index, v) not in said)
-
-    def _border_asks(self, node: Node) -> Iterator[Asked]:
-        """What the completed border of a call asks of its operands and of its bodies' results."""
-        agreed = border(self.graph, node, self.value_shardings)
-        yield from zip(node.operands, agreed.operands, strict=True)
-        for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
-            yield from zip(self.graph.regions[body].results, results, strict=True)
+                agreed = border(graph, node, self.value_shardings)
+                asked = list(zip(node.operands, agreed.operands, strict=True))
+                for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
+                    asked += zip(graph.regions[body].results, results, strict=True)
+                yield from ((v, at) for v, at in asked if (node.index, v) not in decided)
 
     @cached_property
     def _times(self) -> tuple[int, ...]:
-        """How often each value is made in a step."""
+        """Number of times that a step computes each value."""
         producer = self.graph.producer
         nodes = self.graph.nodes
         found = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
@@ -220,6 +225,7 @@ class CostProblem:
         return self._moved(value, source, target, is_first=False)
 
     def _moved(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
+        # Computing the value again sends nothing.
         if value in remade_values(self.graph):
             return 0.0
         made, read = (value in side for side in fused_values(self.graph))
@@ -229,25 +235,25 @@ class CostProblem:
 
     @cached_property
     def completed(self) -> tuple[int, ...]:
-        """Per unit what is nearest to the completed layouts: the start of the descent."""
+        """The options closest to the completed shardings: the start of the descent."""
         return tuple(
-            min(range(len(options)), key=lambda k: self._apart(options[k]))
+            min(range(len(options)), key=lambda k: self._isolated_s(options[k]))
             for options in self.problem.units
         )
 
-    def _apart(self, option: Option) -> float:
-        """Seconds of an option alone, from and to the completed layouts."""
+    def _isolated_s(self, option: Option) -> float:
+        """Return the seconds of an option between values in their completed shardings."""
         asks = sum(self._move(v, self.value_shardings[v], layout) for v, layout in option.asks)
         makes = sum(self._move(v, layout, self.value_shardings[v]) for v, layout in option.makes)
         return option.seconds + asks + makes
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
-        """The graph with the layouts and the loops of these options."""
+        """Return the graph with the shardings and loops of these options."""
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
         for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
-            # What numbers alone make is made again in each layout: its loops follow from that.
+            # A value of numbers alone is computed again in each sharding, which decides its loops.
             if rules(node.signature) and node.results[0] not in remade_values(self.graph):
                 chosen = found[k]
                 loops[node.index] = (*loops.get(node.index, ()), chosen.loops)
@@ -260,7 +266,7 @@ class CostProblem:
                 value_shardings[value] = interned(at.mesh, at.shape, at.dims, ())
                 if value_shardings[value].dims != self.value_shardings[value].dims:
                     changed.append(Reason(value, value_shardings[value], "chosen by cost"))
-        history = partial(_history, self.sharded, tuple(changed))
+        before = self.sharded
         borders = self._borders(taken[len(self.places) :])
         return replace(
             self.sharded,
@@ -268,11 +274,11 @@ class CostProblem:
             loops=loops,
             required=required,
             borders=borders,
-            _history=history,
+            _history=lambda: (*before.history, *changed),
         )
 
     def _borders(self, taken: Sequence[int]) -> dict[int, RegionBorder]:
-        """The borders of calls with these layouts of what is tied."""
+        """Return the borders of calls, given the option of each group of region arguments."""
         value_shardings: dict[int, list[Sharding]] = {}
         for (one, found), k in zip(self.region_arguments, taken, strict=True):
             here = value_shardings.setdefault(one.call, list(self.value_shardings))
@@ -282,13 +288,3 @@ class CostProblem:
         return {
             call: border(self.graph, nodes[call], here) for call, here in value_shardings.items()
         }
-
-
-def _agreed(one: TiedArguments, layout: Sharding) -> Option:
-    """What is tied in this layout."""
-    asks, makes = (tuple(laid(place, layout) for place in side) for side in (one.asks, one.makes))
-    return Option(asks, makes, 0.0)
-
-
-def _history(sharded: ShardedGraph, changed: tuple[Reason, ...]) -> tuple[Reason, ...]:
-    return (*sharded.history, *changed)

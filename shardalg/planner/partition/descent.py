@@ -1,11 +1,11 @@
-"""Coordinate descent over what all nodes of a graph do: one problem, by seconds of the whole.
+"""Coordinate descent over the options of all units of a graph, by the seconds of a whole step.
 
-Every unit (a node, or a part of one that is decided alone) takes one of its options. A value is
-made in the layout that its unit's option says, lies in a home, and is brought from there into
-every distinct layout that a user's option asks for:
+A unit is a node, or a part of a node that is decided alone; it takes one of its options. The option
+determines in which sharding a value is made. The value is moved to its result sharding once, and
+from there to every distinct sharding that the options of its readers require:
     cost = sum over units of their seconds
-         + sum over values of min over homes h of
-             first_move(made, h) + sum over asked d of move(h, d)
+         + sum over values of min over result shardings h of
+             first_move(made, h) + sum over required d of move(h, d)
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from shardalg.algebra.sharding import Sharding
 
 Layout = Sharding
 Asked = tuple[int, Layout]
-"""A value, and a layout of it."""
+"""A value, and a sharding of it."""
 SWEEPS = 50
+"""The largest number of sweeps over all units."""
 NEAR = 3
-"""Units that answer a change of one before it is judged."""
+"""The number of neighbours that take their best options before a change is judged."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a unit may do: layouts that it asks of values, those that it makes, its seconds."""
+    """One option of a unit: the shardings that it requires and makes, and its seconds."""
 
     asks: tuple[Asked, ...]
     makes: tuple[Asked, ...]
@@ -36,12 +37,12 @@ class Option:
 
     @cached_property
     def made(self) -> dict[int, Layout]:
-        """Value to the layout that it is made in."""
+        """Value to the sharding in which the unit makes it."""
         return dict(self.makes)
 
     @cached_property
     def asked(self) -> dict[int, tuple[Layout, ...]]:
-        """Value to the layouts that are asked of it."""
+        """Value to the shardings in which the unit reads it."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.asks:
             found[value] = (*found.get(value, ()), layout)
@@ -53,14 +54,15 @@ class UnitProblem:
     """Units with their options, and the values between them.
 
     Attributes:
-      units: the options of each.
-      given: layout of values that no unit makes; homes: values whose home is no choice.
-      wanted: layouts that are asked of values from outside.
-      alone: values with one user that may take their partial sums as they are.
-      still: values that lie as they are made.
-      move: `(value, source, target) -> seconds`, infinite where it cannot be.
-      first_move: the same from where a value is made to its home, writing it included.
-      known: homes that were asked for before.
+      units: the options of each unit.
+      given: value to its sharding, for values that no unit makes.
+      value_shardings: value to its result sharding, for values without a choice.
+      wanted: shardings required from outside, for example by the function's results.
+      alone: values with one reader, which may read their partial sums.
+      still: values whose result sharding is the one in which they are made.
+      move: `(value, source, target) -> seconds`; infinite if the move does not exist.
+      first_move: the same for the move after a value is made, including writing the value.
+      known: result shardings that were computed before.
     """
 
     units: tuple[tuple[Option, ...], ...]
@@ -89,7 +91,7 @@ class UnitProblem:
 
     @cached_property
     def outside(self) -> dict[int, tuple[Layout, ...]]:
-        """Value to the layouts that are wanted of it."""
+        """Value to the shardings required from outside."""
         found: dict[int, tuple[Layout, ...]] = {}
         for value, layout in self.wanted:
             found[value] = (*found.get(value, ()), layout)
@@ -97,24 +99,24 @@ class UnitProblem:
 
     @cached_property
     def values(self) -> tuple[int, ...]:
-        """All of them."""
+        """All values, each once."""
         return tuple(dict.fromkeys((*self.makers, *self.given, *self.users, *self.outside)))
 
     def made(self, value: int, taken: Sequence[int]) -> Layout:
-        """The layout in which a value is made where units take these options."""
+        """Return the sharding in which a value is made under these options."""
         unit = self.makers.get(value)
         if unit is None:
             return self.given[value]
         return self.units[unit][taken[unit]].made[value]
 
     def asked(self, value: int, taken: Sequence[int]) -> tuple[Layout, ...]:
-        """The distinct layouts that are asked of a value."""
+        """Return the distinct shardings in which a value is read under these options."""
         units, users = self.units, self.users.get(value, ())
         asks = [layout for n in users for layout in units[n][taken[n]].asked[value]]
         return tuple(dict.fromkeys([*asks, *self.outside.get(value, ())]))
 
     def result_sharding(self, value: int, taken: Sequence[int]) -> tuple[float, Layout]:
-        """Seconds of all moves of a value, and the home that makes them fewest."""
+        """Return the seconds of a value's moves, and the result sharding that minimises them."""
         key = (value, self.made(value, taken), self.asked(value, taken))
         found = self.known.get(key)
         if found is None:
@@ -122,7 +124,8 @@ class UnitProblem:
         return found
 
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
-        """`result_sharding` of a value that is made and asked for so."""
+        """Return `result_sharding` of a value, given how it is made and read."""
+        # The only reader takes the value as it is made, even as partial sums.
         if value in self.alone and asked == (made,):
             return self.first_move(value, made, made), made
         others = () if value in self.still else asked
@@ -139,19 +142,23 @@ class UnitProblem:
         return least, value_shardings[prices.index(least)]
 
     def places(self, made: Layout, asked: Sequence[Layout]) -> tuple[Layout, ...]:
-        """Where a value may lie: as made, without its partial sums, or as a user asks for it."""
+        """Return the candidates of a result sharding: those made and required, without sums."""
         found = (made, *asked)
         return tuple(dict.fromkeys(interned(at.mesh, at.shape, at.dims, ()) for at in found))
 
     def price(self, value: int, made: Layout, stops: Sequence[Layout]) -> float:
-        """Seconds from where a value is made to its home, the first stop, and from there on."""
+        """Return the seconds of all moves of a value.
+
+        Args:
+          stops: the result sharding, then the required shardings.
+        """
         result_sharding, *asked = stops
         return self.first_move(value, made, result_sharding) + sum(
             self.move(value, result_sharding, d) for d in asked
         )
 
     def total(self, taken: Sequence[int]) -> float:
-        """Seconds of everything."""
+        """Return the seconds of all units and moves."""
         compute = sum(options[k].seconds for options, k in zip(self.units, taken, strict=True))
         return compute + sum(self.result_sharding(value, taken)[0] for value in self.values)
 
@@ -164,13 +171,13 @@ class UnitProblem:
         )
 
     def around(self, unit: int, taken: Sequence[int]) -> float:
-        """Seconds of a unit and of the moves that depend on its option."""
+        """Return the seconds of a unit and of the moves that depend on its option."""
         moves = sum(self.result_sharding(value, taken)[0] for value in self.near[unit])
         return self.units[unit][taken[unit]].seconds + moves
 
 
 def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
-    """Better and better options, one unit at a time, until none is better alone."""
+    """Return a local minimum: no unit can improve it by changing its option alone."""
     taken = list(start)
     for _ in range(SWEEPS):
         before = tuple(taken)
@@ -183,21 +190,23 @@ def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
 
 
 def _improve(problem: UnitProblem, unit: int, taken: list[int]) -> None:
+    """Set the best option of one unit in place, all others fixed."""
     kept = taken[unit]
     best = problem.around(unit, taken)
     for option in range(len(problem.units[unit])):
         taken[unit] = option
         now = problem.around(unit, taken)
-        # A gain below the rounding of sums is none: the sweeps end.
+        # A gain below the rounding of sums does not count, or the sweeps would not end.
         if now < best * (1 - 1e-12):
             best, kept = now, option
     taken[unit] = kept
 
 
-def rippled(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
-    """Better options where several units have to change together, as along a chain of operators.
+def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
+    """Return a minimum in which a unit and its neighbours cannot improve by changing together.
 
-    Every option of every unit is tried with its nearest units answering it, until none is better.
+    Every option of every unit is tried, after which its nearest units take their best options. This
+    crosses chains of operators, in which no unit improves the step alone.
     """
     taken, best = list(start), problem.total(start)
     for _ in range(SWEEPS):
@@ -217,7 +226,7 @@ def rippled(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
 
 
 def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
-    """Units that share a value with this one, then those around them: `NEAR` in all."""
+    """Return the `NEAR` nearest units, by the number of shared values between."""
     found = [unit]
     for reached in found:
         for value in problem.near[reached]:
@@ -230,14 +239,16 @@ def _nearest(problem: UnitProblem, unit: int) -> tuple[int, ...]:
 
 
 def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[int, ...]:
-    """The best of the descents from a start and from `more` random ones, by a fixed seed.
+    """Return the best of the descents from a start and from `more` random starts.
 
-    With random starts, units near each other are then changed together too (`rippled`).
+    The seed is fixed. With random starts, neighbouring units are then changed together, too
+    (`descend_together`).
     """
     first = descend(problem, start)
     if not more:
         return first
     draw = random.Random(0)
+    # An option that reads partial sums costs infinitely much unless another one makes them.
     summed = [
         [k for k, o in enumerate(options) if not any(at.unreduced for _, at in o.asks)]
         for options in problem.units
@@ -245,4 +256,4 @@ def best_of(problem: UnitProblem, start: Sequence[int], *, more: int) -> tuple[i
     drawn = [[draw.choice(options) for options in summed] for _ in range(more)]
     found = [first, *(descend(problem, one) for one in drawn)]
     ends = (first, min(found, key=problem.total))
-    return min((rippled(problem, end) for end in dict.fromkeys(ends)), key=problem.total)
+    return min((descend_together(problem, end) for end in dict.fromkeys(ends)), key=problem.total)

@@ -51,6 +51,7 @@ def below_peak(
     found = _repeated(program)
     if not found:
         return frozenset()
+    # A copy occupies memory at the instructions between its uses only.
     alive = np.array(held_bytes(program, graph, donated=donated, rebuild=rebuild))
     peak, kept = alive.max(), set[Copy]()
     for one in sorted(found, key=lambda c: (-c.saved_bytes / c.held_bytes, c.copy[0])):

@@ -1,4 +1,4 @@
-"""Emit a sharded graph as a program: walk the graph once and make every movement explicit."""
+"""The walk over a sharded graph that emits every operator and every move between shardings."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from shardalg.spmd.instruction import Block, Purpose, Why
 from shardalg.spmd.manual import user_collective
 from shardalg.spmd.program import SpmdProgram
 
-# What an argument's role makes of it where it moves.
+# The role of an argument as the table of collectives names it.
 MOVING = {"parameters": "weight", "data": "activation"}
 
 
 Kept = frozenset[tuple[int, Sharding]]
-"""Values, each with a layout, of which a copy outlives its phase."""
+"""(value, sharding) of copies that outlive their phase."""
 NONE: Kept = frozenset()
 
 
 class Partitioner(BodyPartitioner):
-    """One run: the context, and the layouts of all values.
+    """One run of partitioning: the context, and the shardings of all values.
 
     Attributes:
-      kinds: per node, the number of its kind, and of the loops that were chosen for it before.
-      recipes: per kind, by what is at hand of the operands and the layouts of the results.
+      kinds: per node, the number of its class; nodes with other decided loops are another class.
+      recipes: per class, the recipes by the available copies of operands and the result shardings.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Partitioner(BodyPartitioner):
         self.sharded = sharded
         self.graph = sharded.graph
         self.value_shardings = list(self._plain(sharded.shardings))
-        self._hand_out()
+        self._adopt_result_shardings()
         self.alike = kinds(self.graph)
-        self.kinds = self._kinds()
+        self.kinds = self._classes()
         self.recipes: list[dict[tuple[int | str, ...], Recipe]] = [{} for _ in set(self.kinds)]
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
@@ -93,17 +93,21 @@ class Partitioner(BodyPartitioner):
         given, wanted = self.sharded.annotations, self.sharded.annotations.results
         entering, leaving = border_orders(graph, given.sites, wanted, given.orders)
         arguments = tuple(
-            self._entered(v, entering.get(number)) for number, v in enumerate(graph.arguments)
+            self._argument_local(v, entering.get(number))
+            for number, v in enumerate(graph.arguments)
         )
-        constants = tuple((self._constant(v), v) for v, _ in graph.constants)
+        constants = tuple(
+            (context.given(v, whole(self.value_shardings[v])), v) for v, _ in graph.constants
+        )
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)
         results_at = self._plain(self.sharded.results)
         results_at = tuple(
-            _turned(layout, leaving.get(number)) for number, layout in enumerate(results_at)
+            _in_device_order(layout, leaving.get(number))
+            for number, layout in enumerate(results_at)
         )
-        results = tuple(map(self._left, graph.results, results_at))
+        results = tuple(map(self._result_local, graph.results, results_at))
         return SpmdProgram(
             mesh=self.sharded.mesh,
             locals=tuple(context.locals),
@@ -113,14 +117,14 @@ class Partitioner(BodyPartitioner):
             constants=constants,
         )
 
-    def _entered(self, value: int, order: Mesh | None) -> int:
-        """An argument; one in another order of the devices is permuted first."""
+    def _argument_local(self, value: int, order: Mesh | None) -> int:
+        """Return the local value of an argument, which is permuted from another device order."""
         result_sharding, context = self.value_shardings[value], self.context
-        lies = _turned(result_sharding, order)
-        if lies is result_sharding:
+        given = _in_device_order(result_sharding, order)
+        if given is result_sharding:
             return context.given(value, result_sharding)
         dtype = self.graph.values[value].type.dtype
-        first = context.new_local(result_sharding.shard_shape, dtype, lies, value)
+        first = context.new_local(result_sharding.shard_shape, dtype, given, value)
         cause = Cause(None, "forward", context.roles[value], Why(Purpose.ARGUMENT_ORDER))
         context.hold(
             value,
@@ -129,8 +133,8 @@ class Partitioner(BodyPartitioner):
         )
         return first
 
-    def _left(self, value: int, layout: Sharding) -> int:
-        """A result; one in another order of the devices is permuted at last."""
+    def _result_local(self, value: int, layout: Sharding) -> int:
+        """Return the local value of a result, which is permuted to another device order."""
         mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why=Why(Purpose.RESULT))
         if layout.mesh == mesh:
             return self.context.required(value, layout, cause)
@@ -139,9 +143,9 @@ class Partitioner(BodyPartitioner):
         return self.context.reorder_devices(local, layout, mesh, last)
 
     def _plain(self, shardings: Sequence[Sharding]) -> tuple[Sharding, ...]:
-        """The layouts alone, without what completion may still do with them.
+        """Return the shardings without open dimensions and without axes of size 1.
 
-        Axes of size 1 split nothing, so no layout that names one has to be reached by a move.
+        An axis of size 1 splits nothing, so no move must reach a sharding that names one.
         """
         seen: dict[int, Sharding] = {}
         for sharding in shardings:
@@ -149,14 +153,15 @@ class Partitioner(BodyPartitioner):
                 seen[id(sharding)] = plain(sharding)
         return tuple([seen[id(sharding)] for sharding in shardings])
 
-    def _hand_out(self) -> None:
-        """What is only handed out lies as it is handed out, but what products are divided by.
+    def _adopt_result_shardings(self) -> None:
+        """Give values that are only returned, once, the sharding of the function's result.
 
-        Completion's layout would be one move more; one that does not divide is no layout of a
-        product either (XLA replicates such a result).
+        A contraction is an exception, if its completed sharding divides evenly.
         """
+        # The completed sharding would need one more move. A contraction's sharding divides its
+        # arithmetic, so it stays; an uneven one does not (XLA replicates such a result).
         graph, value_shardings = self.graph, self.value_shardings
-        handed = Counter(graph.results)
+        returned = Counter(graph.results)
         results = zip(graph.results, self._plain(self.sharded.results), strict=True)
         for value, result in results:
             made = graph.producer[value]
@@ -164,17 +169,15 @@ class Partitioner(BodyPartitioner):
                 continue
             is_even = even_prefix(value_shardings[value]) == value_shardings[value]
             divides = is_even and contracts(graph.nodes[made].signature)
-            if handed[value] == 1 and not divides:
+            if returned[value] == 1 and not divides:
                 value_shardings[value] = result
 
     def _phase(self, value: int) -> str:
         producer = self.graph.producer[value]
         return "forward" if producer is None else self.graph.nodes[producer].phase
 
-    def _constant(self, value: int) -> int:
-        return self.context.given(value, whole(self.value_shardings[value]))
-
-    def _kinds(self) -> list[int | None]:
+    def _classes(self) -> list[int | None]:
+        """Return the class of each node, by its operator class and the loops decided for it."""
         numbers, loops = self.alike.numbers, self.sharded.loops
         if not loops:
             return list(numbers)
@@ -195,6 +198,7 @@ class Partitioner(BodyPartitioner):
                 continue
             key = pick[number](context.available)
             if self.waiting and self._waits(node):
+                # Sums that a loop defers lead to another recipe with the same copies.
                 key = (*key, "waits")
             found = recipes[kind].get(key)
             if found is None:
@@ -212,8 +216,10 @@ class Partitioner(BodyPartitioner):
         return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
 
     def _again(self, node: Node, value_shardings: tuple[Sharding, ...]) -> Sharding | None:
-        """A layout beside its own in which a result can be had without sending anything."""
-        layouts = (self._wider(node, value_shardings[0]),) if len(value_shardings) == 1 else ()
+        """Return a wider sharding in which a result costs no communication, or None."""
+        layouts = (
+            (self._wider_sharding(node, value_shardings[0]),) if len(value_shardings) == 1 else ()
+        )
         if not layouts or layouts == value_shardings:
             return None
         key = self.key(node, layouts)
@@ -221,38 +227,39 @@ class Partitioner(BodyPartitioner):
         is_free = choice.produced == layouts and not sent_bytes(key, choice, price)
         return layouts[0] if is_free else None
 
-    def _wider(self, node: Node, layout: Sharding) -> Sharding:
-        """The layout of a result, wider where that may be free.
-
-        Where formatting splits a dimension of one element, all devices can hold it. What is worked
-        out one element at a time may be as wide as the operands are at hand, and whatever else
-        divides no product may be whole where they are; what is annotated lies as it is.
-        """
+    def _wider_sharding(self, node: Node, layout: Sharding) -> Sharding:
+        """Return the sharding of a result, with fewer digits if that may cost nothing."""
         signature = node.signature
         if not any(layout.dims):
             return layout
+        # All devices can hold a dimension of one element that formatting splits off.
         joined = undivided(layout) if 1 in layout.shape and formats(signature) else layout
         if joined != layout or contracts(signature) or signature.primitive in KEPT:
             return joined
-        wider = self._widest(node, layout) if elementwise(signature) else layout
+        # An elementwise result can be as wide as the widest copies of its operands.
+        wider = self._common_dims(node, layout) if elementwise(signature) else layout
         if wider != layout:
             return wider
+        # Any other result without contraction can be whole if its operands are.
         held = map(self.context.sources, node.operands)
         return whole(layout) if all(whole(sources[0]) in sources for sources in held) else layout
 
-    def _widest(self, node: Node, layout: Sharding) -> Sharding:
-        """Of a layout, what the widest layouts of all operands that have its rank are split by."""
+    def _common_dims(self, node: Node, layout: Sharding) -> Sharding:
+        """Return the sharding with only the digits that the operands' widest copies share.
+
+        Operands of another rank are ignored.
+        """
         dims = layout.dims
         for value in node.operands:
             held = self.context.sources(value)
             widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
             if len(widest.dims) == len(dims) and widest.dims != dims:
                 pairs = zip(dims, widest.dims, strict=True)
-                dims = tuple([_common(own, other) for own, other in pairs])
+                dims = tuple([_common_prefix(own, other) for own, other in pairs])
         return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
     def _written(self, node: Node) -> None:
-        """A collective of the user's, on whole values of each device."""
+        """Emit a collective of the user's, on whole values of each device."""
         context, (value,), (result,) = self.context, node.operands, node.results
         why = Why(Purpose.WRITTEN)
         cause = context.cause(node, why)._replace(role=context.roles[value])
@@ -265,14 +272,14 @@ class Partitioner(BodyPartitioner):
         place_result(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:
-        """What the choice at a node depends on, as the program stands."""
+        """Return the inputs of the choice at a node, with the current available copies."""
         available = tuple([self.context.sources(v) for v in node.operands])
         loops = self.sharded.loops.get(node.index, ())
         rates = self.rates(operand_type(node.signature))
         number, options = self.alike.number(node), self.options
         values, unread = self.alike.reads[number], self.alike.unread[number]
         waits = self._waits(node)
-        # the sums of a loop that are deferred are deferred behind products too
+        # Sums that a loop defers are deferred behind products, too (`Switches.defer_in_loops`).
         how = options.pad_blocks, waits or options.finite_sums, waits
         shared = self.alike.shared[number] if options.keep_gathers else ()
         return NodeKey(
@@ -281,18 +288,21 @@ class Partitioner(BodyPartitioner):
         )  # fmt: skip
 
     def _waits(self, node: Node) -> bool:
-        """Whether partial sums of a result may wait until a loop is over."""
+        """Return whether partial sums of a result may be deferred until a loop is over."""
         return len(node.results) == 1 and node.results[0] in self.waiting
 
     def _planned(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodePlan:
         return node_plan(self.key(node, value_shardings))
 
     def _remade(self, node: Node, layout: Sharding, cause: Cause) -> int:
-        """The result of a node once more, in another layout."""
+        """Compute the result of a node again, in another sharding."""
         return remake(self.context, node, self._planned(node, (layout,)), layout, cause)
 
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
-        """A value that repeats a smaller one, again in a layout where that sends less."""
+        """Repeat the smaller operand of a value in the given sharding, if that sends less.
+
+        None if the value repeats nothing, or if moving it sends no more.
+        """
         producer, context = self.graph.producer[value], self.context
         if producer is None or not repeats(self.graph.nodes[producer].signature):
             return None
@@ -306,14 +316,14 @@ class Partitioner(BodyPartitioner):
         return None
 
 
-def _common(first: Digits, second: Digits) -> Digits:
-    """What both begin with."""
+def _common_prefix(first: Digits, second: Digits) -> Digits:
+    """Return the common major digits."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     return tuple([digit for digit, _ in same])
 
 
-def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
-    """The layout in another order of the devices, in digits where they write it."""
+def _in_device_order(layout: Sharding, order: Mesh | None) -> Sharding:
+    """Return the sharding in another device order, written in digits of its own mesh."""
     if order is None or layout.is_replicated:
         return layout
     found = in_order(replace(layout, mesh=order), layout.mesh)
@@ -324,7 +334,7 @@ def _turned(layout: Sharding, order: Mesh | None) -> Sharding:
 def gather_choices(
     sharded: ShardedGraph, roles: Sequence[str], options: PartitionOptions
 ) -> tuple[GatherChoice, ...]:
-    """What is gathered more than once, and could be kept or gathered before its loop."""
+    """Return the copies that are gathered several times and could be kept, or hoisted."""
     none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))
     none.run()
     before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))

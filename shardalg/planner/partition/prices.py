@@ -1,8 +1,8 @@
-"""Seconds of what `policy="cost"` chooses between, priced as `Plan.cost` prices the whole program.
+"""Prices in seconds of the choices of `policy="cost"`, in the way of `Plan.cost`.
 
-A choice is emitted as a program of its own: one operator with what its blocks need around it
-(masks, windows, collectives that combine), or the moves between two layouts. Its instructions are
-then priced by `costs.step_time`. Programs are cut at values, so that these parts add up to the
+A choice is emitted as a program of its own: one operator with its masks, windows and collectives,
+or the moves between two shardings. Its instructions are then priced (`costs/step_time.py`).
+Programs are cut at values, so that these parts add up to the
 price of the whole: a value is written by the operator that makes it and read by the operators that
 use it, unless instructions that a compiler fuses do both.
 """
@@ -48,10 +48,10 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
             if made.issuperset(source):
                 made.update(node.results)
     given_back = {v for region in graph.regions for v in region.results} | {*graph.results}
-    apart = {
+    in_memory = {
         v for n in graph.nodes if n.bodies or contracts(n.signature) for v in n.operands
     } | given_back
-    read = (v for v, users in enumerate(graph.users) if users and v not in apart)
+    read = (v for v, users in enumerate(graph.users) if users and v not in in_memory)
     return frozenset(made), frozenset(read)
 
 
@@ -62,7 +62,7 @@ class OperatorPart(NamedTuple):
       place: the component of the operator; the others compute whole values.
       shardings: of the operands, then of the results; only their shapes and mesh are used.
       fused: operands, then results, that are never in memory, by their numbers.
-      finite: whether sums wait behind products too (`Switches.finite_sums`).
+      finite: whether sums are deferred behind products too (`Switches.finite_sums`).
     """
 
     signature: Signature
@@ -91,13 +91,14 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     options = Options(switches=Switches(finite_sums=part.finite))
     program = partition(sharded, ("unknown",) * len(graph.values), options)
     same = {v.index for v in program.locals if v.origin in part.fused}
+    # The first move of the result reduces these sums, and its price counts them.
     if any(layout.unreduced for _, layout in choice.produced):
         program = _without_sums(program)
     return _seconds(program, graph, hardware, same)
 
 
 def _without_sums(program: SpmdProgram) -> SpmdProgram:
-    """Return the program without what adds partial sums: the first move of the result does that."""
+    """Return the program without the collectives that reduce partial sums."""
     held, block = program.locals, program.block
     kept = tuple(
         step
@@ -125,6 +126,7 @@ def _graph_of(signature: Signature) -> Graph:
 
 
 def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
+    """Return the graph with every value fixed to its sharding."""
     count, mesh = len(graph.arguments), layouts[0].mesh
     results = layouts[count:]
     annotations = Annotations(mesh, layouts[:count], results, ())
@@ -162,9 +164,9 @@ def move_s(
     hardware: Machine,
     around: Neighbours = IN_MEMORY,
 ) -> float:
-    """Return the seconds from one layout to another; infinite if partial sums would have to arise.
+    """Return the seconds from one sharding to another; infinite if partial sums would arise.
 
-    Formatting counts beside the collectives: slices, and the padding of blocks that do not divide.
+    Collectives and formatting count: slices, and the padding of blocks that do not divide.
     """
     if not set(target.unreduced) <= set(source.unreduced):
         return math.inf
@@ -185,16 +187,18 @@ def move_s(
     inside = {local for local, fused in ((first, begins), (last, ends)) if fused}
     traffic = held[first].bytes if (is_unwritten or is_inside) and not begins else 0
     if is_inside and not ends:
-        traffic += held[last].bytes  # the reader's price does not count this read
+        # The price of the reader does not count this read.
+        traffic += held[last].bytes
     elif around.read and not is_inside and ends:
-        traffic -= held[last].bytes  # the reader's price counts this read, but it is fused
+        # The price of the reader counts this read, but the move fuses with the reader.
+        traffic -= held[last].bytes
     return max(0.0, _seconds(program, graph, hardware, inside) + traffic / speed)
 
 
 def _move(
     source: Sharding, target: Sharding, value: Value, hardware: Machine
 ) -> tuple[SpmdProgram, Graph]:
-    """Return the moves between two layouts as a program, and the function that it computes."""
+    """Return the moves between two shardings as a program, and the graph that it computes."""
     root = Region(0, "root", None, None, (0,), (0,), (), 1)
     graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
     links = links_on(source.mesh, hardware, value.type.itemsize)
@@ -210,7 +214,7 @@ def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[
     """Return the seconds of all instructions.
 
     Args:
-      inside: local values that are never in memory, beside those that the program itself fuses.
+      inside: local values that are never in memory, in addition to those that the program fuses.
     """
     priced = pricing(program, graph, hardware)
     priced = replace(priced, fused=priced.fused | inside)

@@ -1,18 +1,15 @@
-"""Values that completion says nothing of: each lies as it is made, for nobody wants it otherwise.
+"""Values that no annotation reaches, and concatenations that every reader gathers.
 
-A value that no annotation reaches is replicated where XLA's GSPMD partitions it: what was made in
-blocks is gathered at once, and every device then computes all that follows (the gradient of a
-depthwise convolution, whose groups GSPMD leaves alone). By the paper's policy such a value has the
-digits of the largest operand it is made of, where it has them all, in even blocks (of a Fourier
-transform also in uneven ones), one node after
-the other, as Shardy leaves it; who wants it whole gathers it then. What crosses the border of a
-loop, a branch or the function stays as completed.
+Unreached values: XLA's GSPMD replicates a value that no annotation reaches. It gathers the value at
+once, and every device then repeats the work that follows. An example is the gradient of a depthwise
+convolution, whose groups GSPMD does not shard. By the paper's policy such a value keeps the
+sharding in which it is computed, as in Shardy, and its readers gather it. The sharding must have
+all digits of the largest operand, in even blocks; a Fourier transform may have uneven blocks. A
+value that crosses the border of a loop, a branch or the function keeps its completed sharding.
 
-Concatenations that every reader gathers: their parts are gathered instead.
-
-A concatenation along a sharded dimension moves the borders of all blocks. If its readers gather the
-result anyway (a sort along the dimension), the parts can be gathered instead. No borders move, and
-a part that another operator gathers, too, is gathered only once.
+Concatenations: a concatenation along a sharded dimension moves the borders of all blocks. If its
+readers gather the result anyway (a sort along the dimension), the parts can be gathered instead. No
+borders move, and a part that another operator gathers, too, is gathered only once.
 
 For a `top_k`, each device sends its largest elements. They are fewer than all elements of the
 result, but can be more than the elements of the sharded parts.
@@ -41,7 +38,12 @@ from shardalg.planner.propagate.sharded import Reason, ShardedGraph
 def shard_unreached(
     sharded: ShardedGraph, chip: Hardware, *, padded: bool, finite: bool
 ) -> ShardedGraph:
-    """The completed graph, values that nothing reaches as they are made."""
+    """Return the graph with unreached values in the shardings in which they are computed.
+
+    Args:
+      chip: its rates compare bytes with arithmetic.
+      padded, finite: as in `NodeKey`.
+    """
     graph, found = sharded.graph, list(sharded.shardings)
     made = []
     uneven: set[int] = set()
@@ -59,7 +61,7 @@ def shard_unreached(
             continue
         layout = _computed_sharding(node, found, chip, padded=padded, finite=finite)
         is_even = even_prefix(layout) == layout
-        # half of a spectrum rarely divides: an exchange of uneven blocks sends less than a gather
+        # Half of a spectrum rarely divides. An exchange of uneven blocks sends less than a gather.
         may_be_uneven = node.primitive == "fft" or largest in uneven
         if _digits(plain(found[largest])) == _digits(layout) and (is_even or may_be_uneven):
             found[value] = layout
@@ -91,14 +93,14 @@ def _computed_sharding(
 
 
 def _digits(layout: Sharding) -> set[Digit]:
-    """All that splits a value."""
+    """Return the digits that shard a value."""
     return {digit for digits in layout.dims for digit in digits}
 
 
 @once_per_graph
 def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
     """Return the nodes that have a rule and one result that stays inside its region."""
-    crossing = bound(graph)
+    crossing = border_values(graph)
     return tuple(
         node
         for node in graph.walk()
@@ -110,8 +112,8 @@ def _inner_nodes(graph: Graph) -> tuple[Node, ...]:
     )
 
 
-def bound(graph: Graph) -> frozenset[int]:
-    """Values that cross a border: of the function, of a loop, a branch or a region."""
+def border_values(graph: Graph) -> frozenset[int]:
+    """Return the values that cross a border: of the function, a loop, a branch or a region."""
     given = [v for region in graph.regions for v in (*region.arguments, *region.results)]
     calls = [v for node in graph.walk() if node.bodies for v in (*node.operands, *node.results)]
     return frozenset([*graph.results, *given, *calls])
@@ -123,13 +125,17 @@ JOINS = ("concatenate", "join_ends", "pad")
 def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     """Return the graph with concatenations replicated where all readers gather, or None."""
     graph, found, made = sharded.graph, list(sharded.shardings), []
-    fixed = bound(graph) | sharded.fixed
+    fixed = border_values(graph) | sharded.fixed
     for node in graph.nodes_of(JOINS):
         (value,) = node.results
         layout = plain(found[value])
         if value in fixed or layout.unreduced or not any(layout.dims):
             continue
-        whole = _whole_dims(graph, value)
+        # The dimensions that all readers need whole.
+        users = graph.users[value]
+        whole = set(range(len(layout.dims))) if users else set()
+        for reader in users:
+            whole &= _whole_in(graph.nodes[reader], value)
         dims = tuple(() if d in whole else digits for d, digits in enumerate(layout.dims))
         if dims != layout.dims:
             found[value] = interned(layout.mesh, layout.shape, dims, ())
@@ -140,16 +146,8 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     return replace(sharded, shardings=tuple(found), _history=lambda: history)
 
 
-def _whole_dims(graph: Graph, value: int) -> set[int]:
-    """Return the dimensions of a value that all of its readers need whole."""
-    every = set(range(len(graph.values[value].type.shape)))
-    users = graph.users[value]
-    for reader in users:
-        every &= _whole_in(graph.nodes[reader], value)
-    return every if users else set()
-
-
 def _whole_in(node: Node, value: int) -> set[int]:
+    """Return the dimensions of a value that one of its readers needs whole."""
     rows = rules(node.signature)
     if not rows or node.bodies:
         return set()

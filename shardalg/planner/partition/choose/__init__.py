@@ -1,31 +1,28 @@
-"""What a node does where: pure functions of its row and the layouts at hand.
+"""The choice at each node: pure functions of its row and the available copies of its operands.
 
-Choice: A node is computed where it takes the least time: what a device sends, computes and writes,
-at the rates of `Options.hardware` (`planner/partition/choose/key.py: Weight`; an operator without
-arithmetic: fewest bytes), so that work is repeated where that is cheaper than sending, and split
-where it is not. A contraction is computed on no fewer devices than its layouts match on
-(`planner/partition/choose/matches.py`), so that fewer bytes never mean more arithmetic than where
-XLA
-groups devices. Candidates are the digits that completion put on its operands and results. The
-choice is a pure function of (row, layouts at hand, completed results, rates), decided once per
-distinct key; where everything lies as one assignment computes it, no other is looked at
-(`Component.fitted`). What a node emits is a `Recipe` (`planner/partition/emit/node.py`): worked
-out once
-per kind of node (`node_classes.py`, found once per function) and layouts at hand, then looked up by
-integers. `make xla-bytes` holds it against XLA on programs that a seed draws. What was brought for
-one operator is at hand where the next one of its phase is chosen (`PartitionContext.enter`): a
-gather that serves several costs the first one alone. Partial sums stay pending while their only
-user lets every sum wait (`x + y` of two pending sums is one pending sum), so q, k and v gradients
-are reduced once.
+Choice: a node is computed in the way that takes the least time: the time in which a device sends,
+computes and writes, at the rates of `Options.hardware` (`key.py`, `CostWeights`). An operator
+without arithmetic takes the fewest bytes. Work is therefore repeated if that is cheaper than
+sending, and divided otherwise. A contraction uses at least the devices on which its shardings match
+(`matches.py`), so that fewer bytes never mean more arithmetic than in XLA's partitioner. Candidates
+are the digits that completion assigned to its operands and results. The choice is a pure function
+of (row, available copies, completed results, rates), made once per distinct key. If all tensors
+have the shardings of one assignment already, no other candidate is built
+(`Component.local_assignment`). The instructions of a node are a `Recipe` (`emit/node.py`), derived
+once per operator class (`node_classes.py`) and available copies, then found by integers.
+`make xla-bytes` compares the result with XLA on random programs. A copy that one operator needed is
+available to the next choice of its phase (`PartitionContext.enter`): a gather that serves several
+operators costs the first one alone. Partial sums stay pending while their only reader can pass them
+on (`x + y` of two pending sums is one pending sum), so gradients of q, k and v are reduced once.
 
-Nesting: The paper partitions nested patterns by groups of devices (section 4.4): a context per
+Nesting: the paper partitions nested patterns by groups of devices (section 4.4): a context per
 group, whose collectives and partition ids are rewritten to the devices of all groups. Here digits
-stand for that. Each loop of a row has its own digits, so patterns on different loops never meet; a
-partition id is read off the loop's digits, and the groups of a collective are the devices that
-differ in its digits alone. No rule knows a combination: batch, non-contracting and contracting
-loops, or batch, space and features of a convolution, are each one entry of an assignment. The
-paper's figure 6, `einsum("ab,bc->ac")` with a on X, b and c on Y, prints as below; the gather
-along Y has the groups {{0,1},{2,3}} (`tests/paper/test_figure_6.py`).
+replace groups. Each loop of a row has its own digits, so patterns on different loops never
+interfere. A partition id is read from the loop's digits, and the groups of a collective are the
+devices that differ in its digits alone. No rule names a combination of patterns: batch,
+non-contracting and contracting loops, or batch, space and features of a convolution, are each one
+entry of an assignment. The paper's figure 6, `einsum("ab,bc->ac")` with a on X, b and c on Y,
+prints as below. The gather along Y has the groups {{0,1},{2,3}} (`tests/paper/test_figure_6.py`).
 
     SpmdProgram on Mesh(X=2, Y=2), every device runs:
       %0 = f32[2@X,4@Y] argument

@@ -1,6 +1,6 @@
-"""Nodes that a partitioner cannot tell apart but by their values: found once per graph.
+"""Equivalence classes of operators: nodes that differ for the partitioner in their values only.
 
-Copies that are made more than once: what keeping one, or making it before a loop, would save.
+Classes are found once per graph. The module also prices copies that a step makes several times.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardalg.planner.reshard.paths import reshard_price
 from shardalg.spmd.manual import USER_COLLECTIVES
 
 Copy = tuple[int, Sharding]
-"""A value in a layout that is not its home."""
+"""A graph value, and the sharding of a copy of it."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A copy of a value that is made more than once.
+    """A copy of a value that a step makes several times.
 
     Attributes:
-      before, after: the layout that it is made from, and its own.
-      option: the switch that makes it less often.
-      times: executions per step without the switch; fewest: with it.
+      before, after: the sharding that the copy is made from, and its own.
+      option: the option that makes it less often.
+      times, fewest: executions per step without the option, and with it.
     """
 
     value: int
@@ -46,13 +46,14 @@ class Copied:
 
 @dataclass(frozen=True)
 class GatherChoice:
-    """A copy of a value, and its price in bytes and in memory.
+    """A copy of a value that a step makes several times, with its price in bytes and memory.
 
     Attributes:
-      value, layout: of the graph, and the layout that is brought.
-      option: the switch that makes it less often.
-      times: executions per step without the switch; fewest: with it.
-      wire_bytes: that a device sends for one; held_bytes: that it holds longer with the switch.
+      value, layout: the graph value, and the sharding of the copy.
+      option: the option that makes it less often.
+      times, fewest: executions per step without the option, and with it.
+      wire_bytes: bytes that a device sends for one copy.
+      held_bytes: bytes that a device holds longer with the option.
     """
 
     value: int
@@ -65,12 +66,12 @@ class GatherChoice:
 
     @property
     def saved_wire_bytes(self) -> Any:
-        """Per device and step."""
+        """Bytes that a device does not send in a step with the option."""
         return self.wire_bytes * (self.times - self.fewest)
 
 
 def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherChoice]:
-    """The copies for which something is sent, with their prices."""
+    """Yield the copies for which something is sent, with their prices."""
     for copied in copies:
         type_, size = graph.values[copied.value].type, prod(copied.after.shard_shape)
         sent = reshard_price(copied.before, copied.after) * type_.itemsize
@@ -81,7 +82,7 @@ def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherCho
 
 
 def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
-    """The copies to keep in so many bytes: those that save most per byte held first."""
+    """Return the copies to keep within a budget, the largest saving per byte held first."""
     kept: list[Copy] = []
     for choice in sorted(choices, key=lambda c: (-c.saved_wire_bytes / c.held_bytes, c.value)):
         if choice.held_bytes <= budget_bytes:
@@ -91,25 +92,23 @@ def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy
 
 
 KEPT = ("annotate", "optimization_barrier")
-"""Identities that hold a value where it is."""
-Alike = tuple[int, ...] | bool
-"""What two nodes of one kind have in common beside their signature."""
+"""Identities that keep the sharding of their value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The kind of every node.
+    """The equivalence class of every node.
 
     Attributes:
-      deferrable: values whose partial sums may wait behind their only user (`Rule.passes`): of all
-        numbers, and of finite ones.
-      numbers: per node, the number of its kind; None for calls and collectives of the user's.
-      reads: per kind, of each operand the first one that is the same value.
-      unread: per kind, results that nobody reads, and so nobody brings home.
-      remade: per kind, whether its only result is made from numbers alone (`remade_values`).
-      shared: per kind, operands of a product that a later product of the region reads too.
-      read_again: per kind, whether its result is a pointwise float that several nodes read.
-      pick: per node, its values' entries in a list: operands, then results.
+      deferrable: values whose partial sums their only reader can pass on (`Rule.passes`): for all
+        numbers, and for finite numbers.
+      numbers: per node, the number of its class; None for calls and the user's collectives.
+      reads: per class, the number of the first operand that is the same value, for each operand.
+      unread: per class, results that no node reads. They are not moved to their sharding.
+      remade: per class, whether its only result is computed from numbers alone (`remade_values`).
+      shared: per class, operands of a product that a later product of the region reads, too.
+      read_again: per class, whether its result is a pointwise float that several nodes read.
+      pick: per node, a getter of its values' entries in a list: operands, then results.
     """
 
     deferrable: tuple[frozenset[int], frozenset[int]]
@@ -122,7 +121,7 @@ class Kinds:
     pick: tuple[itemgetter, ...]
 
     def number(self, node: Node) -> int:
-        """The kind of an operator's node."""
+        """Return the class of an operator's node."""
         number = self.numbers[node.index]
         assert number is not None, f"{node.primitive} is no operator"
         return number
@@ -130,7 +129,7 @@ class Kinds:
 
 @once_per_graph
 def kinds(graph: Graph) -> Kinds:
-    """The kinds of a graph's nodes."""
+    """Return the equivalence classes of a graph's nodes."""
     inner = (v for region in graph.regions for v in region.results)
     outputs = frozenset([*graph.results, *inner])
     found: dict[tuple[Any, ...], int] = {}
@@ -139,31 +138,27 @@ def kinds(graph: Graph) -> Kinds:
     for node in graph.nodes:
         if node.bodies or node.signature.primitive in USER_COLLECTIVES:
             numbers.append(None)
-        else:
-            also = later.get(node.index, ())
-            alike = _alike(graph, node, (outputs, again))
-            key = (node.signature, *alike, also, _is_read_again(graph, node))
-            numbers.append(found.setdefault(key, len(found)))
-    reads, unread, remade, shared, read_again = list(zip(*found, strict=True))[1:] or ((),) * 5
+            continue
+        reads = tuple([node.operands.index(value) for value in node.operands])
+        unread_results: tuple[int, ...] = ()
+        if len(node.results) > 1:
+            is_read = [graph.users[value] or value in outputs for value in node.results]
+            unread_results = tuple([k for k, read in enumerate(is_read) if not read])
+        is_remade = len(node.results) == 1 and node.results[0] in again
+        also = later.get(node.index, ())
+        key = (node.signature, reads, unread_results, is_remade, also, _is_read_again(graph, node))
+        numbers.append(found.setdefault(key, len(found)))
+    classes = list(zip(*found, strict=True))[1:] or ((),) * 5
+    reads_of, unread, remade, shared, read_again = classes
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
-    linear = [(v, *read) for v in once if (read := _read(graph, v, outputs))]
+    linear = [(v, *reader) for v in once if (reader := _only_reader(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))
     finite = frozenset(v for v, rule, k in linear if k in rule.passes(finite=True))
-    pick = tuple(map(_owner_select, graph.nodes))
+    # The last value is repeated, because a getter of one entry would not return a tuple.
+    values = [node.operands + node.results for node in graph.nodes]
+    pick = tuple([itemgetter(*each, each[-1]) for each in values])
     waiting = always, finite
-    return Kinds(waiting, tuple(numbers), reads, unread, remade, shared, read_again, pick)
-
-
-def _alike(
-    graph: Graph, node: Node, sets: tuple[frozenset[int], frozenset[int]]
-) -> tuple[Alike, ...]:
-    """Args: sets: what regions give back, and what can be made again."""
-    outputs, again = sets
-    reads = tuple([node.operands.index(value) for value in node.operands])
-    if len(node.results) == 1:
-        return reads, (), node.results[0] in again
-    read = [graph.users[value] or value in outputs for value in node.results]
-    return reads, tuple([k for k, is_read in enumerate(read) if not is_read]), False
+    return Kinds(waiting, tuple(numbers), reads_of, unread, remade, shared, read_again, pick)
 
 
 def _is_read_again(graph: Graph, node: Node) -> bool:
@@ -177,9 +172,9 @@ def _is_read_again(graph: Graph, node: Node) -> bool:
 
 
 def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """Per product its operands that a later product of its region reads too.
+    """Return per product its operands that a later product of its region reads, too.
 
-    Of products only: on how many devices they are computed at least is known (`matches`).
+    Other operators are left out: only products have a known minimum of devices (`matches.py`).
     """
     found: dict[int, tuple[int, ...]] = {}
     for region in graph.regions:
@@ -192,10 +187,13 @@ def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
     return found
 
 
-def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
-    """The row of a value's only user, in the region of its node and summing, and as which operand.
+def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int] | None:
+    """Return the row of a value's only reader, and the operand that the value is.
 
-    None where there is no such user.
+    None unless the reader has one row, combines by sum, and is in the region of the value's node.
+
+    Args:
+      outputs: results of the graph and of its regions.
     """
     made = graph.producer[value]
     if made is None or value in outputs:
@@ -209,14 +207,9 @@ def _read(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rule, int]
     return (rows[0], positions[0]) if alone else None
 
 
-def _owner_select(node: Node) -> itemgetter:
-    values = node.operands + node.results
-    return itemgetter(*values, values[-1])  # of one value alone it would give no tuple
-
-
 @lru_cache(maxsize=1 << 12)
 def repeats(signature: Signature) -> bool:
-    """Whether a node without arithmetic makes its only result of fewer elements.
+    """Return whether a node only copies elements, and returns more of them than it reads.
 
     >>> from shardalg.graph.ir import ValueType
     >>> row, table = ValueType((8,), "float32"), ValueType((4, 8), "float32")
@@ -231,7 +224,7 @@ def repeats(signature: Signature) -> bool:
 
 
 def formats(signature: Signature) -> bool:
-    """Whether a node makes its only result of the elements of one operand as they are."""
+    """Return whether a node only copies the elements of its only operand to its only result."""
     rows = rules(signature)
     alone = len(signature.operands) == len(signature.results) == 1
     one = alone and rows is not None and len(rows) == 1
@@ -240,9 +233,10 @@ def formats(signature: Signature) -> bool:
 
 @once_per_graph
 def remade_values(graph: Graph) -> frozenset[int]:
-    """Values that any layout can be made of again for nothing: of numbers and constants alone.
+    """Return values that every device can compute again in any sharding without communication.
 
-    Zeros and an iota, and what is worked out of them element by element (a causal mask, positions).
+    They are computed from numbers and constants alone: zeros and an iota, and elementwise values of
+    these (a causal mask, positions).
     """
     known = {*graph.literals, *(value for value, _ in graph.constants)}
     found = set()
@@ -252,6 +246,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
         alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
         if alone or elementwise(node.signature):
             known.add(node.results[0])
+            # A scalar has one sharding only.
             if node.signature.results[0].shape:
                 found.add(node.results[0])
     return frozenset(found)
@@ -259,7 +254,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
 
 @lru_cache(maxsize=1 << 12)
 def elementwise(signature: Signature) -> bool:
-    """Whether an element of the result is made of one element of each operand."""
+    """Return whether an element of the result depends on one element of each operand."""
     rows = rules(signature) or ()
     if len(rows) != 1 or signature.primitive in KEPT:
         return False

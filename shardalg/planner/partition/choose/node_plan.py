@@ -1,12 +1,12 @@
-"""What every node of one kind does: its choice, and what stands around the local operator.
+"""The plan of a node: its choice, and the steps before and after the local operator.
 
-Masks where a combined loop is padded, windows, margins, shifted indices and masks around a local
-gather or scatter, and what finishes the results; all read off the row.
+All steps follow from the row: masks of padding along reduced loops, windows and margins, shifted
+indices and masks of a local gather or scatter, and the collectives that finish the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,20 +53,21 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.local import Start
 
 Operator = Apply | Choose | Extract | Insert
-"""What stands for the operator on a device."""
+"""The local operator that a device runs."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What every node of one key emits.
+    """The choice and the instructions of all nodes with one key.
 
     Attributes:
-      before: what is done to operands; after: attributes on every result.
-      apply: None where an exchange stands for it.
-      indexed: (operand that was shifted, attributes) of the mask behind a gather.
-      raw: layout of each result as the local operator leaves it, before `after`.
+      before: instructions on operands before the local operator.
+      apply: the local operator; None if the node runs as an exchange.
+      after: instructions on every result.
+      indexed: the mask after a gather, with the operand of the shifted indices; or None.
+      raw: the sharding of each result directly after the local operator.
       windows: dimensions of operands of which a device needs an interval.
-      kept: dimensions of the result that the local operator makes more of than the block.
+      kept: dimensions of the result of which the local operator computes more than the block.
     """
 
     choice: Choice
@@ -81,26 +82,26 @@ class NodePlan:
 
     @cached_property
     def is_bare(self) -> bool:
-        """Whether the operator stands alone, on operands as they come."""
+        """Whether the node is only its local operator and moves of whole values."""
         return self.apply is not None and not (
             self.before or self.windows or self.indexed or self.after
         )
 
     @cached_property
     def operator(self) -> Operator:
-        """What stands for the operator, where no exchange does."""
-        assert self.apply is not None, "an exchange stands for the operator"
+        """The local operator of a node that does not run as an exchange."""
+        assert self.apply is not None, "the node runs as an exchange"
         return self.apply
 
     @cached_property
     def along(self) -> tuple[list[ShardedWindow], ...]:
-        """The windows of each dimension."""
+        """The windows, grouped by dimension."""
         dims = sorted({window.dim for window in self.windows})
         return tuple([window for window in self.windows if window.dim == dim] for dim in dims)
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The results as the local operator leaves them."""
+        """The shapes of the results directly after the local operator."""
         lengths = {k.dim: k.length for k in self.kept}
         return tuple(
             tuple(lengths.get(dim, size) for dim, size in enumerate(layout.shard_shape))
@@ -110,7 +111,7 @@ class NodePlan:
 
 @decided(1 << 14, lambda key: key.numbers)
 def node_plan(key: NodeKey) -> NodePlan:
-    """Choose the assignment and derive from the row what stands around the local operator."""
+    """Choose how nodes with this key are computed, and derive their instructions from the rows."""
     choice = choose(key)
     rows = rules(key.signature)
     primitive = key.signature.primitive
@@ -119,92 +120,74 @@ def node_plan(key: NodeKey) -> NodePlan:
         return NodePlan(choice, (), Apply(primitive), (), None, choice.produced, why)
     if choice.regrouped:
         return NodePlan(choice, (), None, (), None, choice.produced, why)
-    loops = dict(choice.loops)
-    extents = {name: extent for rule in rows for name, extent in rule.loops}
+    rule, loops = rows[0], dict(choice.loops)
+    extents = {name: extent for each in rows for name, extent in each.loops}
     blocks = {n: tile(e, parts(loops.get(n, ()))) for n, e in extents.items()}
-    found = _windows(key, rows, choice)
+    # Windows, owner selects and local parameters exist only for nodes with one row.
     alone = len(rows) == 1
-    taken = picks(key.signature, rows[0], choice) if alone else ()
-    held = spans(found) | {(0, pick.dim): ELEMENT for pick in taken}
-    emission = emit(key.signature, rows[0], blocks, held) if alone else Emission()
+    found: tuple[ShardedWindow, ...] = ()
+    if alone and choice.loops and through_windows(key.signature):
+        held = tuple((k, choice.required_shardings[k].dims) for k in rule.operands)
+        found = windows(rule, choice.loops, held, key.value_shardings[0].mesh.size)
+    selects = picks(key.signature, rule, choice) if alone else ()
+    read = spans(found) | {(0, pick.dim): ELEMENT for pick in selects}
+    emission = emit(key.signature, rule, blocks, read) if alone else Emission()
     before = (
-        *(Before(0, pick) for pick in taken),
+        *(Before(0, pick) for pick in selects),
         *masks(rows, loops),
-        *around(rows[0], emission, loops),
-        *_shifts(emission, loops, blocks),
+        *around(rule, emission, loops),
+        *_operand_shifts(emission, loops, blocks),
     )
     if emission.first_member is not None:
-        pending = reduced_digits(rows[0], loops)
+        # A start value enters a sum once: only the first member keeps it.
+        pending = reduced_digits(rule, loops)
         if pending:
-            first = FirstMember(pending, rows[0].combine)
+            first = FirstMember(pending, rule.combine)
             before = *before, Before(emission.first_member, first)
-    cut = (*kept(rows[0], found, blocks), *_within_margins(rows[0], emission, blocks))
+    cut = (*kept(rule, found, blocks), *_within_margins(rule, emission, blocks))
+    scans: tuple[ExclusiveScan, ...] = ()
+    prefix, reverse = rule.prefix or ("", False)
+    if loops.get(prefix):
+        (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == prefix]
+        scans = (ExclusiveScan(dim, loops[prefix], rule.combine, reverse),)
+    # Blocks are cut out first, so that collectives send no margins.
     after = (
         *[k.cut for k in cut],
         *_result_shifts(emission, loops, blocks),
-        *_combines(rows[0], loops),
-        *_carries(rows[0], loops),
+        *_combines(rule, loops),
+        *scans,
     )
-    apply = _local(key.signature, rows[0], emission, choice, blocks)
-    mask = _indexed(emission, loops, blocks)
-    return NodePlan(choice, before, apply, after, mask, _raw(rows[0], choice), why, found, cut)
+    # Until it is combined, a result of another combine than a sum is partial, too.
+    raw, partial_ = choice.produced, reduced_digits(rule, loops)
+    if partial_ and rule.combine not in (SUM, PICK):
+        raw = tuple(replace(p, unreduced=p.unreduced + partial_) for p in choice.produced)
+    apply = _local(key.signature, rule, emission, choice, blocks)
+    mask = _mask_of_gathered(emission, loops, blocks)
+    return NodePlan(choice, before, apply, after, mask, raw, why, found, cut)
 
 
 def _local(
     signature: Signature, rule: Rule, emission: Emission, choice: Choice, blocks: dict[str, int]
 ) -> Operator:
-    """What stands for the operator on a device."""
+    """Return the local operator."""
+    loops = dict(choice.loops)
     if emission.boxed:
-        return _box(rule, choice, blocks)
+        # A box at run-time starts is read or written in the blocks that contain it.
+        places = tuple((dim, loops[loop], high) for dim, loop, high in boxes(rule, loops))
+        if rule.init is not None:
+            return Insert(places, choice.loops)
+        return Extract(local_shape(rule, 0, blocks), places, choice.loops)
     if emission.chosen is None:
         return Apply(signature.primitive, emission.params, choice.loops)
     dim, sizes = emission.chosen
-    loop = _loop(rule.results[0][dim])
-    start = Start(Index.of(loop) * blocks[loop], ((loop, dict(choice.loops)[loop]),))
+    loop = rule.results[0][dim].loop
+    assert loop is not None, f"{rule.results[0][dim]} is no loop"
+    start = Start(Index.of(loop) * blocks[loop], ((loop, loops[loop]),))
     return Choose(dim, start, sizes, choice.loops)
 
 
-def _loop(index: Index) -> str:
-    """The loop that a dimension is."""
-    assert index.loop is not None, f"{index} is no loop"
-    return index.loop
-
-
-def _box(rule: Rule, choice: Choice, blocks: dict[str, int]) -> Extract | Insert:
-    """What reads, or writes, a box at run-time starts."""
-    loops = dict(choice.loops)
-    places = tuple((dim, loops[loop], high) for dim, loop, high in boxes(rule, loops))
-    if rule.init is not None:
-        return Insert(places, choice.loops)
-    return Extract(local_shape(rule, 0, blocks), places, choice.loops)
-
-
-def _windows(key: NodeKey, rows: tuple[Rule, ...], choice: Choice) -> tuple[ShardedWindow, ...]:
-    """What a device needs of dimensions that are read through windows (of one row)."""
-    if len(rows) > 1 or not choice.loops or not through_windows(key.signature):
-        return ()
-    held = tuple((k, choice.required_shardings[k].dims) for k in rows[0].operands)
-    return windows(rows[0], choice.loops, held, key.value_shardings[0].mesh.size)
-
-
-def _raw(rule: Rule, choice: Choice) -> tuple[Sharding, ...]:
-    """Before it is combined, a result of any combine is partial along the combined digits."""
-    pending = () if rule.combine in (SUM, PICK) else reduced_digits(rule, dict(choice.loops))
-    if not pending:
-        return choice.produced
-    return tuple(replace(p, unreduced=p.unreduced + pending) for p in choice.produced)
-
-
-def _carries(rule: Rule, loops: Mapping[str, Digits]) -> Iterator[ExclusiveScan]:
-    """What joins the prefixes of the blocks of a sharded loop, along its dimension of a result."""
-    loop, reverse = rule.prefix or ("", False)
-    if loops.get(loop):
-        (dim,) = [d for d, index in enumerate(rule.results[0]) if index.loop == loop]
-        yield ExclusiveScan(dim, loops[loop], rule.combine, reverse)
-
-
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
-    """A combine other than a sum is finished at once; sums stay pending."""
+    """Return the collective that combines partial results; none for sums, which stay pending."""
     digits = reduced_digits(rule, loops)
     if not digits or rule.combine in (SUM, PICK):
         return ()
@@ -219,10 +202,10 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     return (ArgReduce(dim, loops[loop], block, rule.combine),)
 
 
-def _shifts(
+def _operand_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Before, ...]:
-    """(operand, instruction) where run-time numbers are shifted before the operator."""
+    """Return the shifts of run-time indices before the local operator."""
     return tuple(
         Before(s.operand, _offset(s, loops[s.loop], blocks[s.loop]))
         for s in emission.shifts
@@ -233,7 +216,7 @@ def _shifts(
 def _result_shifts(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[Attributes, ...]:
-    """Shifts of the result's numbers (positions)."""
+    """Return the shifts of positions that the local operator returns."""
     return tuple(
         _offset(s, loops[s.loop], blocks[s.loop])
         for s in emission.shifts
@@ -242,13 +225,13 @@ def _result_shifts(
 
 
 def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
-    """The instruction that shifts run-time numbers."""
+    """Return the instruction that shifts indices by the start of the device's block."""
     scale = shift.sign * block
     return Offset(digits, scale, shift.component, shift.clamp, shift.more, shift.within)
 
 
 def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
-    """The blocks of a result that was written with its margins."""
+    """Return the cuts of a result that is written together with its margins."""
     found = []
     for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
         (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
@@ -257,10 +240,13 @@ def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -
     return tuple(found)
 
 
-def _indexed(
+def _mask_of_gathered(
     emission: Emission, loops: dict[str, Digits], blocks: dict[str, int]
 ) -> tuple[int, MaskIndexed] | None:
-    """(operand of the indices, what keeps of a gathered value what the own block holds)."""
+    """Return the operand of the indices, and the mask of elements outside the device's block.
+
+    None if no indexed dimension is sharded.
+    """
     owned = [one for one in emission.owned if not one[1] or loops.get(one[1])]
     if not any(loop for _, loop, _ in owned):
         return None

@@ -1,6 +1,7 @@
-"""Calls: the border at which a body and its surroundings agree, and what lies alike on both sides.
+"""Calls: the shardings at the border of a body, and the values that share one of them.
 
-Each body is planned once behind its border. What lies alike is decided together by `policy="cost"`.
+Each body is planned once, with the shardings of its border. `policy="cost"` decides values that
+share a sharding together.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from shardalg.spmd.manual import manual_layouts
 
 
 def stacked(sharding: Sharding, length: int) -> Sharding:
-    """Layout of `length` values of `sharding` along a new leading dimension, not partitioned."""
+    """Return the sharding of `length` stacked values; the new leading dimension is not sharded."""
     shape, dims = (length, *sharding.shape), ((), *sharding.dims)
     return interned(sharding.mesh, shape, dims, sharding.unreduced)
 
 
 def border(graph: Graph, node: Node, value_shardings: Sequence[Sharding]) -> RegionBorder:
-    """The border of a call whose values have these homes."""
+    """Return the border of a call, from the shardings of all graph values."""
     regions = [graph.regions[body] for body in node.bodies]
     return _BORDERS[node.primitive](node, regions, value_shardings)
 
@@ -35,9 +36,10 @@ def border(graph: Graph, node: Node, value_shardings: Sequence[Sharding]) -> Reg
 def _scan(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """A carry has the layout of the body's argument wherever it appears.
+    """Return the border of a scan.
 
-    Stacked values have their body's layout behind a leading dimension.
+    A carry has the sharding of the body's argument wherever it appears. A stacked value has the
+    sharding of its slice in the body, after a leading dimension.
     """
     (region,) = regions
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
@@ -55,24 +57,26 @@ def _scan(
 def _while(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """The condition's carry has the layout of the body's; what it says is whole everywhere."""
+    """Return the border of a while loop.
+
+    The condition's carry has the sharding of the body's carry. Its result is replicated, because
+    all devices must leave the loop together.
+    """
     condition, body = regions
     first, second = (node.signature.param(n) for n in ("cond_nconsts", "body_nconsts"))
     own = tuple(value_shardings[v] for v in condition.arguments[:first])
     arguments = tuple(value_shardings[v] for v in body.arguments)
     carry = arguments[second:]
-    says = tuple(whole(value_shardings[v]) for v in condition.results)
-    return RegionBorder(own + arguments, (((*own, *carry), says), (arguments, carry)), carry)
+    verdict = tuple(whole(value_shardings[v]) for v in condition.results)
+    return RegionBorder(own + arguments, (((*own, *carry), verdict), (arguments, carry)), carry)
 
 
 def _branches(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """All branches take the operands as they are, and give the results in one layout."""
-    which, rest = (
-        value_shardings[node.operands[0]],
-        [value_shardings[v] for v in regions[0].arguments],
-    )
+    """Return the border of branches, whose results have one sharding in all of them."""
+    which = value_shardings[node.operands[0]]
+    rest = [value_shardings[v] for v in regions[0].arguments]
     results = tuple(value_shardings[v] for v in node.results)
     return RegionBorder((whole(which), *rest), ((tuple(rest), results),) * len(regions), results)
 
@@ -80,7 +84,7 @@ def _branches(
 def _manual(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
-    """Operands and results as the specs say; inside, a device has all of its own values."""
+    """Return the border of a manual region: outside its specs, inside whole values per device."""
     (region,) = regions
     operands, results = manual_layouts(node, value_shardings[0].mesh)
     arguments = tuple(whole(value_shardings[v]) for v in region.arguments)
@@ -98,16 +102,17 @@ _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Regio
 
 
 BorderSlot = tuple[int, int]
-"""A value, and the length of a leading dimension that it has beside the layout; 0: it has none."""
+"""A value, and the length of its stacked leading dimension; 0 if it has none."""
 
 
 @dataclass(frozen=True)
 class TiedArguments:
-    """Values of one layout: what a loop carries, a constant of it, what a branch reads or gives.
+    """Values at the border of one call that share a sharding, such as all copies of a carry.
 
     Attributes:
-      call: its node. asks: brought into the layout from outside, and from the bodies' ends.
-      makes: have the layout without a move: arguments of bodies, results of the call.
+      call: the node of the call.
+      asks: values that are moved to the sharding: operands of the call, results of its bodies.
+      makes: values that have the sharding: arguments of bodies, results of the call.
     """
 
     call: int
@@ -116,14 +121,15 @@ class TiedArguments:
 
     @property
     def plain(self) -> tuple[int, ...]:
-        """The values that have the layout itself."""
+        """The values that have the sharding itself, without a stacked dimension."""
         return tuple(v for v, length in (*self.makes, *self.asks) if not length)
 
 
 def tied(graph: Graph) -> tuple[TiedArguments, ...]:
-    """All of a graph but those of manual regions, whose specs say how values lie.
+    """Return all groups of values that share a sharding, except in manual regions.
 
-    What one call hands on may be what another one takes: each has a layout of its own for it.
+    The specs of a manual region fix its shardings. A value that one call returns and another call
+    reads belongs to a group of each of them.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -135,40 +141,40 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     classes: dict[tuple[int, int], list[RegionArgument]] = {}
     for tie in graph.region_arguments:
         if not tie.is_manual:
-            near = {id(c): c for v in _joined(graph, tie) for c in [classes.get(v, [])]}
+            near = {id(c): c for v in _members(graph, tie) for c in [classes.get(v, [])]}
             one = [t for c in near.values() for t in c] + [tie]
             for other in one:
-                classes |= dict.fromkeys(_joined(graph, other), one)
-    return tuple(_tied(graph, one) for one in {id(c): c for c in classes.values()}.values())
+                classes |= dict.fromkeys(_members(graph, other), one)
+    found = []
+    for one in {id(c): c for c in classes.values()}.values():
+        call = one[0].call
+        length = dict(graph.nodes[call].signature.params).get("length", 0)
+        makes = {t.target: length * (t.kind == "ys") for t in one}
+        asks = {t.source: length * (t.kind == "xs") for t in one if t.source not in makes}
+        found.append(TiedArguments(call, tuple(asks.items()), tuple(makes.items())))
+    return tuple(found)
 
 
-def _joined(graph: Graph, tie: RegionArgument) -> tuple[tuple[int, int], ...]:
-    """The values of a tie that are inside of the call or its results: not what it is given.
+def _members(graph: Graph, tie: RegionArgument) -> tuple[tuple[int, int], ...]:
+    """Return (call, value) of the two values, without an operand of the call.
 
-    Each with the call.
+    An operand may be read in other shardings, too, so it does not connect groups.
     """
     given = tie.source in graph.nodes[tie.call].operands
     values = (tie.target,) if given else (tie.source, tie.target)
     return tuple((tie.call, value) for value in values)
 
 
-def _tied(graph: Graph, region_arguments: list[RegionArgument]) -> TiedArguments:
-    call = region_arguments[0].call
-    length = dict(graph.nodes[call].signature.params).get("length", 0)
-    makes = {t.target: length * (t.kind == "ys") for t in region_arguments}
-    asks = {t.source: length * (t.kind == "xs") for t in region_arguments if t.source not in makes}
-    return TiedArguments(call, tuple(asks.items()), tuple(makes.items()))
-
-
 @dataclass(frozen=True)
 class LoopSum:
-    """What a loop adds up, or stacks: its partial sums may wait until the loop is over.
+    """A carry or stacked value of a scan whose partial sums may be deferred until the loop is over.
 
     Attributes:
-      number: of the body's result that it is; result: that value.
-      added: what every iteration adds to the carry, and nothing else reads; of what is stacked,
-        the value itself.
-      waits: values whose partial sums wait on the way to it, it included.
+      number: the number of the body's result.
+      result: the body's result.
+      added: values that every iteration adds to the carry and no other node reads; for a stacked
+        value, the value itself.
+      waits: values whose partial sums are deferred on the way to the result, and the result.
     """
 
     number: int
@@ -178,9 +184,9 @@ class LoopSum:
 
 
 def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
-    """The sums of a scan: of its carry what the body only adds to, and all that it stacks.
+    """Return the sums of a scan: carries that the body only adds to, and stacked values.
 
-    Sums wait behind products too: the numbers of deferred sums are taken as finite.
+    Sums are deferred behind products, too: their numbers are taken as finite.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -196,14 +202,14 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     for number, value in enumerate(body.region.results):
         first = body.region.arguments[consts + number] if number < carried else None
         added, chain = ((value,), ()) if first is None else body.added(first, value)
-        if added and body.is_last(value):
-            waits = {v for one in added for v in body.before(one)} | {*chain, value}
+        if added and body.is_only_returned(value):
+            waits = {v for one in added for v in body.sources_of_sum(one)} | {*chain, value}
             found.append(LoopSum(number, value, added, frozenset(waits)))
     return tuple(found)
 
 
 def stops(graph: Graph, value: int) -> Node | None:
-    """The operator of a scan's body behind which no sum of `value` waits; None if all let it.
+    """Return the operator of a scan's body behind which no sum of `value` can be deferred, or None.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -214,7 +220,7 @@ def stops(graph: Graph, value: int) -> Node | None:
     'tanh'
     """
     maker = graph.producer[value]
-    region = None if maker is None else _body(graph, graph.regions[graph.nodes[maker].region])
+    region = None if maker is None else _scan_body(graph, graph.regions[graph.nodes[maker].region])
     body = None if region is None else _BodySums(graph, region)
     while body is not None and value not in body.region.results:
         read = body.reader(value)
@@ -224,8 +230,8 @@ def stops(graph: Graph, value: int) -> Node | None:
     return None
 
 
-def _body(graph: Graph, region: Region) -> Region | None:
-    """The scan's body that a region is, or is computed again in; None if it is in none."""
+def _scan_body(graph: Graph, region: Region) -> Region | None:
+    """Return the scan body that is, or rematerialises, a region; None if there is none."""
     while region.kind == "remat" and region.parent is not None:
         region = graph.regions[region.parent]
     return region if region.kind == "scan" else None
@@ -240,26 +246,30 @@ class _BodySums:
 
     @cached_property
     def inside(self) -> frozenset[int]:
-        """Its nodes, those that are computed again in it too."""
+        """Nodes of the body, rematerialised ones included."""
         return frozenset(self.region.nodes)
 
-    def is_last(self, value: int) -> bool:
-        """Whether it is made here, and handed on once, and not read."""
+    def is_only_returned(self, value: int) -> bool:
+        """Return whether the body computes a value, returns it once, and does not read it."""
         made = self.graph.producer[value] in self.inside
         return made and not self.graph.users[value] and self.region.results.count(value) == 1
 
     def reader(self, value: int) -> tuple[Node, int, Rule] | None:
-        """The one node that reads a value, as which operand: sums wait behind it."""
+        """Return the only node that reads a value, its operand number, and its row.
+
+        None if there is no such node, or if it cannot pass partial sums on.
+        """
         users = self.graph.users[value]
         if len(users) != 1 or users[0] not in self.inside or value in self.region.results:
             return None
         node = self.graph.nodes[users[0]]
-        rule = _row(node)
-        places = [k for k, operand in enumerate(node.operands) if operand == value]
-        passes = rule is not None and len(places) == 1
-        if rule is None or not passes or places[0] not in rule.passes(finite=True):
+        rows = None if node.bodies else rules(node.signature)
+        if rows is None or len(rows) != 1 or len(node.results) != 1 or rows[0].combine != SUM:
             return None
-        return node, places[0], rule
+        places = [k for k, operand in enumerate(node.operands) if operand == value]
+        if len(places) != 1 or places[0] not in rows[0].passes(finite=True):
+            return None
+        return node, places[0], rows[0]
 
     def added(self, value: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the values that are added to a carry, and the values that the carry becomes.
@@ -282,25 +292,22 @@ class _BodySums:
             chain.append(value)
         return tuple(found), tuple(chain)
 
-    def before(self, value: int) -> Iterator[int]:
-        """The value, and those behind which its partial sums may have waited."""
+    def sources_of_sum(self, value: int) -> Iterator[int]:
+        """Yield the value, and the values whose partial sums may have been deferred to it."""
         yield value
         producer = self.graph.producer[value]
         node = self.graph.nodes[producer] if producer in self.inside else None
         for operand in dict.fromkeys(node.operands) if node and not node.bodies else ():
             if self.reader(operand) is not None:
-                yield from self.before(operand)
-
-
-def _row(node: Node) -> Rule | None:
-    """The row of a node that has one, and sums."""
-    rows = None if node.bodies else rules(node.signature)
-    one = rows is not None and len(rows) == 1 and len(node.results) == 1
-    return rows[0] if one and rows and rows[0].combine == SUM else None
+                yield from self.sources_of_sum(operand)
 
 
 def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) -> RegionBorder:
-    """A scan's border with results of the body that stay partial sums, each in its layout."""
+    """Return a scan's border in which some results of the body stay partial sums.
+
+    Args:
+      sums: result number to the sharding of the partial sums.
+    """
     if not sums:
         return agreed
     ((arguments, results),) = agreed.bodies
@@ -312,19 +319,20 @@ def with_sums(agreed: RegionBorder, sums: Mapping[int, Sharding], node: Node) ->
         ends[number] = layout
         made[number] = layout if number < carry else stacked(layout, length)
         if number < carry:
+            # The carry enters the loop complete; the body's argument is a partial sum.
             given[consts + number] = layout
             taken[consts + number] = interned(layout.mesh, layout.shape, layout.dims, ())
     return RegionBorder(tuple(taken), ((tuple(given), tuple(ends)),), tuple(made))
 
 
-def laid(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:
-    """A value with its layout, from that of its group."""
+def slot_sharding(place: BorderSlot, layout: Sharding) -> tuple[int, Sharding]:
+    """Return a value of a group with its sharding, given the group's sharding."""
     value, length = place
     return value, stacked(layout, length) if length else layout
 
 
 def layouts(completed: Sharding) -> Iterator[Sharding]:
-    """A layout, and all others that put each axis of the mesh on a dimension it splits evenly."""
+    """Yield the completed sharding, and all even shardings with whole mesh axes."""
     yield completed
     mesh, shape = completed.mesh, completed.shape
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]

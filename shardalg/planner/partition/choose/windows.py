@@ -331,7 +331,7 @@ def _reads_elements_only(index: Index, extents: Mapping[str, int], size: int) ->
 
 
 def owner(rule: Rule, place: OperandDim, assigned: Mapping[str, Digits]) -> Digits:
-    """Return the digits of a windowed dimension: those of the sharded loop that spans most of it.
+    """Return the digits of the sharded loop that spans most of a windowed dimension.
 
     The halos are then smallest.
     """

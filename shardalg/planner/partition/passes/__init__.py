@@ -1,22 +1,16 @@
-"""Passes over a program: formatting joined, sums scattered, masks moved or left out.
+"""Passes over an emitted program. `planner/pipeline.py` lists them in their order.
 
-`planner/pipeline.py` lists them in their order; each is a list of rules that `spmd/rewrite.py`
-applies.
+Each pass is a list of rules that `spmd/rewrite.py` applies.
 
-Formatting that repeats or undoes itself (masks, resizes, slices, permutes) is one instruction
-(`planner/partition/passes/merge_formatting.py`); what is left, and its share of bytes and time, is
-`plan.formatting()` (`show/formatting.py`) and `Cost.formatting_s`. A reduction that is only cut
-along its axes becomes a reduce-scatter (`planner/partition/passes/scattering.py`): sums are one by
-their
-layout already, other combinations are complete when they are made. A mask (placed by
-`planner/partition/choose/windows.py`) moves to where its value is made, so that there is one copy
-of it
-(`planner/partition/passes/moving_masks.py`), and goes where the number is there already: whole
-dimensions
-are padded with zeros, and pointwise operators make numbers of numbers
-(`planner/partition/passes/padding_values.py`, `graph/ops/families/pointwise.py`). What one device
-alone has is
-joined as bits (`planner/partition/passes/unread.py`): a sum of floats would make -0 and the +0 of
-the others
-+0. `verify/operators/applied.py` follows the numbers by itself.
+- Formatting (`merge_formatting.py`): masks, resizes, slices and permutes that repeat or undo each
+  other become one instruction. `plan.formatting()` (`show/formatting.py`) lists the rest.
+- Reductions (`scattering.py`): a reduction other than a sum that is only cut along its axes becomes
+  a reduce-scatter. Sums are scattered already by their sharding.
+- Masks (`moving_masks.py`): a mask moves to the instruction that computes its value, so that there
+  is one masked copy. A mask is dropped if the padding holds its number already: whole dimensions
+  are padded with zeros, and pointwise operators map numbers to numbers (`padding_values.py`).
+- Owners (`unread.py`): elements that one device alone has are combined as bits, because a sum of
+  floats would turn -0 and the +0 of the others into +0.
+
+`verify/operators/applied.py` derives the numbers independently.
 """

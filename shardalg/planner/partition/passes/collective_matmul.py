@@ -1,11 +1,11 @@
-"""A product and the collective beside it become a ring, where prices say that it is faster.
+"""Collective matmul: a product and its all-gather or reduce-scatter become a ring, if faster.
 
-    dot_general(all_gather(x), w)        the blocks of x go round, each multiplied as it comes by
-    reduce_scatter(dot_general(x, w))    the sums go round, to each of which a product is added
-What is handed from one to the other must be read by nobody else: a gathered operand of several
-products would go round several times, and send more; what is padded, cut or transposed between the
-two stays as it is. A product that could be either becomes what
-saves more. Blocks of more than one element go both ways round, half each.
+    dot_general(all_gather(x), w)        blocks of x travel; each device multiplies what it receives
+    reduce_scatter(dot_general(x, w))    sums travel; each device adds its product to them
+The value between the two instructions must have one reader: a gathered operand of several products
+would travel several times. If a value is padded, cut or transposed between the two, they stay. A
+product that can be in either ring joins the one that saves more time. Blocks of more than one
+element travel in both directions, half each.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ Ring = Instruction[CollectiveMatmul]
 
 @dataclass
 class CollectiveMatmuls(Rewriter):
-    """Products with their gathers and scatters are rings where that is faster.
+    """The rewriter that makes rings of products and their gathers or scatters, if faster.
 
     Attributes:
-      times: of a ring, and of the two instructions that it replaces.
+      times: returns the times of a ring and of the two instructions that it replaces.
     """
 
-    # a region by hand stays as it is
+    # A manual region runs as the user wrote it.
     leaves = (Manual,)
 
     graph: Graph
     times: Callable[[Ring], RingTimes]
 
     def finish(self, block: Block) -> Block:
-        """Return the block with the rings that save most."""
+        """Return the block with the rings that save most time."""
         instructions = block.instructions
         made = {local: one for one in instructions for local in one.results}
         reads = Counter(local for one in instructions for local in one.operands)
         reads.update(block.results)
+        # An instruction joins one ring only: the one that saves most.
         taken: dict[int, Ring | None] = {}
         for ring in sorted(self.rings(instructions, made, reads), key=self.saved_s, reverse=True):
             first, second = ring.attributes.body.instructions
@@ -66,7 +67,7 @@ class CollectiveMatmuls(Rewriter):
         return replace(block, instructions=tuple(one for one in kept if one is not None))
 
     def saved_s(self, ring: Ring) -> float:
-        """Seconds of one execution that are saved."""
+        """Return the seconds that one execution of a ring saves."""
         times = self.times(ring)
         return times.apart_s - times.ring_s
 
@@ -76,7 +77,7 @@ class CollectiveMatmuls(Rewriter):
         made: dict[int, Instruction],
         reads: Counter[int],
     ) -> Iterator[Ring]:
-        """Every pair that could be one."""
+        """Yield every possible ring."""
         for one in instructions:
             for local in dict.fromkeys(one.operands):
                 before = made.get(local)
@@ -88,12 +89,12 @@ class CollectiveMatmuls(Rewriter):
                     yield ring
 
     def ring(self, pair: Pair) -> Ring | None:
-        """A pair as a ring; None where the collective goes along no plain loop of the product."""
+        """Return a pair as a ring, or None: the collective must run along one loop."""
         first, second = pair
         gathers = is_a(first, AllGather)
         product, collective = (second, first) if gathers else (first, second)
         moves = collective.attributes
-        assert isinstance(moves, AllGather | ReduceScatter), "the one that is no product"
+        assert isinstance(moves, AllGather | ReduceScatter), "one of the pair is the collective"
         sums = isinstance(moves, ReduceScatter) and moves.combine != SUM
         n = parts(moves.digits)
         if sums or n < 2 or collective.why.purpose is Purpose.WRITTEN:
@@ -107,12 +108,22 @@ class CollectiveMatmuls(Rewriter):
         operands = (*first.operands, *(v for v in second.operands if v not in first.results))
         operands = tuple(dict.fromkeys(operands))
         body = Block(operands, pair, second.results)
-        ways = tuple(_directions(block, n, gathers=gathers))
+        # Half of every block travels each way round, all of it if there is one neighbour only.
+        half = block if n == 2 else -(-block // 2)
+        ways = tuple(
+            Direction(first, size, hop, 0 if gathers else -hop * (n - 1) % n, hop, n)
+            for first, size, hop in ((0, half, 1), (half, block - half, -1))
+            if size
+        )
         ring: Any = replace(second, operands=operands)
         return replace(ring, attributes=CollectiveMatmul(body, along, ways))
 
     def along(self, product: Instruction, where: tuple[int, int]) -> tuple[int | None, ...] | None:
-        """Per operand and result the dimension that is the loop of one of them."""
+        """Return per operand and result the dimension of one loop of a product, or None.
+
+        Args:
+          where: (operand number or -1 for the result, dimension), which determine the loop.
+        """
         if not is_a(product, Apply) or product.node is None:
             return None
         if product.attributes.primitive != "dot_general":
@@ -126,12 +137,3 @@ class CollectiveMatmuls(Rewriter):
             return None
         dims = [[d for d, index in enumerate(indices) if index.loop == name] for indices in tensors]
         return tuple(found[0] if found else None for found in dims)
-
-
-def _directions(block: int, n: int, *, gathers: bool) -> Iterator[Direction]:
-    """Half of every block each way round; all of it one way where that is the only neighbour."""
-    half = block if n == 2 else -(-block // 2)
-    for first, size, hop in ((0, half, 1), (half, block - half, -1)):
-        if size:
-            start = 0 if gathers else -hop * (n - 1) % n
-            yield Direction(first, size, hop, start, hop, n)

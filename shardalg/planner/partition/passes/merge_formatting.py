@@ -1,8 +1,9 @@
-"""Formatting of one value that repeats, continues or undoes itself becomes one instruction.
+"""Merge formatting: steps on one value that repeat, continue or undo each other become one.
 
     mask(mask(x)) = mask(x)                    resize(resize(x)) = resize(x), if nothing was cut off
     slice(slice(x)) = slice(x)                 permute(permute(x)) = permute(x), pairs composed
-and what is done twice to one value in one phase is done once. GSPMD, arXiv:2105.04663, section 4.6.
+Equal instructions on one value in one phase are emitted once. Source: GSPMD, arXiv:2105.04663,
+section 4.6.
 """
 
 from __future__ import annotations
@@ -24,44 +25,40 @@ from shardalg.spmd.instructions import (
 from shardalg.spmd.rewrite import Rewriter
 
 REPEATED = (Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
-"""Local instructions that cost nothing to keep: a second one like it in a phase is left out."""
+"""Local instructions of which a phase keeps only the first of several equal ones."""
 OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
-"""Instructions that are formatting if operand and result are one value of the graph."""
+"""Instructions that are formatting if operand and result are the same graph value."""
 Shape = tuple[int, ...]
 
 
-def _masks(first: Mask, second: Mask, shape: Shape) -> Mask | None:
-    return first if first == second else None
-
-
-def _resizes(first: Resize, second: Resize, shape: Shape) -> Resize | None:
-    """What is padded may be stripped at once; what is stripped is gone."""
+def _merged_resize(first: Resize, second: Resize, shape: Shape) -> Resize | None:
+    # Padding can be stripped again, but elements that were stripped are lost.
     kept = first.size >= shape[first.dim] or second.size <= first.size
     return second if first.dim == second.dim and kept else None
 
 
-def _slices(first: Slice, second: Slice, shape: Shape) -> Slice | None:
+def _merged_slice(first: Slice, second: Slice, shape: Shape) -> Slice | None:
     if first.dim != second.dim:
         return None
     return Slice(first.dim, first.start + second.start, second.size)
 
 
-def _permutes(
+def _merged_permute(
     first: CollectivePermute, second: CollectivePermute, shape: Shape
 ) -> CollectivePermute | None:
-    """The device that the second serves gets what the first brought to its server."""
-    came = {target: source for source, target in first.pairs}
-    if any(source not in came for source, _ in second.pairs):
+    """Return the composed permute; None if a sender of the second receives nothing of the first."""
+    source_of = {target: source for source, target in first.pairs}
+    if any(source not in source_of for source, _ in second.pairs):
         return None
     digits = tuple(sorted({*first.digits, *second.digits}, reverse=True))
-    return CollectivePermute(digits, tuple((came[s], t) for s, t in second.pairs))
+    return CollectivePermute(digits, tuple((source_of[s], t) for s, t in second.pairs))
 
 
 _COMPOSED: Mapping[type, Callable[..., Attributes | None]] = {
-    CollectivePermute: _permutes,
-    Mask: _masks,
-    Resize: _resizes,
-    Slice: _slices,
+    CollectivePermute: _merged_permute,
+    Mask: lambda first, second, shape: first if first == second else None,
+    Resize: _merged_resize,
+    Slice: _merged_slice,
 }
 _IDENTITY: Mapping[type, Callable[..., bool]] = {
     CollectivePermute: lambda a, shape: all(source == target for source, target in a.pairs),
@@ -72,11 +69,11 @@ _IDENTITY: Mapping[type, Callable[..., bool]] = {
 
 @dataclass
 class MergeFormatting(Rewriter):
-    """Formatting of one value that repeats, continues or undoes itself is one instruction.
+    """The rewriter that merges formatting of one value.
 
     Attributes:
-      made: per local, the formatting that makes it.
-      done: formatting of a phase, with its operands, to its result.
+      made: per local value, the formatting that computes it.
+      done: (instruction, operands, phase) to the result of formatting.
     """
 
     needs = (CollectivePermute, *REPEATED)
@@ -87,7 +84,7 @@ class MergeFormatting(Rewriter):
     )
 
     def keep_other_values(self, instruction: Instruction) -> Instruction | None:
-        """Keep an instruction that makes another value of the graph: a user's permute."""
+        """Keep an instruction between two graph values, such as a user's permute, as it is."""
         ends = (*instruction.operands, *instruction.results)
         if len({self.locals[local].origin for local in ends} - {None}) < 2:
             return instruction
@@ -95,7 +92,7 @@ class MergeFormatting(Rewriter):
         return None
 
     def compose(self, instruction: Instruction) -> Instruction:
-        """Return one instruction in place of two of one kind that follow one another."""
+        """Return one instruction for two consecutive ones of one kind, if they can be merged."""
         before, second = self.made.get(instruction.operands[0]), instruction.attributes
         if before is None or type(before.attributes) is not type(second):
             return instruction
@@ -119,7 +116,7 @@ class MergeFormatting(Rewriter):
         return instruction if known == result else known
 
     def note(self, instruction: Instruction) -> Instruction:
-        """Note the formatting that makes a local."""
+        """Record the formatting that computes a local value."""
         self.made[instruction.results[0]] = instruction
         return instruction
 

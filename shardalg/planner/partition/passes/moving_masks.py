@@ -1,10 +1,9 @@
-"""Masks move to where their value is made, and are left out where its padding is filled already.
+"""Move masks to the instruction that computes their value, and drop masks that change nothing.
 
     x = f(..); a = mask(x); y = g(x); b = mask(y)      x = mask(f(..)); a = x; y = b = g(x)
-where g makes the number of the mask of it. Two operators that make values to be masked of one value
-that is not let the mask move to that one. `planner/partition/choose/windows.py` says where they
-are needed.
-GSPMD, arXiv:2105.04663, section 4.6.
+if g maps the mask's number to itself. If two operators read one unmasked value and both results are
+masked, the mask moves to that value. `planner/partition/choose/windows.py` places the masks.
+Source: GSPMD, arXiv:2105.04663, section 4.6.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from shardalg.spmd.instructions import Apply, Mask, kinds
 from shardalg.spmd.rewrite import Rewriter
 
 Wishes = dict[int, dict[Mask, int | None]]
-"""Per local the masks that it is read behind, and the local that is it behind that mask, if any."""
+"""Local value to the masks of it that are read, each with the masked local value, or None."""
 Lifted = dict[int, Counter[Mask]]
-"""Per local the masks that would serve results which are made of it, and how many each."""
+"""Local value to masks, each with the number of masked results that it would replace."""
 
 
 @dataclass
 class MoveMasks(Rewriter):
-    """Every value is masked once, where it is made.
+    """The rewriter that masks every value once, right after it is computed.
 
     Attributes:
-      numbers: what is known of the program's constants, which bodies read too.
-      fills: what is known of the block's locals.
-      wishes: which masks are wanted.
-      stored: values that nothing fuses away.
+      numbers: the facts about the program's constants, which bodies read, too.
+      fills: the facts about the block's local values.
+      wishes: the masks of each value that are read.
+      stored: local values that are in memory because nothing fuses with them.
     """
 
     needs = (Mask,)
@@ -52,7 +51,7 @@ class MoveMasks(Rewriter):
         return operand if self.is_filled(operand, instruction.attributes) else instruction
 
     def mask_results(self, instruction: Instruction) -> Instruction | None:
-        """Keep an instruction, with the masks that its results are read behind."""
+        """Keep an instruction, followed by the masks of its results that are read."""
         is_unknown = self.fills.known.keys().isdisjoint(instruction.operands)
         is_fill = type(instruction.attributes) in FILLS
         if is_unknown and not is_fill and self.wishes.keys().isdisjoint(instruction.results):
@@ -61,7 +60,8 @@ class MoveMasks(Rewriter):
         for result in instruction.results:
             local = result
             for mask, made in self.wanted(result):
-                if not self.is_filled(local, mask):  # also by a mask of another name
+                # An equal padding may be filled by a mask with other attributes, too.
+                if not self.is_filled(local, mask):
                     local = self.masked(instruction, mask, local, made)
             if local != result:
                 self.replaced[result] = local
@@ -70,27 +70,32 @@ class MoveMasks(Rewriter):
     rules = (((Mask,), drop_filled), (kinds(), mask_results))
 
     def wanted(self, local: int) -> Iterator[tuple[Mask, int | None]]:
-        """The masks to put behind a value, as long as they fill with one number."""
+        """Yield the masks to emit after a value, as long as they fill with the same number."""
         dtype, fills = self.locals[local].dtype, set()
         for mask, made in self.wishes.get(local, {}).items():
+            # A reader that fuses with the unmasked value would have to read memory.
             if made in self.stored and local not in self.stored:
-                continue  # whoever fuses with what makes it would read it from memory
+                continue
             number = filled_by(mask, dtype)[1]
             fills.add(number)
             if len(fills) == 1 and not math.isnan(number):
                 yield mask, made
 
     def keep(self, instruction: Instruction) -> None:
-        """Append an instruction, and note what it makes."""
+        """Append an instruction, and record the facts about its results."""
         self.kept.append(instruction)
         self.fills.note(instruction)
 
     def is_filled(self, local: int, mask: Mask) -> bool:
-        """Whether a mask would change nothing."""
+        """Return whether a mask would change nothing."""
         return self.fills.of(local).has(mask, self.locals[local].dtype)
 
     def masked(self, maker: Instruction, mask: Mask, local: int, made: int | None) -> int:
-        """A value right after it was made, masked: `local`, and the one it becomes."""
+        """Emit a mask of `local` right after it is computed; return the masked local value.
+
+        Args:
+          made: the local value to reuse for the result; None for a new one.
+        """
         like = self.locals[local]
         if made is None:
             made = len(self.locals)
@@ -100,7 +105,7 @@ class MoveMasks(Rewriter):
         return made
 
     def begin(self, block: Block) -> None:
-        """Find the masks that every value is read behind, from the last instruction up."""
+        """Find the masks of every value that are read, from the last instruction upwards."""
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
         self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)
@@ -112,9 +117,10 @@ class MoveMasks(Rewriter):
                 self.wishes[value] = wished | self.wishes[value]
             for result in results:
                 for mask, count in lifted[result].items() if result in lifted else ():
+                    # One mask here replaces several masks of values computed from it.
                     if count > 1:
                         self.wishes[result].setdefault(mask)
             if is_a(instruction, Apply) and len(results) == 1 and results[0] in self.wishes:
                 for mask in self.wishes[results[0]]:
-                    for operand, above in self.fills.above(instruction, mask):
+                    for operand, above in self.fills.maskable_operand(instruction, mask):
                         lifted[operand][above] += 1

@@ -1,7 +1,8 @@
-"""Numbers that are known to stand at the padding of a local value, instruction by instruction.
+"""Padding-value analysis: the numbers that padding of a local value is known to hold.
 
-A whole dimension is padded with zeros, blocks are cut out of it, masks fill, pointwise operators
-make numbers of numbers: a mask that would fill again is left out, wherever its value comes from.
+A whole dimension is padded with zeros, a block is cut out of it, a mask fills padding, and a
+pointwise operator maps known numbers to known numbers. A mask that fills padding with the number
+that it holds already is dropped.
 """
 
 from __future__ import annotations
@@ -23,55 +24,55 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.local import Local
 
 Padding = tuple[Digits, int, int]
-"""(digits, block, size): places `x` with `p*block + x >= size`, as a `Mask` has them."""
+"""(digits, block, size): elements `x` with `p*block + x >= size`, as in `Mask`."""
 
 
 @dataclass(frozen=True)
 class ValueFacts:
-    """What is known of the numbers of a local.
+    """The known numbers of a local value.
 
     Attributes:
-      fills: per dimension the padding, and the number that stands there.
-      number: the one that all elements are.
+      fills: dimension to its padding and the number that the padding holds.
+      number: the number that all elements are; None if it is not known.
     """
 
     fills: Mapping[int, tuple[Padding, Number]] = field(default_factory=dict)
     number: Number | None = None
 
     def has(self, mask: p.Mask, dtype: str) -> bool:
-        """Whether a mask would change nothing."""
+        """Return whether a mask would change nothing."""
         return self.fills.get(mask.dim) == filled_by(mask, dtype)
 
     def fill(self, dim: int, padding: Padding | None) -> Number | None:
-        """The number at a padding; None where it is not known."""
+        """Return the number that a padding holds; None if it is not known."""
         found, number = self.fills.get(dim, (None, None))
         return number if found == padding else None
 
-    def but(self, dim: int, fill: tuple[Padding, Number] | None = None) -> ValueFacts:
-        """The fills with another one of a dimension, or none."""
+    def with_fill(self, dim: int, fill: tuple[Padding, Number] | None = None) -> ValueFacts:
+        """Return the facts with another fill of one dimension, or without one."""
         others = {d: f for d, f in self.fills.items() if d != dim}
         return ValueFacts(others | ({dim: fill} if fill else {}))
 
 
 PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
-"""A dimension with its padding, and per operand the dimension read along it (`operands_along`).
+"""A dimension, its padding, and per operand the dimension read along it (`operands_along`).
 
-All elements where no dimension is named.
+The dimension and the padding are None for all elements.
 """
 NOTHING = ValueFacts()
 
 
 def filled_by(mask: p.Mask, dtype: str) -> tuple[Padding, Number]:
-    """The padding that a mask fills, and with what."""
+    """Return the padding that a mask fills, and the number that it writes."""
     return (mask.digits, mask.block, mask.size), identity(mask.fill, dtype)
 
 
 @dataclass
 class Fills:
-    """What is known of the locals of one block.
+    """The facts about the local values of one block.
 
     Attributes:
-      known: per local; of one that is not in it nothing is.
+      known: local value to its facts; nothing is known about other local values.
     """
 
     graph: Graph
@@ -79,16 +80,16 @@ class Fills:
     known: dict[int, ValueFacts] = field(default_factory=dict)
 
     def of(self, local: int) -> ValueFacts:
-        """What is known of a local."""
+        """Return the facts about a local value."""
         return self.known.get(local, NOTHING)
 
     def signature(self, instruction: Instruction) -> Signature:
-        """Of the node that an operator was emitted for."""
-        assert instruction.node is not None, f"{instruction} is of no node"
+        """Return the signature of the node that a local operator belongs to."""
+        assert instruction.node is not None, f"{instruction} belongs to no node"
         return self.graph.nodes[instruction.node].signature
 
     def note(self, instruction: Instruction) -> None:
-        """Learn what an instruction makes."""
+        """Record the facts about an instruction's results."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
         if made is None or (
@@ -100,38 +101,42 @@ class Fills:
                 self.known[local] = known
 
     def applied(self, instruction: Instruction[p.Apply]) -> Iterator[ValueFacts]:
-        """The results of an operator: pointwise ones and layouts make numbers of numbers."""
+        """Yield the facts about an operator's results, if it maps numbers to numbers."""
         known, results = self.known.keys(), instruction.results
         even = all(self.locals[result].sharding.is_even for result in results)
+        # A result without padding is known only if all operands are known numbers.
         if even and not known >= set(instruction.operands):
-            return  # without padding it makes numbers of nothing but numbers
+            return
         signature = self.signature(instruction)
         for nth in range(len(results)):
             places = _places(signature, instruction.attributes.loops, nth)
             fills: dict[int, tuple[Padding, Number]] = {}
             everywhere = None
             for dim, padding, along in places:
-                number = self.made_of(instruction, along, padding)
+                number = self.computed_number(instruction, along, padding)
                 if dim is None or padding is None:
                     everywhere = number
                 elif number is not None:
                     fills[dim] = padding, number
             yield ValueFacts(fills, everywhere)
 
-    def made_of(
+    def computed_number(
         self, instruction: Instruction, along: Mapping[int, int | None], padding: Padding | None
     ) -> Number | None:
-        """The number at a padding; everywhere, where there is none."""
+        """Return the number that an operator computes at a padding; everywhere if it is None."""
         operands = {k: self.of(instruction.operands[k]) for k in along}
         numbers = {k: known.number for k, known in operands.items()}
         fills = {(k, d): operands[k].fill(d, padding) for k, d in along.items() if d is not None}
         signature = self.signature(instruction)
         return number_along(signature, along, numbers, fills)
 
-    def above(
+    def maskable_operand(
         self, instruction: Instruction[p.Apply], mask: p.Mask
     ) -> Iterator[tuple[int, p.Mask]]:
-        """The operand whose mask would serve for that of an operator's result, if one does."""
+        """Yield the operand whose mask would replace a mask of the result, with that mask.
+
+        Yield nothing if there is no such operand.
+        """
         signature = self.signature(instruction)
         rows = rules(signature)
         if not rows or len(rows) > 1 or not moves_none(rows[0]):
@@ -152,7 +157,7 @@ class Fills:
                 yield read.index, replace(mask, dim=dim)
 
     def resized(self, instruction: Instruction[p.Resize]) -> Iterator[ValueFacts]:
-        """A whole dimension is padded with zeros."""
+        """Yield the facts after padding: a whole dimension is padded with zeros."""
         a, (operand,) = instruction.attributes, instruction.operands
         local, known = self.locals[operand], self.of(operand)
         size, zero = local.shape[a.dim], identity_if_any("sum", local.dtype)
@@ -160,65 +165,69 @@ class Fills:
         if a.size > size:
             whole = size == local.sharding.shape[a.dim] and not local.sharding.dims[a.dim]
             found = (((), a.size, size), zero) if whole and zero is not None else None
-            # where the padding of two dimensions meets, zeros stand
+            # The corner in which the padding of two dimensions meets holds zeros.
             known = ValueFacts({dim: fill for dim, fill in known.fills.items() if fill[1] == zero})
-        yield known.but(a.dim, found)
+        yield known.with_fill(a.dim, found)
 
     def cut(self, instruction: Instruction[p.DynamicSlice]) -> Iterator[ValueFacts]:
-        """The own block of a dimension that is padded as a whole."""
+        """Yield the facts about a device's block of a dimension that was padded as a whole."""
         a = instruction.attributes
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
     def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
-        """The same of a sum."""
+        """Yield the facts about a device's block of a reduced value."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
-        """The same of one dimension; another has the padding of all blocks."""
+        """Yield the facts after an all-to-all, which cuts one dimension and concatenates another.
+
+        The concatenated dimension contains the padding of all blocks, about which nothing is known.
+        """
         a = instruction.attributes
         block = self.locals[instruction.results[0]].shape[a.split_dim]
-        known = self.of(instruction.operands[0]).but(a.concat_dim)
+        known = self.of(instruction.operands[0]).with_fill(a.concat_dim)
         yield _block(known, a.split_dim, a.arriving or a.digits, block)
 
     def all_exchanged(self, instruction: Instruction[p.AllToAlls]) -> Iterator[ValueFacts]:
-        """Nothing is known of the dimensions that are exchanged; the others keep their padding."""
+        """Yield the facts about dimensions that are not exchanged."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
-            known = known.but(dim)
+            known = known.with_fill(dim)
         yield known
 
     def reduced(
         self, instruction: Instruction[p.AllReduce | p.ReduceScatter]
     ) -> Iterator[ValueFacts]:
-        """What every member has at its padding is combined: an identity stays."""
+        """Yield the padding that holds the identity of the combine: it stays as it is."""
         (operand,), a = instruction.operands, instruction.attributes
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
 
     def masked(self, instruction: Instruction[p.Mask]) -> Iterator[ValueFacts]:
-        """A mask fills the padding of its dimension, and leaves that of the others."""
+        """Yield the facts after a mask, which fills the padding of its dimension."""
         mask, operand = instruction.attributes, instruction.operands[0]
         fill = filled_by(mask, self.locals[operand].dtype)
-        # where the padding of two dimensions meets, the last mask fills
-        alike = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
-        yield ValueFacts(alike).but(mask.dim, fill)
+        # In the corner in which the padding of two dimensions meets, the last mask wins. The other
+        # padding stays known only if both numbers are equal.
+        equal = {dim: found for dim, found in self.of(operand).fills.items() if found[1] == fill[1]}
+        yield ValueFacts(equal).with_fill(mask.dim, fill)
 
     def others(
         self, instruction: Instruction[p.AllGather | p.Slice | p.SliceAt]
     ) -> Iterator[ValueFacts]:
-        """Padding of dimensions that an instruction does not touch."""
-        yield self.of(instruction.operands[0]).but(instruction.attributes.dim)
+        """Yield the facts about dimensions that an instruction does not change."""
+        yield self.of(instruction.operands[0]).with_fill(instruction.attributes.dim)
 
 
 @lru_cache(maxsize=1 << 14)
 def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[PaddedDim, ...]:
-    """Where a result may hold numbers: at the padding of its dimensions, and everywhere.
+    """Return the parts of a result that may hold known numbers: padding, and all elements.
 
-    None where its row moves what it reads.
+    Empty if the operator's row moves elements.
     """
     rows = rules(signature)
     rule, indices = row_of(rows, result) if rows else (None, ())
@@ -237,13 +246,13 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
 
 
 def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFacts:
-    """With the own block of a dimension that was whole."""
+    """Return the facts about a device's block of a dimension that was whole."""
     (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))
-    return known.but(dim, ((digits, block, size), number) if held == () else None)
+    return known.with_fill(dim, ((digits, block, size), number) if held == () else None)
 
 
 FILLS = frozenset({p.Mask, p.Resize})
-"""What fills padding by itself; all else makes known numbers of known ones."""
+"""Instructions that fill padding; all others need a known operand."""
 _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,

@@ -1,9 +1,9 @@
-"""Of what is combined over devices that each keep a block, only the blocks are combined.
+"""Scatter reductions: a reduction that is only cut into blocks becomes a reduce-scatter.
 
     dynamic_slice(all_reduce(x)) = reduce_scatter(x)
-Sums wait for the layout that is wanted of them. What else is combined (a maximum, a product) is
-combined at once; where it is then cut along the same axes, and not read otherwise, a device need
-not receive the rest: half of the bytes.
+Sums are deferred until a sharding is required of them. Other reductions (a maximum, a product) run
+at once. If the result is then only cut along the same axes, a device needs its block only, and
+half of the bytes are saved.
 """
 
 from __future__ import annotations
@@ -20,50 +20,42 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.rewrite import Rewriter
 
 RESULT = -1
-"""Stands for the reader of what a block hands on."""
+"""The reader of a block's results."""
 
 
 @dataclass(frozen=True)
 class BlockUse:
-    """What reads a local alone and keeps a block of it, behind its padding if it needs any."""
+    """The only reader of a local value, if it cuts a block out of it, after padding it or not."""
 
     number: int
     slice: Instruction[DynamicSlice]
     pad: Instruction[Resize] | None
 
 
-def _has_cuts(instructions: Sequence[Instruction]) -> bool:
-    """Whether a reduction is cut or padded anywhere: most programs end here."""
-    made = {local for one in instructions if _combines(one) for local in one.results}
-    return bool(made) and any(
-        type(one.attributes) in (DynamicSlice, Resize) and one.operands[0] in made
-        for one in instructions
-    )
-
-
-def _combines(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
-    """Whether it is a reduction, but for a sum, which went to the layout that was wanted of it."""
+def _is_other_than_sum(instruction: Instruction) -> TypeGuard[Instruction[AllReduce]]:
+    """Return whether an instruction is a reduction other than a sum."""
     return is_a(instruction, AllReduce) and instruction.attributes.combine != "sum"
 
 
-def _cuts(
+def _chain_of_cuts(
     instructions: Sequence[Instruction],
     readers: dict[int, list[int]],
     first: Instruction[AllReduce],
 ) -> Iterator[BlockUse]:
-    """The cuts of a reduction along its own axes, one after the other."""
+    """Yield the consecutive cuts of a reduction along its own axes."""
     left, local = first.attributes.digits, first.results[0]
-    while (cut := _cut(instructions, readers, local)) and set(cut.slice.attributes.digits) <= set(
-        left
-    ):
+    while cut := _next_cut(instructions, readers, local):
+        if not set(cut.slice.attributes.digits) <= set(left):
+            return
         yield cut
         left = _without(left, cut.slice.attributes.digits)
         (local,) = cut.slice.results
 
 
-def _cut(
+def _next_cut(
     instructions: Sequence[Instruction], readers: dict[int, list[int]], local: int
 ) -> BlockUse | None:
+    """Return the cut that is the only reader of a local value; None if there is none."""
     pad: Instruction[Resize] | None = None
     while len(readers[local]) == 1 and readers[local] != [RESULT]:
         (number,) = readers[local]
@@ -83,12 +75,12 @@ def _without(digits: Digits, gone: Digits) -> Digits:
     return tuple(d for d in digits if d not in gone)
 
 
-def _joined(
+def _scattered(
     first: Instruction[Any], cuts: Sequence[BlockUse], locals_: list[Local]
 ) -> Iterator[Instruction]:
-    """The reduction with its cuts: scattered along each, and combined over the axes that are left.
+    """Yield the reduction as reduce-scatters along its cuts, then an all-reduce over other axes.
 
-    What is padded now is partial, and so is what is scattered before the last axes are joined.
+    Padding now runs on partial values. Values between the scatters are partial, too.
     """
     combine, left = first.attributes.combine, first.attributes.digits
     (local,) = first.operands
@@ -115,14 +107,19 @@ def _joined(
 
 
 class ScatterReductions(Rewriter):
-    """A reduction that is only cut is a reduce-scatter."""
+    """The rewriter that turns reductions which are only cut into reduce-scatters."""
 
     needs = (AllReduce,)
 
     def finish(self, block: Block) -> Block:
-        """Return the block in which every chain of cuts is at the place of its last cut."""
+        """Return the block in which every chain of cuts is at the position of its last cut."""
         instructions = block.instructions
-        if not _has_cuts(instructions):
+        # Most programs have no reduction that is cut or padded.
+        reduced = {v for one in instructions if _is_other_than_sum(one) for v in one.results}
+        if not reduced or not any(
+            type(one.attributes) in (DynamicSlice, Resize) and one.operands[0] in reduced
+            for one in instructions
+        ):
             return block
         readers: dict[int, list[int]] = defaultdict(list)
         for number, instruction in enumerate(instructions):
@@ -132,12 +129,16 @@ class ScatterReductions(Rewriter):
             readers[local].append(RESULT)
         placed = {number: [instruction] for number, instruction in enumerate(instructions)}
         for number, first in enumerate(instructions):
-            cuts = list(_cuts(instructions, readers, first)) if _combines(first) else []
+            cuts = (
+                list(_chain_of_cuts(instructions, readers, first))
+                if _is_other_than_sum(first)
+                else []
+            )
             if cuts:
                 gone = [placed[number], *(placed[c.number] for c in cuts)]
                 gone += [placed[c.number - 1] for c in cuts if c.pad]
                 for place in gone:
                     place.clear()
-                placed[cuts[-1].number] += _joined(first, cuts, self.locals)
+                placed[cuts[-1].number] += _scattered(first, cuts, self.locals)
         kept = tuple(instruction for place in placed.values() for instruction in place)
         return replace(block, instructions=kept)

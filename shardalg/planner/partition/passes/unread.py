@@ -1,11 +1,10 @@
-"""Instructions whose results nobody reads are removed.
-
-What one device at most has an element of is joined as bits, so that a zero keeps its sign.
+"""Drop instructions whose results are not read, and combine elements with one owner as bits.
 
     all_reduce(squeeze(owner_select(x)), "sum") = all_reduce(squeeze(owner_select(x)), "pick")
-A box at run-time starts (`Extract`) and an element of its owner (`OwnerSelect`) are handed on as
-partial sums where XLA gathers; a sum of floats would make -0 of its owner and +0 of the others +0.
-Copies of such a value are such. What XLA sums, too (a lookup), is summed in the type as XLA does.
+A box at run-time starts (`Extract`) and an element of its owner (`OwnerSelect`) are partial sums,
+of which at most one device has an element other than 0. XLA gathers instead. A sum of floats would
+turn -0 of the owner and +0 of the others into +0. Copies of such a value are treated alike. Values
+that XLA sums, too (a lookup), are summed in their type, as in XLA.
 """
 
 from __future__ import annotations
@@ -31,70 +30,71 @@ from shardalg.spmd.rewrite import Rewriter, blocks
 OWNERS = (Extract, OwnerSelect)
 """Instructions after which at most one device has the element."""
 PARTS = (Slice, SliceAt, Resize)
-"""Instructions that leave elements, or zeros, as they are."""
+"""Instructions that keep elements as they are, or set them to 0."""
 COPIES = SAME | {"rev", "slice"}
-"""Operators that do."""
+"""Operators that keep elements as they are."""
 
 
 @dataclass
 class JoinAsBits(Rewriter):
-    """What one device alone has is joined by "pick".
+    """The rewriter that combines elements with one owner by "pick".
 
     Attributes:
-      alone: locals of which at most one device has each element.
+      alone: local values of which at most one device has each element.
     """
 
     needs = OWNERS
 
     alone: set[int] = field(default_factory=set, init=False)
 
-    def own(self, instruction: Instruction) -> Instruction:
-        """Note an element of its owner, unless partial sums of it are pending."""
+    def note_owned(self, instruction: Instruction) -> Instruction:
+        """Record an element of its owner, unless the operand is a pending sum of all devices."""
         (operand, *_) = instruction.operands
         if operand in self.alone or not self.locals[operand].sharding.unreduced:
             self.alone.update(instruction.results)
         return instruction
 
-    def follow(self, instruction: Instruction) -> Instruction:
-        """Note a part of what one device has."""
+    def note_part(self, instruction: Instruction) -> Instruction:
+        """Record a part of a value with one owner."""
         if instruction.operands[0] in self.alone:
             self.alone.update(instruction.results)
         return instruction
 
-    def copy(self, instruction: Instruction[Apply]) -> Instruction:
-        """Note a copy of what one device has."""
+    def note_copy(self, instruction: Instruction[Apply]) -> Instruction:
+        """Record a copy of a value with one owner."""
         copies = instruction.attributes.primitive in COPIES and len(instruction.operands) == 1
-        return self.follow(instruction) if copies else instruction
+        return self.note_part(instruction) if copies else instruction
 
-    def join(self, instruction: Instruction[AllReduce | ReduceScatter]) -> Instruction:
-        """Return the reduction of what one device has, with the way to combine that keeps bits."""
+    def combine_bits(self, instruction: Instruction[AllReduce | ReduceScatter]) -> Instruction:
+        """Return a sum of a value with one owner, combined by bits."""
         a, (operand,), (made,) = instruction.attributes, instruction.operands, instruction.results
         if a.combine != SUM or operand not in self.alone:
             return instruction
+        # The rest of a pending sum still has one owner.
         if self.locals[made].sharding.unreduced:
             self.alone.add(made)
         combine = PICK if is_float(self.locals[made].dtype) else SUM
         return replace(instruction, attributes=replace(a, combine=combine))
 
     rules = (
-        (OWNERS, own),
-        (PARTS, follow),
-        ((Apply,), copy),
-        ((AllReduce, ReduceScatter), join),
+        (OWNERS, note_owned),
+        (PARTS, note_part),
+        ((Apply,), note_copy),
+        ((AllReduce, ReduceScatter), combine_bits),
     )
 
 
 class DropUnread(Rewriter):
-    """Only instructions remain whose results are read, in bodies too."""
+    """The rewriter that keeps only instructions whose results are read, in bodies too."""
 
     def finish(self, block: Block) -> Block:
-        """Return the block without what neither its results nor later instructions read."""
+        """Return the block without instructions that neither its results nor others need."""
         needed = set(block.results)
         kept: list[Instruction] = []
         for instruction in reversed(block.instructions):
             if not needed.isdisjoint(instruction.results):
                 needed.update(instruction.operands)
-                # a body reads the program's constants, too
+                # A body reads the program's constants without naming them as operands.
                 for body in instruction.attributes.bodies:
                     for inner in blocks(body):
                         needed.update(inner.results, *(one.operands for one in inner.instructions))
