@@ -152,7 +152,7 @@ MUTATIONS = {
     "gspmd": {
         "broadcast like a reduction": (image, "LEVELS", LEVELS | {image.BROADCAST: (1, 1)}),
         "one level": (image, "LEVELS", dict.fromkeys(LEVELS, (1, 1))),
-        "operand from the result alone": (step, "_of_operands", lambda *_: ()),
+        "operand from the result alone": (step, "_offers_from_operands", lambda *_: ()),
         "no merging": (Layouts, "_merged", lambda *args: None),
         "left operand first": (step, "_larger_first", lambda kind, found: found),
         "program order": (tuple_steps.Computations, "_before", lambda self, key: []),

@@ -75,10 +75,10 @@ def swept(graph, given, everything_due):
 class FullSweeps(Fixpoint):
     """Every step and value in every sweep."""
 
-    def _swept(self, span):
+    def sweep(self, span):
         self.due_steps[:] = b"\x01" * len(self.due_steps)
         self.due_places[:] = b"\x01" * len(self.due_places)
-        return super()._swept(span)
+        return super().sweep(span)
 
 
 @given(problems())

@@ -55,7 +55,7 @@ def _on_operands(
     free to refine; of which they hold in Shardy's way, its index says.
     """
     pairs = [(s.node, a) for s, a in zip(graph.sites, annotations.sites, strict=True)]
-    if index.told:
+    if index.notified:
         asked = dict(pairs)
         found = {value: asked[node] for value, node in index.seeded.items()}
         return {value: sharding for value, sharding in found.items() if sharding is not None}
@@ -139,7 +139,7 @@ def start(
 
 
 @dataclass(frozen=True)
-class Settled:
+class BorderChanges:
     """What the ends of a program change in the layouts that the sweeps found.
 
     Attributes:
@@ -159,7 +159,7 @@ class Settled:
         yield from ((value, "border", ()) for value in self.uneven)
 
 
-def settle(
+def apply_border_rules(
     graph: Graph,
     annotations: Annotations,
     layouts: Layouts,
@@ -167,7 +167,7 @@ def settle(
     numbers: list[int],
     seeds: dict[int, int],
     is_carried: bool,
-) -> Settled:
+) -> BorderChanges:
     """Bring the layouts to what holds at the borders of the program and of its loops, in place.
 
     Args:
@@ -177,7 +177,7 @@ def settle(
     restored = _settle_arguments(loose, numbers, seeds)
     looped = _settle_loops(graph, layouts, numbers) if is_carried else []
     uneven = _settle_borders(graph, annotations, layouts, numbers)
-    return Settled(tuple(restored), tuple(looped), tuple(uneven))
+    return BorderChanges(tuple(restored), tuple(looped), tuple(uneven))
 
 
 def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> list[int]:

@@ -46,8 +46,8 @@ class Contested(Fixpoint):
     turned: frozenset[int] = frozenset()
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
-    def _looked_ahead(self, position: int, outcome: StepOutcome) -> StepOutcome:
-        found = super()._looked_ahead(position, outcome)
+    def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
+        found = super()._preferred_order(position, outcome)
         if found is not outcome or outcome.other is None:
             return found
         if position in self.turned:
@@ -71,7 +71,7 @@ class Contested(Fixpoint):
         """
         index, layouts = self.index, self.layouts
         for _ in range(LONGEST_CHAIN):
-            readers = [r for r in index.readers[value] if not self._is_beside(r[0])]
+            readers = [r for r in index.readers[value] if not self._is_zeros(r[0])]
             if len({position for position, _ in readers}) != 1:
                 return []
             position, kind = readers[0][0], index.kind(readers[0][0])
@@ -157,15 +157,15 @@ def propagate(
     fixpoint.run()
     for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
-            fixpoint.take_part(value, border.in_round(layouts, numbers[value], sharding, now))
+            fixpoint.begin_round(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
-    settled = border.settle(
+    border_changes = border.apply_border_rules(
         graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=order.is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
-    record = Record(graph, fixpoint, begin, seeds, settled, own)
+    record = Record(graph, fixpoint, begin, seeds, border_changes, own)
     results = border.results(graph, annotations, layouts, numbers)
-    fixpoint.settle()
+    fixpoint.finish()
     known = layouts.shardings()
     return ShardedGraph(
         graph,

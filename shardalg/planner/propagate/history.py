@@ -1,4 +1,4 @@
-"""What completion did, as objects: made when asked for, from the compact trail.
+"""What completion did, as objects: made when asked for, from the compact changes.
 
 The merges that a completion rests on, found again by replaying its changes.
 """
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Graph
-from shardalg.planner.propagate.border import Settled
+from shardalg.planner.propagate.border import BorderChanges
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.fixpoint import Fixpoint, ShardingChange
-from shardalg.planner.propagate.gspmd.step import Numbers, Offer, offers, wishes
+from shardalg.planner.propagate.gspmd.step import Numbers, Offer, operand_offers, result_offers
 from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims, OperatorClass
 from shardalg.planner.propagate.sharded import Conflict, Merge, Reason
@@ -26,7 +26,7 @@ class Record:
 
     Attributes:
       begin: the layout number per value before the first sweep; seeds: those of annotated values.
-      settled: what changed at the ends.
+      border_changes: what changed at the ends.
       annotated: the values that have an annotation of their own.
     """
 
@@ -34,7 +34,7 @@ class Record:
     fixpoint: Fixpoint
     begin: tuple[int, ...]
     seeds: dict[int, int]
-    settled: Settled
+    border_changes: BorderChanges
     annotated: frozenset[int] = frozenset()
 
 
@@ -57,7 +57,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
         steps.kind_of_step,
     )
     roles = [kind.role for kind in steps.kinds]
-    for change in fixpoint.trail:
+    for change in fixpoint.changes:
         value, number, step, direction, sources, level = change
         if value >= count:
             continue
@@ -68,7 +68,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
         taken = tuple([names[values[k]] for k in sources])
         layout, role = known[number], roles[kind_of_step[step]]
         yield Reason(value, layout, "completed", nodes[step], direction, taken, role, level)
-    for value, kind, sources in record.settled.changes():
+    for value, kind, sources in record.border_changes.changes():
         yield Reason(value, layouts.sharding(fixpoint.numbers[value]), kind, sources=sources)
 
 
@@ -83,7 +83,7 @@ def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> R
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
-    """Layouts that a step still asks for and that the free dimensions of its target do not have.
+    """Layouts that a step still all_offers for and that the free dimensions of its target do not have.
 
     They are what the order of steps decided, so where a cost may decide otherwise; each (value,
     layout) once. An annotated argument that was refined on the way counts with the layout that it
@@ -93,7 +93,7 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps, final = fixpoint.index, list(fixpoint.numbers)
-    for value, number in record.settled.restored:
+    for value, number in record.border_changes.restored:
         final[value] = number
     for position in range(len(steps.tensors)):
         numbers = steps.pick[position](final)
@@ -117,7 +117,7 @@ def _refused(
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
     """(target, direction, layout asked for, sources) that a target's free dimensions lack."""
     layouts = fixpoint.layouts
-    for target, direction, dims, sources in fixpoint.asks(kind, numbers, layouts):
+    for target, direction, dims, sources in fixpoint.all_offers(kind, numbers, layouts):
         number, dims = numbers[target], tuple(map(layouts.fused, dims))
         if layouts.fixed[number]:
             free = layouts.open[number]
@@ -134,7 +134,7 @@ def merges(record: Record) -> tuple[Merge, ...]:
 def _replayed(record: Record) -> Iterator[Merge]:
     fixpoint, numbers = record.fixpoint, list(record.begin)
     steps, layouts = fixpoint.index, fixpoint.layouts
-    for change in fixpoint.trail:
+    for change in fixpoint.changes:
         value = change.value
         if change.step is None:
             numbers[value] = change.number
@@ -165,7 +165,7 @@ def _target(tensors: Numbers, kind: OperatorClass, change: ShardingChange) -> in
 def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """(first, second, merged) of the offers that a change took, in that order."""
+    """(first, second, merged) of the result_offers that a change took, in that order."""
     number = key[taken.target]
     for dims, origin in _offers_of(kind, key, layouts, taken):
         if len(origin) == 2:
@@ -204,7 +204,9 @@ def _offers_of(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> list[Offer]:
     target, change = taken
-    asks = offers if change.direction == image.FORWARD else wishes
+    all_offers = result_offers if change.direction == image.FORWARD else operand_offers
     order = change.sources
-    found = [offer for offer in asks(kind, key, layouts, target) if set(offer[1]) <= set(order)]
+    found = [
+        offer for offer in all_offers(kind, key, layouts, target) if set(offer[1]) <= set(order)
+    ]
     return sorted(found, key=lambda offer: order.index(offer[1][0]))

@@ -37,7 +37,7 @@ class OperatorClass:
       alone: whether no operand has another user (Shardy's first stage asks).
       blocks: loops that the operator takes as a block, but that operands and results share: a sort.
       is_closed: whether GSPMD infers nothing through it: a block of the result is no operand's.
-      deaf: operands that results ask nothing of: factors, whose own block no result has.
+      closed_operands: operands that results ask nothing of: factors, whose own block no result has.
     """
 
     role: str
@@ -52,7 +52,7 @@ class OperatorClass:
     alone: bool = True
     blocks: frozenset[str] = frozenset()
     is_closed: bool = False
-    deaf: frozenset[int] = frozenset()
+    closed_operands: frozenset[int] = frozenset()
 
     @property
     def operands(self) -> range:
@@ -116,7 +116,7 @@ class OperatorClass:
         )
 
     @cached_property
-    def is_doubtful(self) -> bool:
+    def needs_sharded_result(self) -> bool:
         """Whether operands follow each other, once the results are laid out: a scatter's.
 
         A contraction's do so too, and its result is laid out as soon as an operand is.
@@ -127,7 +127,7 @@ class OperatorClass:
         )
 
     @cached_property
-    def is_alike(self) -> bool:
+    def has_equal_maps(self) -> bool:
         """Whether all tensors have the same loops in the same dimensions, each a whole one."""
         same = len(set(self.maps)) == 1
         return same and self._picks[0][0] == tuple(range(len(self.maps[0])))
@@ -203,11 +203,11 @@ def kind_of(
 ) -> OperatorClass:
     """The kind of a node."""
     rule = rules[0]
-    deaf = frozenset(
+    closed_operands = frozenset(
         k for k in range(len(signature.operands)) if _block(rule, k) - rule.result_loops
     )
     # a sort's dimension is followed, a solve's is whole on both sides
-    blocks = frozenset() if deaf else rule.whole & rule.result_loops & rule.operand_loops
+    blocks = frozenset() if closed_operands else rule.whole & rule.result_loops & rule.operand_loops
     maps = row_maps(signature, rules, blocks)
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
     types = (*signature.operands, *signature.results)
@@ -227,7 +227,7 @@ def kind_of(
         blocks=blocks,
         is_closed=bool(unmatched and not rule.batched)
         or not any(entry for tensor in maps for entry in tensor),
-        deaf=deaf,
+        closed_operands=closed_operands,
     )
 
 

@@ -1,4 +1,4 @@
-"""The elements of the tuples with which loops and branches are called, as HLO has them."""
+"""The elements of the tuples with which loops and branches are called, as in HLO."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Element:
 
     Attributes:
       kind: "carry", "ys" (a stack that trips write), "xs" (one that they read), "const", "branch"
-        (what branches read) or "made" (what they return).
-      outer: the value that is put in, None where nothing is.
-      result: the value that is taken out behind the call.
+        (a value that branches read) or "made" (a value that they return).
+      outer: the value that is put in, or None.
+      result: the value that is taken out after the call, or None.
       tuples: its places in the tuples before the call: one, or one per branch that has one.
-      loop: its place in what the call returns.
-      parameters, roots: per body its place in what it reads, and in what it returns.
-      inside: per body the value that is taken out there; stacks: the whole stack, where the value
-        is a slice of it; numbers: which of the body's results is put in.
+      loop: its place in the tuple that the call returns.
+      parameters, roots: per body, its place in the body's argument, and in the body's result.
+      inside: per body, the value that is taken out there; stacks: the whole stack, if the value is
+        a
+        slice of it; numbers: which of the body's results is put in.
     """
 
     kind: str
@@ -42,16 +43,19 @@ class Element:
     numbers: dict[int, int] = field(default_factory=dict)
 
     def place_of(self, branch: int) -> int | None:
-        """Its place in the tuple that a branch is given."""
+        """Return its place in the tuple of a branch's arguments, or None if there is no tuple."""
         if self.tuples is None:
             return None
         return dict(zip(self.parameters, self.tuples, strict=True))[branch]
 
     def related(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Each of its places with the others that have its layout.
+        """Yield each of its places with the others that have its sharding.
 
-        A loop's are all one, but for the tuple that is put together before it; of branches what
-        they return is, and what one is given follows what that branch makes of it.
+        All places of a loop's element share one sharding, except in the tuple that is put together
+        before
+        the loop. The values that branches return share one. An argument of a branch shares the
+        sharding
+        that this branch gives it.
         """
         if self.kind == "branch":
             for number, place in enumerate(self.parameters.values()):
@@ -66,7 +70,10 @@ class Element:
 
 
 def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
-    """Per call its elements, in HLO's order: carries, stacks written, stacks read, constants."""
+    """Return the elements of every call in HLO's order: carries, stacks, constants.
+
+    Stacks that trips write come before stacks that they read.
+    """
     ties: dict[int, list[RegionArgument]] = defaultdict(list)
     for tie in graph.region_arguments:
         if not tie.is_manual:
@@ -89,6 +96,8 @@ ORDER = ("carry", "ys", "xs", "const")
 
 @dataclass(eq=False)
 class _Loop:
+    """The elements of a loop's tuple, collected from its region arguments."""
+
     graph: Graph
     call: int
     place: Places
@@ -105,7 +114,7 @@ class _Loop:
         self.made = 0
 
     def read(self, tie: RegionArgument) -> None:
-        """One region argument."""
+        """Add one region argument, by its kind."""
         getattr(self, f"_{tie.kind}")(tie)
 
     def _init(self, tie: RegionArgument) -> None:
@@ -139,7 +148,7 @@ class _Loop:
         element.inside[region] = tie.target
 
     def elements(self) -> list[Element]:
-        """All of them that are no scalars, with places."""
+        """Return all elements that are not scalars, with their places."""
         kept = []
         for element in sorted(self.found, key=lambda e: ORDER.index(e.kind)):
             name = element.outer if element.outer is not None else element.result
@@ -159,14 +168,15 @@ class _Loop:
 
 
 def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
-    """What branches read, each what it uses, and what they return."""
+    """Yield a conditional's operands for the branches that use them, and its results."""
     node = graph.nodes[call]
     for position, outer in enumerate(node.operands[1:]):
         shape = graph.values[outer].type.shape
         element = Element("branch", outer=outer)
         for body in node.bodies:
             value = graph.regions[body].arguments[position]
-            if shape and _is_read(graph, value, body):
+            # XLA drops a branch's unused operands from its tuple.
+            if shape and (graph.users[value] or value in graph.regions[body].results):
                 element.inside[body] = value
         if element.inside:
             element.tuples = []
@@ -184,16 +194,12 @@ def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
             yield made
 
 
-def _is_read(graph: Graph, value: int, region: int) -> bool:
-    return bool(graph.users[value]) or value in graph.regions[region].results
-
-
 Literal = tuple[float, ValueType]
 """A number, and the type of the tensor that is full of it."""
 
 
 def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
-    """Per region, number and type the broadcasts of that number there: XLA makes them once."""
+    """Return the broadcasts of each number per region, number and type; XLA makes them once."""
     numbers = _numbers(graph)
     found: dict[int, dict[Literal, list[int]]] = defaultdict(dict)
     for node in graph.nodes_of(("broadcast_in_dim",)):
@@ -205,7 +211,7 @@ def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:
 
 
 def read_literals(graph: Graph) -> dict[int, list[Literal]]:
-    """Per node the numbers that it reads, each as the tensor that XLA makes of it there."""
+    """Return per node the numbers that it reads, each as the full tensor that XLA makes for it."""
     numbers = _numbers(graph)
     found: dict[int, list[Literal]] = {}
     for node in graph.nodes:

@@ -1,14 +1,16 @@
-"""What GSPMD asks of a convolution: of which dimensions of the image its result may take digits.
+"""The convolution's image operand, as GSPMD propagates through it, and the levels of operators.
 
+`Image` says along which dimensions of its image a convolution propagates.
 Source: XLA's `sharding_propagation.cc`, InferConvolutionShardingFromOperands, and
 `dot_as_convolution_util.cc`, ParseConvolutionDimsInfo.
 
-When a step may act: a table (role class, direction) -> level. No operator is named here.
-
-The levels are XLA's aggressiveness of sharding propagation (`xla/service/sharding_propagation.cc`):
-each is run to its fixed point before the next. Pass-through operators first, then those that merge,
-then broadcasts towards their operand, and last broadcasts forward, since a broadcast's own layout
-says nothing about where its result should be.
+`LEVELS` says when a step may act, by role class and direction. No operator is named here. The
+levels
+are XLA's aggressiveness of sharding propagation (`sharding_propagation.cc`): each level is run to
+its fixed point before the next. Pass-through operators come first, then those that merge, then
+broadcasts towards their operand. Broadcasts forward come last, because the sharding of a
+broadcast's
+operand says nothing about the new dimensions of its result.
 """
 
 from __future__ import annotations
@@ -28,16 +30,18 @@ Sizes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Image:
-    """The operand of a convolution that a window slides over, and what its dimensions are.
+    """The operand of a convolution over which the window slides, and the roles of its dimensions.
 
     Attributes:
-      operand, kernel: its number, and that of the other operand.
-      batch_dim: its batch (None: in groups); feature_dims: those that the kernel has, too.
-      window_dims, kernel_dims: along which a window slides, of either operand.
-      is_grouped: whether features or batch are.
+      operand, kernel: the number of this operand, and of the other one.
+      batch_dim: its batch dimension (None: in groups); feature_dims: the dimensions that the kernel
+        has, too.
+      window_dims, kernel_dims: the dimensions of either operand along which a window slides.
+      is_grouped: whether features or batch are in groups.
       is_small: whether the kernel is smaller than the result along every dimension.
-      nests: per spatial dimension of the image its loops with their extents, the longer first, as
-        far as the dimension has room: to Shardy they count through it like digits
+      nests: per spatial dimension of the image, its loops with their extents, the longer first, as
+        far
+        as the dimension has room. To Shardy they count through it like digits
         (`op_sharding_rule_registry.cc`, ConvolutionOp).
     """
 
@@ -52,7 +56,7 @@ class Image:
     nests: tuple[tuple[int, Loops], ...]
 
     def nested(self, maps: tuple[Map, ...]) -> tuple[Map, ...]:
-        """The maps of all tensors with these loops."""
+        """Return the maps of all tensors with the loops of `nests` on the spatial dimensions."""
         extents = {name: size for _, loops in self.nests for name, size in loops}
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
@@ -62,15 +66,19 @@ class Image:
         return tuple(map(tuple, found))
 
     def slides(self, image: Dims, kernel: Dims) -> bool:
-        """Whether it is no matrix product to XLA: grouped, or partitioned along a window."""
+        """Return whether XLA treats it as a convolution rather than as a product of matrices.
+
+        That holds if it is grouped, or partitioned along a window.
+        """
         split = any(image[d] for d in self.window_dims) or any(kernel[d] for d in self.kernel_dims)
         return bool(self.window_dims) and (self.is_grouped or split)
 
-    def followed(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
-        """What the result takes of an image on `dims` where the window slides.
+    def project(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
+        """Return the sharding that an image on `dims` offers to the result while the window slides.
 
-        Nothing of one whose features are split. Of a large kernel, as in the gradient of a filter,
-        only the batch, which XLA puts on the dimension of the result that has the same number.
+        An image whose features are sharded offers nothing. With a large kernel, as in the gradient
+        of a
+        filter, only the batch is offered; XLA puts it on the result's dimension of the same number.
         """
         if not self.is_small:
             return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))
@@ -78,9 +86,9 @@ class Image:
 
 
 def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
-    """Reads off a convolution's row which operand the window slides over.
+    """Return the image of a convolution, from the operator's row.
 
-    Its batch is the row's first loop. The other dimensions that are no features are spatial.
+    The batch is the row's first loop. The other dimensions that are not features are spatial.
     """
     reads, results = rule.terms[0], rule.result_loops
     position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
@@ -107,26 +115,26 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
 
 
 def _spread(dims: tuple[Index, ...], results: frozenset[str]) -> int:
-    """Dimensions whose index has a loop of the result and one that is summed."""
+    """Count the dimensions whose index has a loop of the result and a loop that is summed."""
     return sum(len({v in results for v in index.variables}) > 1 for index in dims)
 
 
 def _is_whole(rule: Rule, index: Index, size: int) -> bool:
-    """Whether an index is one loop over the whole dimension, as in a product of matrices."""
+    """Return whether an index is one loop over the whole dimension, as in a product of matrices."""
     terms = [(n, c) for n, c in index.terms if rule.extents[n] > 1]
     plain = not index.constant and index.div == 1 and not index.mod
     return plain and all(c == 1 and rule.extents[n] == size for n, c in terms) and len(terms) <= 1
 
 
 def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
-    """(taps, results) along a spatial dimension."""
+    """Return (taps, results) along a spatial dimension."""
     own = index.variables
     taps = [rule.extents[v] for v in own if v not in rule.result_loops]
     return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)
 
 
 def _nest(rule: Rule, index: Index, size: int) -> Loops:
-    """An index's loops, the longer first, each cut to the room that those before leave."""
+    """Return an index's loops, the longer first, each cut to the room that is left."""
     found = []
     by_extent = sorted(
         index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)
@@ -140,7 +148,7 @@ def _nest(rule: Rule, index: Index, size: int) -> Loops:
 
 
 def _limited(entry: Loops, known: set[str], extents: dict[str, int]) -> Loops:
-    """A dimension's loops; those that a window joins have their extents, or are gone."""
+    """Return a dimension's loops with the extents of a window's loops, without its other loops."""
     return tuple(
         (loop, extents.get(loop, 0) if loop in known | set(extents) else extent)
         for loop, extent in entry
@@ -149,7 +157,10 @@ def _limited(entry: Loops, known: set[str], extents: dict[str, int]) -> Loops:
 
 
 def _is_small(sizes: Sizes) -> bool:
-    """XLA's IsConvolutionKernelSmall: from the third dimension on three taps are few."""
+    """Return whether the kernel is small, as XLA's IsConvolutionKernelSmall decides.
+
+    From the third dimension on, three taps count as few.
+    """
     for number, (taps, results) in enumerate(sizes):
         before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
         if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):
@@ -195,7 +206,7 @@ LAST_LEVEL = 3
 
 
 def level(role: str, direction: str) -> int:
-    """First level at which a step of this role acts in this direction.
+    """Return the first level at which a step of this role acts in this direction.
 
     >>> level("broadcast", "forward"), level("broadcast", "backward"), level("layout", "forward")
     (3, 2, 0)

@@ -1,6 +1,6 @@
-"""A graph as completion sweeps it: steps in order of execution, and who touches whom.
+"""The index of a graph for the sweeps: steps in order of execution, and the steps of each value.
 
-Independent of mesh and annotations, so made once per graph.
+It does not depend on mesh and annotations, so that it is made once per graph.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ ENTER = ("const", "init", "xs")
 
 @dataclass(frozen=True, eq=False)
 class SweepIndex:
-    """Steps (nodes with a rule, region arguments, then one per result) in sweep order.
+    """Steps (nodes with a rule, region arguments, then one step per result) in sweep order.
 
-    Each result of the function has a stand-in, a value numbered after the graph's: it carries the
+    Each result of the function has a stand-in, a value numbered after the graph's. The stand-in has
+    the
     result's annotation, while the value itself stays free.
 
     Attributes:
-      kinds: the distinct kinds; kind_of_step: per step, the number of its kind; steps_of_kind: the
-        reverse.
+      kinds: the distinct operator classes; kind_of_step: per step, the number of its class;
+        steps_of_kind: the reverse.
       tensors: per step, its values; pick: the same as a function of a list of layouts.
-      nodes: per step, the node it is (of a tie the call, of a result None).
+      nodes: per step, its node (the call for a region argument, None for a result).
       readers: per value, (step, operand position) of every read, in order.
-      touching: per value, the steps that it is a tensor of.
-      near: per value, the places of those steps' operands.
-      order: values by first appearance, computation by computation; place: per step the places
-        that its values have there; heard: per place, the reads by the steps of its computation.
+      steps_of: per value, the steps that it is a tensor of.
+      operand_places: per value, the places of those steps' operands.
+      order: values by first appearance, computation by computation; place: per step, the places of
+        its values in this order; reads: per place, the reads by the steps of its computation.
       shapes, shape_of: the distinct shapes, and per value the number of its shape.
-      result_count: of the function.
+      result_count: the number of the function's results.
       spans: per computation (first step, end, first place, end), in the order of sweeps.
-      names: per value the graph's value that it stands for in words.
-      related: per value the others that always have its layout.
-      late: values that do not hear their readers before broadcasts do.
-      together: per step from one tuple to another all those of the two tuples.
-      told: per value the steps that wait for a change of it, the next one last.
+      names: per value, the value of the graph that names it in texts.
+      related: per value, the others that always have its sharding.
+      late_backward: values that take nothing from their readers below the level of broadcasts.
+      tuple_groups: per step from one tuple to another, all steps between these two tuples.
+      notified: per value, the steps that are visited after a change of it, the next one last.
       seeded: values that have the annotation of a node that reads them, with this node.
     """
 
@@ -60,25 +61,25 @@ class SweepIndex:
     pick: list[itemgetter]
     nodes: list[int | None]
     readers: list[list[tuple[int, int]]]
-    touching: list[list[int]]
-    near: list[Collection[int]]
+    steps_of: list[list[int]]
+    operand_places: list[Collection[int]]
     order: list[int]
     place: list[tuple[int, ...]]
-    heard: list[list[tuple[int, int]]]
+    reads: list[list[tuple[int, int]]]
     shapes: list[tuple[int, ...]]
     shape_of: list[int]
     result_count: int
     spans: list[Span]
     names: list[int]
     related: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    late: frozenset[int] = frozenset()
-    together: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    told: dict[int, list[int]] = field(default_factory=dict)
+    late_backward: frozenset[int] = frozenset()
+    tuple_groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    notified: dict[int, list[int]] = field(default_factory=dict)
     seeded: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def of_role(self) -> dict[str, tuple[bytes, bytes]]:
-        """Per role, a byte for every step that has it, and for every place of their operands."""
+        """One byte per step of each role, and one byte per place of the steps' operands."""
         found: dict[str, tuple[bytearray, bytearray]] = {}
         for kind, steps in zip(self.kinds, self.steps_of_kind, strict=True):
             empty = bytearray(len(self.tensors)), bytearray(len(self.order))
@@ -90,16 +91,16 @@ class SweepIndex:
         return {role: (bytes(here), bytes(places)) for role, (here, places) in found.items()}
 
     def kind(self, step: int) -> OperatorClass:
-        """The kind of a step."""
+        """Return the operator class of a step."""
         return self.kinds[self.kind_of_step[step]]
 
 
 def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
-    """The index of a graph.
+    """Return the index of a graph.
 
     Args:
       results_given: whether some result is annotated. If so, XLA gives every result a reader of its
-        own; if not, the tuple of all results is the only one, and it does not count as a reader
+        own. If not, the tuple of all results is the only reader, and it does not count
         (`sharding_propagation.cc`, ComputeNonRootUsers).
     """
     return _index(graph, rules, results_given)
@@ -107,9 +108,14 @@ def index(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
 
 @once_per_graph
 def _index(graph: Graph, rules: Rules, results_given: bool) -> SweepIndex:
-    """Return the index; all arguments are given, so that one index has one key."""
-    kinds = _Kinds(graph, rules, results_given)
-    steps = [*_region(graph, kinds, 0), *_zeros(graph, kinds), *_exits(graph, kinds)]
+    """Return the index; all arguments are positional, so that one index has one cache key."""
+    kinds = _ClassTable(graph, rules, results_given)
+    steps = [*_region_steps(graph, kinds, 0), *_zero_stacks(graph, kinds)]
+    # A scalar has no dimension to shard, so its result needs no step.
+    for stand_in, value in enumerate(graph.results, len(graph.values)):
+        shape = graph.values[value].type.shape
+        if shape:
+            steps.append((kinds.of_tie(shape, False), (value, stand_in), None))
     return assembled(graph, list(kinds.found), steps)
 
 
@@ -120,7 +126,7 @@ def assembled(
     computations: Sequence[int] = (),
     places: Places = ((), ()),
 ) -> SweepIndex:
-    """The index of steps in sweep order, each of a numbered kind.
+    """Return the index of steps in sweep order, each of a numbered operator class.
 
     Args:
       computations: how many steps each has; () is one of all steps.
@@ -129,24 +135,27 @@ def assembled(
     named, shaped = places
     count = len(graph.values) + len(graph.results) + len(named)
     tensors = [values for _, values, _ in steps]
-    order, place, spans = _placed(tensors, computations or (len(steps),), count)
-    readers, touching = _neighbours(found, steps, count)
+    order, place, spans = _number_places(tensors, computations or (len(steps),), count)
+    readers, steps_of = _readers_and_steps(found, steps, count)
+    steps_of_kind: list[list[int]] = [[] for _ in found]
+    for position, (kind, _, _) in enumerate(steps):
+        steps_of_kind[kind].append(position)
     known = [*(v.type.shape for v in graph.values), *shaped]
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(known))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return SweepIndex(
         found,
         [kind for kind, _, _ in steps],
-        _by_kind(steps, len(found)),
+        steps_of_kind,
         tensors,
         [itemgetter(*values) for values in tensors],
         [node for _, _, node in steps],
         readers,
-        touching,
-        _near(found, steps, (touching, place)),
+        steps_of,
+        _operand_places(found, steps, (steps_of, place)),
         order,
         place,
-        _heard(found, steps, order, place),
+        _reads_by_place(found, steps, order, place),
         list(shapes),
         [*shape_of, *(shape_of[v] for v in graph.results), *(shapes[shape] for shape in shaped)],
         len(graph.results),
@@ -155,10 +164,10 @@ def assembled(
     )
 
 
-def _placed(
+def _number_places(
     tensors: list[tuple[int, ...]], computations: Sequence[int], count: int
 ) -> tuple[list[int], list[tuple[int, ...]], list[Span]]:
-    """Values in order of first appearance in each computation, and where those of steps stand."""
+    """Return the values by first appearance per computation, and each step's places."""
     order: list[int] = []
     place: list[tuple[int, ...]] = []
     spans: list[Span] = []
@@ -173,22 +182,26 @@ def _placed(
     return [*order, *sorted(unread)], place, spans
 
 
-def _heard(
+def _reads_by_place(
     found: list[OperatorClass],
     steps: list[Visit],
     order: list[int],
     place: list[tuple[int, ...]],
 ) -> list[list[tuple[int, int]]]:
-    heard: list[list[tuple[int, int]]] = [[] for _ in order]
+    reads: list[list[tuple[int, int]]] = [[] for _ in order]
     for position, (kind, _, _) in enumerate(steps):
         for k in range(found[kind].num_operands):
-            heard[place[position][k]].append((position, k))
-    return heard
+            reads[place[position][k]].append((position, k))
+    return reads
 
 
 @dataclass(eq=False)
-class _Kinds:
-    """The kinds found so far with their numbers, and these by what the kinds are made from."""
+class _ClassTable:
+    """The operator classes found so far with their numbers.
+
+    Attributes:
+      numbers, across: the number of a class by what the class is made from.
+    """
 
     graph: Graph
     rules: Rules
@@ -205,7 +218,7 @@ class _Kinds:
                 self.region_arguments.setdefault(tie.call, []).append(tie)
 
     def of_node(self, signature: Signature, results: tuple[int, ...]) -> int | None:
-        """The number of the edge that a node is; None where it relates nothing."""
+        """Return the number of a node's operator class, or None if nothing passes through it."""
         single = self.single
         key = (
             signature,
@@ -219,14 +232,14 @@ class _Kinds:
         return self.numbers[key]
 
     def of_tie(self, shape: tuple[int, ...], single: bool, drop: tuple[int, int] = (0, 0)) -> int:
-        """The number of the edge that relates a value to itself across a region border."""
+        """Return the number of the class that relates a value to itself across a border."""
         key = (shape, single, drop)
         if key not in self.across:
             self.across[key] = self._add(pass_through(shape, single, drop))
         return self.across[key]
 
     def of_zeros(self, shape: tuple[int, ...]) -> int:
-        """The number of the edge of a value that starts as zeros."""
+        """Return the number of the class that relates two stacks of the same zeros."""
         return self._add(edge(shape, 1, 1, role=ZEROS, alone=False))
 
     def _add(self, kind: OperatorClass) -> int:
@@ -234,7 +247,7 @@ class _Kinds:
 
 
 def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
-    """Per value, whether it has exactly one user: a node, a tie, or an annotated result."""
+    """Return per value whether it has exactly one user: a node, a region argument, or a result."""
     counts = [len(users) for users in graph.users]
     for node in graph.nodes:
         for value in set(node.operands) if node.bodies else ():
@@ -246,8 +259,8 @@ def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
     return [n == 1 for n in counts]
 
 
-def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Visit]:
-    """Steps in order of execution: what enters a call, its body, what leaves it."""
+def _region_steps(graph: Graph, kinds: _ClassTable, number: int) -> Iterator[Visit]:
+    """Yield the steps in order of execution: into a call, through its body, out of it."""
     for position in post_order(graph, number):
         node = graph.nodes[position]
         if not node.bodies:
@@ -256,14 +269,21 @@ def _region(graph: Graph, kinds: _Kinds, number: int) -> Iterator[Visit]:
                 yield kind, node.operands + node.results, position
             continue
         region_arguments = kinds.region_arguments.get(position, [])
-        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind in ENTER)
+        yield from (
+            _border_step(graph, kinds, tie) for tie in region_arguments if tie.kind in ENTER
+        )
         for body in node.bodies:
-            yield from _region(graph, kinds, body)
-        yield from (_tied(graph, kinds, tie) for tie in region_arguments if tie.kind not in ENTER)
+            yield from _region_steps(graph, kinds, body)
+        yield from (
+            _border_step(graph, kinds, tie) for tie in region_arguments if tie.kind not in ENTER
+        )
 
 
-def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
-    """Stacks of equal type that loops of a region make, each with the first of them."""
+def _zero_stacks(graph: Graph, kinds: _ClassTable) -> Iterator[Visit]:
+    """Yield the steps between the first and each other stack of one type in a region.
+
+    All of them begin as the same zeros, which XLA makes once.
+    """
     first: dict[tuple[int, ValueType], int] = {}
     for position, region_arguments in sorted(kinds.region_arguments.items()):
         for tie in region_arguments:
@@ -275,7 +295,7 @@ def _zeros(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
 
 
 def post_order(graph: Graph, number: int) -> list[int]:
-    """A region's nodes in XLA's order: from the results down, operands first, each once.
+    """Return a region's nodes in XLA's order: from the results down, operands first, each once.
 
     XLA visits instructions so (`HloComputation::MakeInstructionPostOrder`), and where two layouts
     conflict the first wins. Nodes that no result needs come last.
@@ -300,53 +320,39 @@ def post_order(graph: Graph, number: int) -> list[int]:
     return order
 
 
-def _tied(graph: Graph, kinds: _Kinds, tie: RegionArgument) -> Visit:
+def _border_step(graph: Graph, kinds: _ClassTable, tie: RegionArgument) -> Visit:
     drop = (tie.source_drop, tie.target_drop)
     shape = graph.values[tie.source].type.shape[drop[0] :]
     return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
 
 
-def _exits(graph: Graph, kinds: _Kinds) -> Iterator[Visit]:
-    for number, value in enumerate(graph.results, len(graph.values)):
-        shape = graph.values[value].type.shape
-        if shape:
-            yield kinds.of_tie(shape, False), (value, number), None
-
-
-def _by_kind(steps: list[Visit], count: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(count)]
-    for position, (kind, _, _) in enumerate(steps):
-        found[kind].append(position)
-    return found
-
-
-def _neighbours(
+def _readers_and_steps(
     kinds: list[OperatorClass], steps: list[Visit], count: int
 ) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    touching: list[list[int]] = [[] for _ in range(count)]
+    steps_of: list[list[int]] = [[] for _ in range(count)]
     operands = [kind.num_operands for kind in kinds]
     for position, (kind, values, _) in enumerate(steps):
         for k in range(operands[kind]):
             readers[values[k]].append((position, k))
         for value in values:
-            steps_of = touching[value]
-            if not steps_of or steps_of[-1] != position:
-                steps_of.append(position)
-    return readers, touching
+            known = steps_of[value]
+            if not known or known[-1] != position:
+                known.append(position)
+    return readers, steps_of
 
 
-def _near(
+def _operand_places(
     kinds: list[OperatorClass],
     steps: list[Visit],
     where: tuple[list[list[int]], list[tuple[int, ...]]],
 ) -> list[Collection[int]]:
-    touching, place = where
+    steps_of, place = where
     count = [kind.num_operands for kind in kinds]
     operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]
     return [
         operands[positions[0]]
         if len(positions) == 1
         else {p for step in positions for p in operands[step]}
-        for positions in touching
+        for positions in steps_of
     ]

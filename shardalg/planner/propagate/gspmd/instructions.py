@@ -13,12 +13,12 @@ one of its elements), and its numbers."""
 
 
 class Instructions:
-    """A graph's computations as XLA numbers them (`HloComputation::MakeInstructionPostOrder`).
+    """The computations of a graph in XLA's order (`HloComputation::MakeInstructionPostOrder`).
 
     Attributes:
-      elements: per call those of its tuple.
-      entering: per body argument the element that it is, and the body; leaving: per value behind a
-        call the call, and the element.
+      elements: per call, the elements of its tuple.
+      entering: per body argument, its element and the body; leaving: per value taken out after a
+        call, the call and the element.
     """
 
     graph: Graph
@@ -27,7 +27,7 @@ class Instructions:
     leaving: dict[int, tuple[int, Element]]
 
     def find_elements(self, place: Places) -> None:
-        """The elements of all calls, each with the places that `place` makes."""
+        """Set the elements of all calls, each with the places that `place` makes."""
         self.elements = elements(self.graph, place)
         self.entering = {
             value: (element, region)
@@ -43,7 +43,10 @@ class Instructions:
         }
 
     def in_order(self, region: int) -> Iterator[Key]:
-        """Instructions from the results down, operands first, each once; then what none needs."""
+        """Yield a region's instructions, operands before readers.
+
+        The order goes down from the results; instructions that no result needs come last.
+        """
         nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
         done: set[Key] = set()
         opened: set[Key] = set()
@@ -59,18 +62,19 @@ class Instructions:
                     yield key
             todo += reversed(before)
 
-    def _hands_on(self, region: int) -> bool:
-        """Whether a body is a call that returns a tuple of its own: a scan's is, of several."""
+    def _returns_tuple(self, region: int) -> bool:
+        """Return whether a body returns a tuple of its own, as a scan with several results does."""
         found = self.graph.regions[region]
         return found.kind == "scan" and len(found.results) > 1
 
     def _is_condition(self, region: int) -> bool:
+        """Return whether a region is the condition of a while loop."""
         found = self.graph.regions[region]
         node = self.graph.nodes[found.node] if found.node is not None else None
         return node is not None and node.primitive == "while" and node.bodies[0] == region
 
     def _nodes(self, region: int) -> Iterator[int]:
-        """A computation's nodes, those of manual regions in it as well."""
+        """Yield a computation's nodes and the nodes of its manual regions."""
         for node in self.graph.regions[region].nodes:
             yield node
             if node not in self.elements:
@@ -81,7 +85,7 @@ class Instructions:
         return ("call" if node in self.elements else "node", node, 0)
 
     def _key(self, value: int) -> Key | None:
-        """The instruction that makes a value; None of an argument or a constant."""
+        """Return the instruction that makes a value, or None for an argument or a constant."""
         if value in self.leaving:
             return "leave", value, 0
         if value in self.entering:
@@ -93,6 +97,7 @@ class Instructions:
         return [key for value in values if (key := self._key(value)) is not None]
 
     def _before(self, key: Key) -> list[Key]:
+        """Return the instructions whose results an instruction reads."""
         what, number, _ = key
         graph = self.graph
         if what == "node":
@@ -111,9 +116,12 @@ class Instructions:
         return self._before_root(number) if what == "root" else []
 
     def _before_root(self, region: int) -> list[Key]:
-        """What a computation's last tuple reads: carries, stacks, and what only passes through."""
+        """Return the instructions that the last tuple of a computation reads.
+
+        They are those of the carries, of the stacks, and of the arguments that only pass through.
+        """
         results = self.graph.regions[region].results
-        if self._hands_on(region):
+        if self._returns_tuple(region):
             made = [("part", region, k) for k in range(len(results))]
         else:
             made = self._keys(results)
@@ -122,7 +130,7 @@ class Instructions:
 
 
 def read(node: Node) -> tuple[int, ...]:
-    """A node's operands in XLA's order, which asks a choice for its true side first."""
+    """Return a node's operands in XLA's order: a select reads its true side first."""
     if node.primitive == "select_n" and len(node.operands) == 3:
         which, false, true = node.operands
         return which, true, false

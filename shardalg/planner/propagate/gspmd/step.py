@@ -1,8 +1,11 @@
-"""One node: what its tensors' layouts ask of its results (forward) and operands (backward).
+"""One step of completion: the shardings that an operator's tensors offer to its other tensors.
 
-Pure functions of (kind, layouts, merging); `fixpoint.py` looks their outcomes up.
+A forward step offers the operands' shardings to the results, a backward step the results' to the
+operands. Steps are pure functions of (operator class, layout numbers, merging); `fixpoint.py`
+remembers their outcomes.
 
-What the faithful policies know of an operator: its class, as XLA has its instruction.
+The module also classifies operators as the policies "gspmd" and "shardy" need it: by the
+instruction that XLA has for the operator.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from dataclasses import dataclass, replace
 from shardalg.algebra.digits import parts
 from shardalg.graph.ir import Graph, Node
 from shardalg.planner.propagate.gspmd import image
-from shardalg.planner.propagate.gspmd import image as priority
 from shardalg.planner.propagate.gspmd.index import Rules
 from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims, OperatorClass, kind_of
@@ -24,39 +26,41 @@ LATER = frozenset(
     ("slice", "pad", "rev", "concatenate", "gather", "reduce_sum", "reduce_max", "reduce_min",
      "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin", "cumsum", "sort")
 )  # fmt: skip
-"""Operators that XLA passes layouts through from the second level on, whatever their loops are."""
+"""Operators through which XLA propagates from level 1 on, whatever their loops are."""
 BOXES = {
     ("slice", "dynamic_slice"): image.DYNAMIC_SLICE,
     ("pad", "dynamic_update_slice"): image.STACK,
     ("slice", "gather"): image.WINDOW,
     ("pad", "scatter"): image.WINDOW,
 }
-"""(primitive, what is written there) of boxes at known starts, which are slices and pads here."""
+"""Roles of boxes at known starts, by (primitive here, primitive of the traced program).
+
+The graph has such boxes as slices and pads."""
 
 
-def written(graph: Graph, node: Node) -> str:
-    """The primitive that the program has where a node stands: its result is named after it."""
+def source_primitive(graph: Graph, node: Node) -> str:
+    """Return the primitive that the traced program has for a node, from its result's name."""
     return graph.values[node.results[0]].name.partition(":")[0] if node.results else ""
 
 
-def is_written_over(graph: Graph, node: Node) -> bool:
-    """Whether a pad is written as a box that is put into a tensor full of one number."""
-    return node.primitive == "pad" and ("pad", written(graph, node)) in BOXES
+def is_constant_update(graph: Graph, node: Node) -> bool:
+    """Return whether a pad was traced as an update of a tensor that is full of one number."""
+    return node.primitive == "pad" and ("pad", source_primitive(graph, node)) in BOXES
 
 
-def hlo_class(node: Node, rules: Rules, written: str = "") -> OperatorClass | None:
-    """The class of a node, as XLA's levels have it; None where nothing is inferred.
+def hlo_class(node: Node, rules: Rules, source: str = "") -> OperatorClass | None:
+    """Return an operator's class by XLA's levels, or None if nothing propagates through it.
 
     Args:
-      written: the primitive that the program has there.
+      source: the primitive that the traced program has there.
     """
     signature = node.signature
     rows = rules(signature) if signature.operands else None
     kind = kind_of(signature, rows, (False,) * len(node.results)) if rows else None
     if kind is None or kind.is_closed:
         return None
-    if (node.primitive, written) in BOXES:
-        return replace(boxed(node, kind), role=BOXES[node.primitive, written])
+    if (node.primitive, source) in BOXES:
+        return replace(box_class(node, kind), role=BOXES[node.primitive, source])
     if node.primitive == "dynamic_update_slice":
         others = [k for k in range(kind.num_operands) if k != 1]
         return replace(kind, role=image.STACK, first=(1, *others))
@@ -65,9 +69,10 @@ def hlo_class(node: Node, rules: Rules, written: str = "") -> OperatorClass | No
     return kind
 
 
-def boxed(node: Node, kind: OperatorClass) -> OperatorClass:
-    """Of a box neither side says where the other is cut along a dimension that it has a part of.
+def box_class(node: Node, kind: OperatorClass) -> OperatorClass:
+    """Return the class of a slice or an update of a box, without the dimensions that are cut.
 
+    XLA and Shardy propagate nothing along a dimension of which the box has only a part.
     Source: `sharding_propagation.cc`, kDynamicSlice and kDynamicUpdateSlice, and Shardy's
     `op_sharding_rule_registry.cc`, DynamicSliceOp and DynamicUpdateSliceOp.
     """
@@ -82,21 +87,23 @@ def boxed(node: Node, kind: OperatorClass) -> OperatorClass:
 
 Numbers = tuple[int, ...]
 Offer = tuple[Dims, Numbers]
-"""A layout that a step asks of a tensor, and the tensors (of the step) whose layouts ask for it."""
+"""A sharding that is offered to a tensor, and the positions of the tensors that it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """New layouts of a step's targets: its results, or its operands.
+    """The new layouts of a step's targets: its results (forward) or its operands (backward).
 
     Attributes:
-      layouts: per target, its layout after the step.
-      sources: per target, the tensors whose layouts it took; () where nothing changed.
+      layouts: per target, its layout number after the step.
+      sources: per target, the tensors whose shardings it took; () if it did not change.
       changed: positions of the changed targets.
-      retry: whether merging would change more, where it is not on yet; see `fixpoint.py`.
-      other: what the other order of two operands gives, where both want one axis on different
-        dimensions of the result, so that the layout that later nodes want may decide.
-      wanted: what each operand alone would make of the result, in the order tried.
+      retry: whether merging would change more; used below the merging level (see `fixpoint.py`).
+      other: the outcome with two operands in the other order. It is set if both operands want one
+        axis on different dimensions of the result, so that later nodes may decide.
+      wanted: per operand, the sharding of the result that this operand alone would give, in the
+        order
+        tried.
     """
 
     layouts: Numbers
@@ -110,59 +117,71 @@ class StepOutcome:
 def step(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, *, direction: str, merging: bool
 ) -> StepOutcome | None:
-    """The outcome of one node that is not `settled`; None where nothing changes.
+    """Return the outcome of one node for which `cannot_change` is False; None if nothing changes.
 
     Args:
-      numbers: layouts of its tensors, operands first.
+      numbers: layout numbers of its tensors, operands first.
     """
     return DIRECTIONS[direction](kind, numbers, layouts, merging)
 
 
-def settled(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
-    """Whether nothing can change, now or with merging, as seen at a glance.
+def cannot_change(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direction: str) -> bool:
+    """Return whether a cheap test shows that a step changes nothing, with or without merging.
 
-    No tensor is partitioned; or all are alike in layout and loops; or all targets are annotated
-    without open dimensions.
+    The step changes nothing in three cases. No tensor is partitioned. All tensors have the same
+    loops
+    and the same sharding. All targets have annotations without open dimensions.
     """
     tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands
     if all(tiles[number] == 1 for number in numbers):
         return True
-    if kind.is_alike and len({dims[number] for number in numbers}) == 1:
+    if kind.has_equal_maps and len({dims[number] for number in numbers}) == 1:
         return True
     fixed, free = layouts.fixed, layouts.open
-    targets = numbers[n:] if direction == priority.FORWARD else numbers[:n]
+    targets = numbers[n:] if direction == image.FORWARD else numbers[:n]
     return all(fixed[number] and not free[number] for number in targets)
 
 
 def forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Results from operands: with merging each in turn, else from the one with most tiles."""
-    if kind.role in priority.MATRIX:
+    """Return the outcome for the results, or None if nothing changes.
+
+    With merging, the operands' offers are applied in turn; otherwise only the offer with the most
+    tiles.
+    """
+    if kind.role in image.MATRIX:
         return _matrix_forward(kind, numbers, layouts, merging)
     after = []
-    merging = merging and kind.role != priority.TUPLE
+    # XLA takes the user's sharding of a tuple as a whole, so elements do not merge.
+    merging = merging and kind.role != image.TUPLE
     for target, single in zip(kind.results, kind.single, strict=True):
-        found = offers(kind, numbers, layouts, target)
-        if not merging and len(found) > 1 and kind.role != priority.STACK:
+        found = result_offers(kind, numbers, layouts, target)
+        if not merging and len(found) > 1 and kind.role != image.STACK:
             found = [max(found, key=lambda offer: _tiles(offer[0]))]
         may_replace = single and (not merging or kind.num_operands == 1)
-        after.append(_in_turn(numbers[target], found, layouts, (merging, may_replace)))
+        after.append(_apply_offers(numbers[target], found, layouts, (merging, may_replace)))
     return _outcome(numbers[kind.num_operands :], after)
 
 
 def backward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Operands from results, each by itself; for a contraction from the other operand too."""
-    how = (merging, kind.role in (priority.WHILE, priority.BRANCH, priority.ELEMENT))
+    """Return the outcome for the operands, or None if nothing changes.
+
+    Each operand takes the offers of the results. An operand of a contraction also takes those of
+    the
+    other operand.
+    """
+    how = (merging, kind.role in (image.WHILE, image.BRANCH, image.ELEMENT))
     after = [
-        _in_turn(numbers[k], wishes(kind, numbers, layouts, k), layouts, how) for k in kind.operands
+        _apply_offers(numbers[k], operand_offers(kind, numbers, layouts, k), layouts, how)
+        for k in kind.operands
     ]
     return _outcome(numbers[: kind.num_operands], after)
 
 
-DIRECTIONS = {priority.FORWARD: forward, priority.BACKWARD: backward}
+DIRECTIONS = {image.FORWARD: forward, image.BACKWARD: backward}
 
 
 def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutcome | None:
@@ -173,10 +192,14 @@ def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutco
     return StepOutcome(layouts, sources, changed)
 
 
-def _in_turn(
+def _apply_offers(
     number: int, found: Sequence[Offer], layouts: Layouts, how: tuple[bool, bool]
 ) -> tuple[int, Numbers]:
-    """A value's layout after some offers, and the tensors it took something from."""
+    """Return the layout number of a value after some offers, and the tensors whose offers it took.
+
+    Args:
+      how: (merging, replace), as of `Layouts.improve`.
+    """
     sources: Numbers = ()
     for dims, origin in found:
         new = number if dims == layouts.dims[number] else layouts.improve(number, dims, *how)
@@ -189,34 +212,36 @@ def _tiles(dims: Dims) -> int:
     return math.prod(parts(digits) for digits in dims)
 
 
-def offers(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
-    """What each operand asks of the result `target`, in the order of the kind."""
+def result_offers(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
+) -> list[Offer]:
+    """Return the shardings that operands offer to the result `target`, in the operator's order."""
     found: list[Offer] = []
     for source in kind.first:
         if layouts.tiles[numbers[source]] > 1:
-            dims = _followed(kind, source, target, numbers, layouts)
+            dims = _project_operand(kind, source, target, numbers, layouts)
             if any(dims):
                 found.append((dims, (source,)))
     return found
 
 
-def _followed(
+def _project_operand(
     kind: OperatorClass, source: int, target: int, numbers: Numbers, layouts: Layouts
 ) -> Dims:
-    """What the result `target` takes of an operand: little where a window slides.
+    """Return the sharding that one operand offers to the result `target`.
 
-    A sort along a sharded dimension is followed where another dimension could take its tiles too
-    (`sharding_propagation.cc`, kSort).
+    An image whose window slides offers little. A sort along a sharded dimension offers its sharding
+    only if another dimension could take the tiles (`sharding_propagation.cc`, kSort).
     """
-    dims, image = layouts.dims[numbers[source]], kind.image
+    dims, convolution = layouts.dims[numbers[source]], kind.image
     if kind.blocks and not _is_movable(kind, source, dims):
         return ()
-    if image is not None:
-        seen = [layouts.dims[numbers[k]] for k in (image.operand, image.kernel)]
-        if image.slides(*seen):
-            if source != image.operand:
+    if convolution is not None:
+        seen = [layouts.dims[numbers[k]] for k in (convolution.operand, convolution.kernel)]
+        if convolution.slides(*seen):
+            if source != convolution.operand:
                 return ()
-            return image.followed(dims, lambda dims: kind.project(source, target, dims))
+            return convolution.project(dims, lambda dims: kind.project(source, target, dims))
     return kind.project(source, target, dims)
 
 
@@ -230,20 +255,24 @@ def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
 def _matrix_forward(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, merging: bool
 ) -> StepOutcome | None:
-    """Of two operands that would each improve the result the larger goes first."""
+    """Return the forward outcome of a product, with the outcome in the other order of operands.
+
+    If both operands would improve the result, the larger operand goes first.
+    """
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
     useful = [
         offer
-        for offer in offers(kind, numbers, layouts, target)
+        for offer in result_offers(kind, numbers, layouts, target)
         if layouts.improve(number, offer[0], *how) != number
     ]
     useful = _larger_first(kind, useful)
-    first = _in_turn(number, useful, layouts, how)
+    first = _apply_offers(number, useful, layouts, how)
     outcome = _outcome((number,), [first])
-    second = _in_turn(number, useful[::-1], layouts, how)
+    second = _apply_offers(number, useful[::-1], layouts, how)
     if outcome is None or len(useful) != 2 or first[0] == second[0]:
         return outcome
+    # The order decides: both results are kept, so that later nodes may choose (`fixpoint.py`).
     alone = [layouts.improve(number, dims, *how) for dims, _ in useful]
     return replace(
         outcome,
@@ -256,58 +285,68 @@ def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
     return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
-def asks(
+def all_offers(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """(target, direction, layout, sources) of all that a node asks of its results and operands."""
+    """Yield (target, direction, sharding, sources) for every offer to a result or an operand."""
     for targets, direction in (
-        (kind.results, priority.FORWARD),
-        (kind.operands, priority.BACKWARD),
+        (kind.results, image.FORWARD),
+        (kind.operands, image.BACKWARD),
     ):
-        find = offers if direction == priority.FORWARD else _claims
+        find = result_offers if direction == image.FORWARD else _operand_claims
         for target in targets:
             for dims, sources in find(kind, numbers, layouts, target):
                 yield target, direction, dims, sources
 
 
-def _claims(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
-    """What a node wants for an operand, and what it would want if another tensor had not spoken.
+def _operand_claims(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
+) -> list[Offer]:
+    """Return the offers to an operand, including offers that another tensor's offer displaced.
 
-    Of a result and another operand that disagree, one is heard: which, may be a matter of order.
+    If a result and the other operand disagree, `operand_offers` has only one of the two offers.
+    Which
+    one it has may depend on the order of visits.
     """
-    found = wishes(kind, numbers, layouts, target)
-    single = [*_of_results(kind, numbers, layouts, target)]
-    single += [*_of_operands(kind, numbers, layouts, target)]
+    found = operand_offers(kind, numbers, layouts, target)
+    single = [*_offers_from_results(kind, numbers, layouts, target)]
+    single += [*_offers_from_operands(kind, numbers, layouts, target)]
     return found + [
         claim for claim in single if not any(extends(dims, claim[0]) for dims, _ in found)
     ]
 
 
-def wishes(kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int) -> list[Offer]:
-    """What a node wants for its operand `target`: nothing through a convolution's window."""
-    if target in kind.deaf:
+def operand_offers(
+    kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
+) -> list[Offer]:
+    """Return the shardings that the other tensors offer to the operand `target`.
+
+    The list is empty for the operands in `kind.closed_operands`, and nothing passes through the
+    window of a convolution.
+    """
+    if target in kind.closed_operands:
         return []
-    found = [*_of_results(kind, numbers, layouts, target)]
-    if kind.role == priority.TUPLE:
+    found = [*_offers_from_results(kind, numbers, layouts, target)]
+    if kind.role == image.TUPLE:
         return _finest(found)
-    for side in _of_operands(kind, numbers, layouts, target):
+    for side in _offers_from_operands(kind, numbers, layouts, target):
         both = layouts.merged(kind.shapes[target], found[0][0], side[0]) if found else None
-        found = _with_side(kind, found, side, both)
+        found = _combine_offers(kind, found, side, both)
     return found
 
 
 def _finest(found: list[Offer]) -> list[Offer]:
-    """Of the places that a value has in one tuple that of most tiles.
+    """Return the offer with the most tiles, as XLA takes of a value's places in one tuple.
 
     Source: `sharding_propagation.cc`, GetShardingFromUser, kTuple.
     """
     return sorted(found, key=lambda offer: -_tiles(offer[0]))[:1]
 
 
-def _of_results(
+def _offers_from_results(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
 ) -> Iterator[Offer]:
-    """What each result alone wants of an operand."""
+    """Yield the sharding that each result alone offers to an operand."""
     for source in () if _is_slid(kind) else kind.results:
         if layouts.tiles[numbers[source]] > 1:
             dims = kind.project(source, target, layouts.dims[numbers[source]])
@@ -319,16 +358,16 @@ def _is_slid(kind: OperatorClass) -> bool:
     return kind.image is not None and bool(kind.image.window_dims)
 
 
-def _of_operands(
+def _offers_from_operands(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, target: int
 ) -> Iterator[Offer]:
-    """What each other operand alone wants of an operand, along loops that they share.
+    """Yield the sharding that each other operand alone offers to an operand, along common loops.
 
-    Of a contraction all loops; of a scatter's indices and updates those that no result has.
-    Source: `sharding_propagation.cc`, GetShardingFromUser.
+    A contraction shares all loops. Indices and updates of a scatter share the loops that no result
+    has. Source: `sharding_propagation.cc`, GetShardingFromUser.
     """
-    is_matrix = kind.role in priority.MATRIX and not _is_slid(kind) and kind.num_operands == 2
-    for other in kind.operands if is_matrix or kind.is_doubtful else ():
+    is_matrix = kind.role in image.MATRIX and not _is_slid(kind) and kind.num_operands == 2
+    for other in kind.operands if is_matrix or kind.needs_sharded_result else ():
         dims = layouts.dims[numbers[other]]
         if not is_matrix:
             dims = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
@@ -337,13 +376,20 @@ def _of_operands(
             yield side, (other,)
 
 
-def _with_side(
+def _combine_offers(
     kind: OperatorClass, found: list[Offer], side: Offer, both: Dims | None
 ) -> list[Offer]:
-    """Wishes after another operand's: merged; else, of a contraction, the one of more tiles."""
+    """Return an operand's offers, combined with the offer of another operand.
+
+    The combination is the merge of the two offers. If they do not merge, a contraction keeps the
+    offer with more tiles; other operators keep the results' offers.
+
+    Args:
+      both: the merged sharding, or None if the two do not merge.
+    """
     if not found:
         return [side]
     ((dims, origin), *_), (other, source) = found, side
     if both is not None:
         return [(both, (*origin, *source))]
-    return [side] if kind.role in priority.MATRIX and _tiles(other) > _tiles(dims) else found
+    return [side] if kind.role in image.MATRIX and _tiles(other) > _tiles(dims) else found

@@ -1,11 +1,11 @@
-"""The steps of a graph's computations as XLA has their instructions, tuples of loops among them.
+"""The steps of a graph as XLA's own propagation sweeps it: by computation, with tuples.
 
-A graph as XLA's own propagation sweeps it: computation by computation, tuples as XLA has them.
-
-A loop is in HLO one `while` whose tuple enters its bodies, comes out of them and is handed on: per
-element one layout, wherever the tuple stands (`related`). Bodies are visited before what is around
-them, each computation forward and then backward. What a tuple holds has a layout beside that of the
-value that was put into it: a place, numbered after the graph's values and the stand-ins of results.
+In HLO, a loop is one `while`. Its tuple enters the bodies, is returned by them and by the loop.
+Each
+element has one sharding in all these tuples (`related`). Bodies are visited before the computation
+around them, each computation forward and then backward. A value in a tuple has a sharding of its
+own, beside that of the value that was put in. It is numbered as a place, after the graph's values
+and the stand-ins of results.
 Source: `sharding_propagation.cc`, RunToFixPoint and MaybeComputationPropagation.
 """
 
@@ -20,8 +20,8 @@ from shardalg.graph.ir import Graph, Node, Signature, once_per_graph
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.elements import Element, Literal, literals, read_literals
 from shardalg.planner.propagate.gspmd.index import Rules, Span, SweepIndex, Visit, assembled
-from shardalg.planner.propagate.gspmd.instructions import Instructions, Key
-from shardalg.planner.propagate.gspmd.step import hlo_class, is_written_over, written
+from shardalg.planner.propagate.gspmd.instructions import Instructions
+from shardalg.planner.propagate.gspmd.step import hlo_class, is_constant_update, source_primitive
 from shardalg.planner.propagate.operator_classes import (
     OperatorClass,
     joined,
@@ -39,10 +39,10 @@ class Computations(Instructions):
     """The computations found so far.
 
     Attributes:
-      names, shapes: of the places: the value that each stands for in words, and its shape.
-      related: places that have one layout, since they are one element of a tuple.
-      late: what broadcasts make, which hears its readers late.
-      put: per body (value, place) of what is put into the tuple that it returns.
+      names, shapes: per place, the value that names it in texts, and its shape.
+      related: places that share one sharding, because they are one element of a tuple.
+      late_backward: results of broadcasts and constants, as in `SweepIndex`.
+      put: per body, the (value, place) of everything that is put into the tuple that it returns.
     """
 
     graph: Graph
@@ -52,7 +52,7 @@ class Computations(Instructions):
     names: list[int] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
     related: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
+    late_backward: set[int] = field(default_factory=set)
     classes: dict[tuple[Signature, str], OperatorClass | None] = field(default_factory=dict)
     put: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     regions: list[int] = field(default_factory=list)
@@ -65,16 +65,16 @@ class Computations(Instructions):
             for element in found:
                 self.related.update(element.related())
         self._join_literals()
-        self.users = self._counted()
+        self.users = self._count_users()
 
     def _place(self, value: int, shape: Shape) -> int:
-        """A new place, which stands for a value in words."""
+        """Add a place named after a value and return its number."""
         self.names.append(value)
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
 
     def _join_literals(self) -> None:
-        """Equal constants of a computation are one, with the zeros that stacks begin as."""
+        """Make equal constants of a computation one, including the zeros in which stacks begin."""
         groups: dict[int, dict[Literal, list[int]]] = literals(self.graph)
         self._join_stacks(groups)
         self.read: dict[int, list[int]] = {}
@@ -86,7 +86,7 @@ class Computations(Instructions):
                     self.read.setdefault(number, []).append(first)
         self.first_of: dict[int, int] = {}
         for group in chain.from_iterable(found.values() for found in groups.values()):
-            self.late.update(group)
+            self.late_backward.update(group)
             self.first_of.update(dict.fromkeys(group, group[0]))
             for value in group if len(group) > 1 else ():
                 self.related[value] = tuple(v for v in group if v != value)
@@ -100,25 +100,31 @@ class Computations(Instructions):
                     element.outer = self._first_of(groups[region], key, element.result)
 
     def _first_of(self, groups: dict[Literal, list[int]], key: Literal, name: int) -> int:
-        """The first value that is full of a number, or a place for it."""
+        """Return the first value that is full of a number, or a new place for it."""
         group = groups.setdefault(key, [])
         if not group:
             group.append(self._place(name, key[1].shape))
         return group[0]
 
-    def _counted(self) -> list[int]:
-        """Per value, how many instructions of its computation read it, but for the last tuple."""
+    def _count_users(self) -> list[int]:
+        """Return per value the number of readers in its computation, without the last tuple."""
         graph = self.graph
         counts = [0] * (self.first + len(self.names))
         for node in graph.nodes:
             for value in () if node.index in self.elements else set(node.operands):
                 counts[value] += 1
+        # A loop reads one tuple, a conditional one tuple per branch.
         for call, found in self.elements.items():
-            for tuples in _tuples(graph, call, found):
-                for value in tuples:
+            put_in = [element for element in found if element.outer is not None]
+            tuples = [put_in]
+            if found and found[0].kind == "branch":
+                bodies = graph.nodes[call].bodies
+                tuples = [[e for e in put_in if body in e.parameters] for body in bodies]
+            for parts in tuples:
+                for value in {e.outer for e in parts if e.outer is not None}:
                     counts[value] += 1
         for region in graph.regions:
-            if self._hands_on(region.index):
+            if self._returns_tuple(region.index):
                 for value in set(region.results):
                     counts[value] += 1
         for value in set(graph.results) if self.results_given else ():
@@ -126,7 +132,7 @@ class Computations(Instructions):
         return counts
 
     def computations(self, region: int) -> Iterator[list[Visit]]:
-        """The steps of each computation, bodies first."""
+        """Yield the steps of each computation, bodies first."""
         for node in self._nodes(region):
             if node in self.elements:
                 for body in sorted(self.graph.nodes[node].bodies, key=self._is_condition):
@@ -135,13 +141,15 @@ class Computations(Instructions):
         yield [*self._steps(region)]
 
     def _steps(self, region: int) -> Iterator[Visit]:
-        for key in self.in_order(region):
-            yield from self._emitted(key)
-        if region == 0:
-            yield from self._exits()
-
-    def _emitted(self, key: Key) -> Iterator[Visit]:
-        yield from getattr(self, f"_{key[0]}")(*key[1:])
+        """Yield the steps of one computation; those of the function's results come last."""
+        for what, *numbers in self.in_order(region):
+            yield from getattr(self, f"_{what}")(*numbers)
+        for number, value in enumerate(
+            self.graph.results if region == 0 else (), len(self.graph.values)
+        ):
+            shape = self.graph.values[value].type.shape
+            if shape:
+                yield self._numbered(pass_through(shape, False)), (value, number), None
 
     def _node(self, number: int, _: int) -> Iterator[Visit]:
         node = self.graph.nodes[number]
@@ -149,7 +157,7 @@ class Computations(Instructions):
         if kind is None:
             return
         if kind.role == image.BROADCAST:
-            self.late.update(node.results)
+            self.late_backward.update(node.results)
         kind = replace(kind, single=tuple([self.users[v] == 1 for v in node.results]))
         if node.primitive in ARGUMENTS:
             yield from self._argument(node, kind)
@@ -159,30 +167,33 @@ class Computations(Instructions):
             yield self._tie(image.LOOP, (literal, node.results[0]), number)
 
     def _argument(self, node: Node, kind: OperatorClass) -> Iterator[Visit]:
-        """What finds the largest: XLA has the values and where they are in one tuple.
+        """Yield the steps of an arg-reduce, which has values and positions in one tuple in XLA.
 
-        It reduces the operand with its positions, a broadcast, and gives both to either. The first
-        hears the layout of the largest values alone, the other that of their positions.
+        XLA reduces the operand together with its positions, a broadcast, and offers both shardings
+        to both
+        results. In the backward direction, the first result reaches only the operand, the second
+        only the
+        positions.
         """
         (operand,), (result,) = node.operands, node.results
         largest, positions = (
             self._place(result, kind.shapes[1]),
             self._place(operand, kind.shapes[0]),
         )
-        self.late.add(positions)
+        self.late_backward.add(positions)
         for target, own in ((largest, operand), (result, positions)):
             for source in (operand, positions):
-                heard = kind if source == own else replace(kind, deaf=frozenset((0,)))
+                heard = kind if source == own else replace(kind, closed_operands=frozenset((0,)))
                 yield self._numbered(heard), (source, target), node.index
 
     def _reads_literals(self, node: Node) -> bool:
         kind = self._class(node)
         pointwise = kind is not None and kind.role == image.POINTWISE
-        return pointwise or is_written_over(self.graph, node)
+        return pointwise or is_constant_update(self.graph, node)
 
     def _class(self, node: Node) -> OperatorClass | None:
-        """The class of a node, as XLA's levels have it; None where nothing is inferred."""
-        key = node.signature, written(self.graph, node)
+        """Return a node's class by XLA's levels, or None if nothing propagates through it."""
+        key = node.signature, source_primitive(self.graph, node)
         if key not in self.classes:
             self.classes[key] = hlo_class(node, self.rules, key[1])
         return self.classes[key]
@@ -233,7 +244,7 @@ class Computations(Instructions):
         yield from self._put_in([p for p in parts if self.graph.values[p[0]].type.shape], call)
 
     def _put_in(self, parts: list[tuple[int, int]], call: int | None) -> Iterator[Visit]:
-        """Values put into one tuple, each with all its places there."""
+        """Yield the steps that put values into one tuple, each value with all its places there."""
         places: dict[int, list[int]] = defaultdict(list)
         for value, place in parts:
             places[self.first_of.get(value, value)].append(place)
@@ -241,7 +252,7 @@ class Computations(Instructions):
             yield self._numbered(joined(self._shape(value), len(found))), (value, *found), call
 
     def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
-        """The results of a call, and their places in its tuple."""
+        """Return the results of a call, and their places in its tuple."""
         results = self.graph.regions[region].results
         if region not in self._tuple_places:
             shapes = [self.graph.values[v].type.shape for v in results]
@@ -255,7 +266,7 @@ class Computations(Instructions):
         return known
 
     def _part(self, region: int, number: int) -> Iterator[Visit]:
-        """One of a call's results, taken out of its tuple, and put into the loop's stack."""
+        """Yield the steps that put a result of a call into the loop's stack."""
         call = self.graph.regions[region].node
         assert call is not None  # as of `_enter`
         values, places = self._parts(region)
@@ -274,7 +285,7 @@ class Computations(Instructions):
         return found[0] if found else None
 
     def _put(self, call: int, region: int, element: Element | None, made: int) -> Iterator[Visit]:
-        """A result in the tuple with which the next trip begins, or which the call returns."""
+        """Yield the steps that put a result into the tuple of the next trip or of the call."""
         if element is None or region not in element.roots:
             return
         if element.kind == "ys":
@@ -292,7 +303,7 @@ class Computations(Instructions):
         found = self.graph.regions[region]
         if found.node is None:
             return
-        if not self._hands_on(region):
+        if not self._returns_tuple(region):
             for number, value in enumerate(found.results):
                 yield from self._put(
                     found.node, region, self._made(found.node, region, number), value
@@ -304,16 +315,10 @@ class Computations(Instructions):
                     self.put[region].append((inner, element.roots[region]))
         yield from self._put_in(self.put[region], found.node)
 
-    def _exits(self) -> Iterator[Visit]:
-        for number, value in enumerate(self.graph.results, len(self.graph.values)):
-            shape = self.graph.values[value].type.shape
-            if shape:
-                yield self._numbered(pass_through(shape, False)), (value, number), None
-
     def _tie(
         self, role: str, ends: tuple[int, int], call: int | None, *, single: bool = True
     ) -> Visit:
-        """One value on both sides of a tuple's border."""
+        """Return a step between the places of a value on both sides of a tuple's border."""
         source, target = ends
         if role == image.ELEMENT and target < len(self.users):
             single = single and self.users[target] == 1
@@ -330,18 +335,9 @@ class Computations(Instructions):
         return self.found.setdefault(kind, len(self.found))
 
 
-def _tuples(graph: Graph, call: int, found: list[Element]) -> Iterator[set[int]]:
-    """What is put into each tuple that a call reads."""
-    if found and found[0].kind == "branch":
-        for body in graph.nodes[call].bodies:
-            yield {e.outer for e in found if e.outer is not None and body in e.parameters}
-        return
-    yield {e.outer for e in found if e.outer is not None}
-
-
 @once_per_graph
 def computations(graph: Graph, rules: Rules, results_given: bool = True) -> SweepIndex:
-    """The index of a graph for GSPMD's own sweeps.
+    """Return the index of a graph for GSPMD's own sweeps.
 
     Args:
       results_given: whether some result is annotated: as of `index`.
@@ -360,13 +356,13 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
     return replace(
         made,
         related=builder.related,
-        late=frozenset(builder.late),
-        together=_together(made),
+        late_backward=frozenset(builder.late_backward),
+        tuple_groups=_together(made),
     )
 
 
 def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
-    """Steps from one tuple to another, each with all those of the two tuples."""
+    """Return per step from one tuple to another all the steps between these two tuples."""
     pairs: dict[tuple[int, int | None], list[int]] = {}
     for number, (first, end, _, _) in enumerate(made.spans):
         for step in range(first, end):
@@ -376,21 +372,21 @@ def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
 
 
 def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> None:
-    """Bring what reads an argument of a scan's body into the order in which XLA has it.
+    """Reorder the readers of each argument of a scan's body as XLA has them.
 
-    The body is a call that is inlined: the last of its readers takes the place of the call
+    The body is an inlined call: the last of its readers takes the place of the call
     (`hlo_instruction.cc`, Users::RemoveUser). Elsewhere the order is that from the results down.
     """
     found = graph.regions[region]
     arguments = set(found.arguments) if found.kind == "scan" else set()
     for place in range(span[2], span[3]):
-        readers = made.heard[place]
+        readers = made.reads[place]
         if len(readers) > 1 and made.order[place] in arguments:
-            root = [r for r in readers if _is_last(made, r[0], found.node)]
+            # The step that puts the argument into the tuple that the body returns.
+            root = [
+                (step, k)
+                for step, k in readers
+                if made.nodes[step] == found.node and made.kind(step).role == image.TUPLE
+            ]
             inner = [r for r in readers if r not in root]
-            made.heard[place] = [*inner[-1:], *root, *inner[:-1]]
-
-
-def _is_last(made: SweepIndex, step: int, call: int | None) -> bool:
-    """Whether a step puts a value into the tuple that a body returns."""
-    return made.nodes[step] == call and made.kind(step).role == image.TUPLE
+            made.reads[place] = [*inner[-1:], *root, *inner[:-1]]

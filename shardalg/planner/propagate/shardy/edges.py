@@ -1,11 +1,15 @@
-"""A graph as Shardy's propagation visits it: operators, and edges of values that share a layout.
+"""The graph as Shardy's propagation visits it: operators, and edges of values with one sharding.
 
-The operators are those of the module that XLA hands to Shardy, in its order. What a loop carries is
-one value: an edge from what it starts with and what the body makes to the body's argument and the
-loop's result. What a loop only reads is read from outside (`stablehlo.while` is canonicalised so),
-annotated values through an open copy (`open_while_free_vars_sharding.cc`); branches read all of it
-so. What is made of numbers alone, or is full of one, is no tensor here: Shardy gives every reader a
-copy of its own (`constant_or_scalar_splitter.cc`), so nothing passes through.
+The operators are those of the module that XLA hands to Shardy, in its order.
+
+A value that a loop carries is one edge: from its initial value and the body's result to the body's
+argument and the loop's result. A value that a loop only reads is read from outside, because
+`stablehlo.while` is canonicalised so. An annotated one is read through an open copy
+(`open_while_free_vars_sharding.cc`). Branches read everything from outside.
+
+Values made of constants alone, or full of one number, are no tensors here. Shardy gives every
+reader
+a copy of its own (`constant_or_scalar_splitter.cc`), so that nothing passes through.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from shardalg.planner.propagate.shardy.shardy_module import (
 
 
 def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> SweepIndex:
-    """The index of a graph for Shardy's steps."""
+    """Return the index of a graph for Shardy's steps."""
     return _edge_index(graph, rules, given)
 
 
@@ -33,12 +37,19 @@ def edge_index(graph: Graph, rules: Rules, given: Given = (frozenset(), ())) -> 
 def _edge_index(graph: Graph, rules: Rules, given: Given) -> SweepIndex:
     builder = ShardyModuleBuilder(graph, rules, *given)
     operators = [*builder.region(0), *builder.exits()]
-    return _Finished(builder, operators).index()
+    return _IndexBuilder(builder, operators).index()
 
 
 @dataclass(eq=False)
-class _Finished:
-    """The operators with what only all of them together say."""
+class _IndexBuilder:
+    """The operators, with the facts that follow only from all of them together.
+
+    Attributes:
+      absent: values that are no tensors to Shardy.
+      instead: per carried value, the annotated copy that its readers read, and the copy's node.
+      seeded: as in `SweepIndex`.
+      uses: per value, the number of operators that read it.
+    """
 
     builder: ShardyModuleBuilder
     operators: list[ShardyOperator]
@@ -46,8 +57,16 @@ class _Finished:
     def __post_init__(self) -> None:
         builder = self.builder
         self.absent = builder.numbers | builder.full
-        held = {value: rows[0][0] for value, rows in builder.asked.items() if self._takes(value)}
-        self.instead = {v: self._copy(node) for v, node in held.items() if is_carried(builder, v)}
+        held = {
+            value: rows[0][0]
+            for value, rows in builder.asked.items()
+            if self._has_site_annotation(value)
+        }
+        self.instead = {
+            v: (builder.graph.nodes[node].results[0], node)
+            for v, node in held.items()
+            if is_carried(builder, v)
+        }
         self.seeded = {v: node for v, node in held.items() if v not in self.instead}
         self.operators = [*map(self._redirected, self.operators)]
         self.uses = Counter(v for o in self.operators if not o.is_edge for v in o.operands)
@@ -55,22 +74,20 @@ class _Finished:
         # Operators of equal layers share one class object, so its identity finds their number.
         self.numbered: dict[tuple[int, tuple[bool, ...], bool], int] = {}
 
-    def _takes(self, value: int) -> bool:
-        """Whether what annotated sites say of a value holds for it (`shouldApply`).
+    def _has_site_annotation(self, value: int) -> bool:
+        """Return whether the annotated sites that read a value determine its sharding.
 
-        It has no annotation of its own, and all say the same, and leave no dimension open.
+        They do if the value has no annotation of its own, and all sites agree and leave no
+        dimension open.
+        Source: Shardy's `shouldApply`.
         """
         builder, rows = self.builder, self.builder.asked[value]
         is_free = value not in builder.annotated and value < len(builder.graph.values)
         one = len({number for _, number, _ in rows}) == 1
         return is_free and value not in self.absent and one and rows[0][2]
 
-    def _copy(self, node: int) -> tuple[int, int]:
-        """The annotated copy of a value that readers read instead, and the node that makes it."""
-        return self.builder.graph.nodes[node].results[0], node
-
     def _redirected(self, made: ShardyOperator) -> ShardyOperator:
-        """An operator that reads a value's annotated copy instead of the value."""
+        """Return an operator that reads a value's annotated copy in place of the value."""
         return made._replace(
             operands=tuple(
                 self.instead[v][0] if v in self.instead and self.instead[v][1] != made.node else v
@@ -79,7 +96,7 @@ class _Finished:
         )
 
     def index(self) -> SweepIndex:
-        """The steps, and who is told of a change."""
+        """Return the steps, and the steps to visit after a change of each value."""
         builder = self.builder
         kept = [(*row, made) for made in self.operators if (row := self._step(made)) is not None]
         steps: list[Visit] = [
@@ -87,11 +104,11 @@ class _Finished:
         ]
         places = (builder.names, builder.shapes)
         index = assembled(builder.graph, [*self.found], steps, places=places)
-        told = self._told([values for _, values, _ in kept], [made for _, _, made in kept])
-        return replace(index, told=told, related=self._aliases(), seeded=self.seeded)
+        told = self._notified([values for _, values, _ in kept], [made for _, _, made in kept])
+        return replace(index, notified=told, related=self._aliases(), seeded=self.seeded)
 
     def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
-        """The number of an operator's kind, and its values as they are read."""
+        """Return the number of an operator's class and its values, or None if it is no step."""
         kind = made.kind
         if kind is None:
             return None
@@ -117,16 +134,17 @@ class _Finished:
         return self.found.setdefault(kind, len(self.found))
 
     def _tensors(self, values: Iterable[int]) -> tuple[int, ...]:
-        """Values by the one that has their layout."""
+        """Return for each value the value that has its sharding."""
         return tuple(self.builder.target.get(v, v) for v in values)
 
-    def _told(
+    def _notified(
         self, read: list[tuple[int, ...]], kept: list[ShardyOperator]
     ) -> dict[int, list[int]]:
-        """Per value the steps that follow a change of it, in the order in which they wait.
+        """Return per value the steps to visit after a change of it, in the order of the stack.
 
-        The last is visited first. Readers wait last ones first, but those of a loop's result, whose
-        readers are given it anew by the edge (`addDataFlowEdges`, replaceAllUsesExcept).
+        The last one is visited first. Readers are visited first to last, except the readers of a
+        loop's
+        result, to which the edge gives the result anew (`addDataFlowEdges`, replaceAllUsesExcept).
         """
         makers: dict[int, int] = {}
         readers: dict[int, list[int]] = {}
@@ -145,7 +163,7 @@ class _Finished:
         return told
 
     def _aliases(self) -> dict[int, tuple[int, ...]]:
-        """Per value the others that are it, or have its layout."""
+        """Return per value the others that are the same value, or share its sharding."""
         found: dict[int, tuple[int, ...]] = {}
         for value in range(len(self.builder.graph.values)):
             (one,) = self._tensors((self._known(value),))
@@ -154,6 +172,7 @@ class _Finished:
         return found
 
     def _known(self, value: int) -> int:
+        """Return the value that a value is, through other names and open copies."""
         builder = self.builder
         while value in builder.same or value in builder.captured:
             if value in builder.same:
@@ -166,5 +185,5 @@ class _Finished:
 
 
 def is_carried(builder: ShardyModuleBuilder, value: int) -> bool:
-    """Whether a value has one layout with others, as what a loop carries has."""
+    """Return whether a value shares its sharding with others, as a loop's carry does."""
     return value in builder.target or value in builder.inner

@@ -1,12 +1,12 @@
-"""Shardy's step: one node, all its tensors and both directions at once, loop by loop.
+"""Shardy's step: one operator, all its tensors and both directions at once, loop by loop.
 
-Each loop (Shardy: factor) takes the longest list of digits on which its tensors agree; then each
-tensor is extended along its loops, in an order in which conflicts between them are decided.
-Pure functions of (kind, layouts, directions); `worklist.py` looks their outcomes up.
+Each loop (Shardy: factor) takes the longest list of digits on which its tensors agree. Then each
+tensor is extended along its loops, in an order that decides conflicts between loops.
+Steps are pure functions of (operator class, layout numbers, directions); `worklist.py` remembers
+their outcomes.
 Source: `shardy/dialect/sdy/transforms/propagation` (aggressive and basic factor propagation).
 
-When Shardy's step may extend a loop: a table of stages. No operator is named here.
-
+The stages in which a step may extend a loop. No operator is named here.
 Source: `op_priority_propagation.cc`: 0 pass-through operators whose operands have no other user,
 1 all of them, 2 every operator along the loops that pass through, broadcasts only towards their
 operand, 3 all loops, 4 broadcasts forward too.
@@ -28,11 +28,11 @@ FORWARD, BACKWARD, BOTH = 1, 2, 3
 
 
 class TensorFactor(NamedTuple):
-    """What one tensor says of one loop.
+    """One loop's part of one tensor's sharding.
 
     Attributes:
-      digits: those that partition the loop; over: further ones that it has no room for.
-      is_open: whether it may be extended; is_minor: whether it is the last loop of its dimension.
+      digits: those that partition the loop; over: further ones that the loop has no room for.
+      is_open: whether the loop may be extended; is_minor: whether it is its dimension's last loop.
     """
 
     digits: Digits
@@ -49,15 +49,15 @@ Extended = tuple[tuple[int, Numbers], ...]
 def step(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts, directions: Mapping[str, int]
 ) -> Extended | None:
-    """The layouts of all tensors of a node after the step; None where nothing changes.
+    """Return all tensors' layouts after the step, with their sources; None if nothing changes.
 
     Args:
-      numbers: layouts of its tensors, operands first.
+      numbers: layout numbers of its tensors, operands first.
       directions: per loop, which sides may extend it (`FORWARD`, `BACKWARD`, `BOTH`).
     """
     if max([layouts.tiles[number] for number in numbers]) == 1:
         return None
-    if kind.is_alike and len({layouts.dims[number] for number in numbers}) == 1:
+    if kind.has_equal_maps and len({layouts.dims[number] for number in numbers}) == 1:
         return None
     tensors = [split(kind, k, layouts, number) for k, number in enumerate(numbers)]
     axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
@@ -78,10 +78,10 @@ def step(
     return tuple(after) if changed else None
 
 
-def asks(
+def all_offers(
     kind: OperatorClass, numbers: Numbers, layouts: Layouts
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """(target, direction, layout, source) of what each tensor would ask of each other one."""
+    """Yield (target, direction, sharding, source) for each tensor's offer to each other tensor."""
     for target in (*kind.results, *kind.operands):
         direction = image.FORWARD if target in kind.results else image.BACKWARD
         for source, number in enumerate(numbers):
@@ -92,11 +92,15 @@ def asks(
 
 
 def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
+    """Return whether a tensor is an operand of a pointwise operator.
+
+    Such an operand is not extended beyond the results.
+    """
     return kind.role == image.POINTWISE and tensor < kind.num_operands
 
 
 def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
-    """A layout loop by loop; digits are split where a loop takes only their major part."""
+    """Return a sharding loop by loop; a digit is split if a loop takes only its major part."""
     found: Tensor = {}
     is_fixed, free = layouts.fixed[number], layouts.open[number]
     rows = zip(layouts.dims[number], kind.maps[tensor], strict=True)
@@ -119,7 +123,7 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
 
 
 def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
-    """The digits on which all tensors agree, extended by the sides that `direction` allows."""
+    """Return the digits on which all tensors agree, with those of the sides in `direction`."""
     if not direction:
         return ()
     sides = (kind.operands, kind.results)
@@ -134,7 +138,12 @@ def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction
 
 
 def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, bool]:
-    """What two lists have in common, and the rest of the longer one where they do not conflict."""
+    """Return the digits that two lists agree on, and whether later lists may extend them.
+
+    The longer list's rest is included if it may extend the other one and they do not conflict.
+    Nothing
+    extends the digits after a conflict.
+    """
     for k, (a, b) in enumerate(zip(old, new, strict=False)):
         if a == b:
             continue
@@ -150,7 +159,7 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
 def _source(
     kind: OperatorClass, tensors: Sequence[Tensor], loop: str, digits: Digits
 ) -> tuple[int, int]:
-    """(negated size, number) of the largest tensor that has all these digits on the loop."""
+    """Return (negated size, number) of the largest tensor that has all these digits on the loop."""
     best = (1, -1)
     for k, tensor in enumerate(tensors) if digits else ():
         if loop in tensor and starts_with(tensor[loop].digits, digits):
@@ -159,13 +168,13 @@ def _source(
 
 
 def _rank(kind: OperatorClass, source: tuple[int, int], digits: Digits) -> tuple[int, int, int]:
-    """Larger sources first; of a pointwise operator then the most partitioned loops."""
+    """Return a loop's rank: largest source first, then most partitions in a pointwise operator."""
     split = parts(digits) if kind.role == image.POINTWISE else 0
     return (source[0], -split, source[1])
 
 
 class Extension(NamedTuple):
-    """What a tensor may be extended by.
+    """The digits by which a tensor may be extended.
 
     Attributes:
       axes: the digits of each loop. held: those that the tensor may not have.
@@ -183,7 +192,7 @@ def _extend(
     order: Sequence[str],
     by: Extension,
 ) -> list[str]:
-    """Extends a tensor along its loops, in place; the loops that took something."""
+    """Extend a tensor along its loops, in place; return the loops that took digits."""
     (axes, held, limits), changed = by, []
     for loop in order:
         part = tensor.get(loop)
@@ -204,7 +213,7 @@ def _extend(
 
 
 def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digits:
-    """The digits, cut where this tensor's loop has no room for more."""
+    """Return the digits, cut where this tensor's loop has no room for more."""
     kept: list[Digit] = []
     for digit in _without(digits, held):
         if any(_contains(own, digit) for own in part.digits):
@@ -225,12 +234,16 @@ def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digi
 
 
 def _contains(whole: Digit, part: Digit) -> bool:
+    """Return whether a digit is a part of another one."""
     below, above = part.stride >= whole.stride, whole.stride * whole.size
     return below and part.stride * part.size <= above and overlap(whole, part)
 
 
 def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
-    """The digits up to the first that overlaps a used one, with that one's major part above it."""
+    """Return the digits before the first one that overlaps a used digit.
+
+    Of the overlapping digit itself, the part above the used one is kept.
+    """
     kept: list[Digit] = []
     for digit in digits:
         left: Digit | None = digit
@@ -247,16 +260,19 @@ def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
 
 
 def joined(kind: OperatorClass, tensor: int, found: Tensor, layouts: Layouts) -> Dims:
-    """A tensor's dimensions from its loops; one that is not filled ends its dimension."""
+    """Return a tensor's dimensions from its loops; a loop that is not filled ends its dimension."""
     return tuple(
-        layouts.fused(tuple(_in_turn(kind, entry, found))) if entry else found[f"dim {dim}"].digits
+        layouts.fused(tuple(_dimension_digits(kind, entry, found)))
+        if entry
+        else found[f"dim {dim}"].digits
         for dim, entry in enumerate(kind.maps[tensor])
     )
 
 
-def _in_turn(
+def _dimension_digits(
     kind: OperatorClass, entry: Sequence[tuple[str, int]], found: Tensor
 ) -> Iterator[Digit]:
+    """Yield the digits of one dimension, major first."""
     for loop, _ in entry:
         part = found[loop]
         yield from part.digits
@@ -277,7 +293,7 @@ LAST_STAGE = 4
 
 
 def directions(kind: OperatorClass, stage: int) -> Directions:
-    """Per loop of a kind which sides may extend it at this stage; loops that none may are left out.
+    """Return per loop the sides that may extend it at this stage; loops without one are left out.
 
     >>> from shardalg.planner.propagate.operator_classes import edge
     >>> kind = edge((8,), 1, 1, role="loop", alone=False)
@@ -293,6 +309,7 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
 
 
 def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
+    """Return the sides that may extend one loop at a stage."""
     towards_operand = BACKWARD if kind.role == image.BROADCAST else BOTH
     way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
     if (stage >= 2 and loop in kind.through) or stage >= 3:

@@ -1,11 +1,10 @@
-"""How one operator of JAX is one or several of those that XLA hands to Shardy.
+"""The operators that XLA hands to Shardy for one operator of JAX.
 
-Products that are made in another layout than their result has for its readers.
-
-Source: `insert_explicit_reshards.cc`, processDot, which runs behind the propagation: where the
-operands agree, and the result has on one dimension the very digits over which they are summed, it
-is made as the operands have this dimension, and is moved then. So all of it is summed by one
-all-reduce, and the larger operand stays where it is.
+The module also finds products that Shardy computes in another sharding than their result has for
+its readers. Source: `insert_explicit_reshards.cc`, processDot, which runs after the propagation. It
+applies if the operands agree, and one dimension of the result has exactly the digits over which the
+product is summed. The product is then computed as the operands have this dimension, and is moved
+afterwards. So one all-reduce sums it, and the larger operand is not moved.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from shardalg.planner.propagate.shardy.factors import Numbers, Tensor, joined, s
 
 Shape = tuple[int, ...]
 NOTHING = frozenset(("stop_gradient", "copy", "pvary", "name"))
-"""What XLA has no instruction for."""
+"""Operators for which XLA has no instruction."""
 NUMBERS_THROUGH = frozenset(("broadcast_in_dim", "reshape", "squeeze", "slice"))
-"""What keeps numbers numbers, beside what acts on each element (`isConstantPreserving`)."""
+"""Operators of constants that give constants, besides pointwise ones (`isConstantPreserving`)."""
 LATER = frozenset(
     ("slice", "split", "pad", "rev", "concatenate", "gather", "scatter", "scatter-add", "sort",
      "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
      "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "dot_general", "erf")
 )  # fmt: skip
-"""Operators that wait as products do, whatever their loops are; an `erf` is a custom call."""
+"""Operators that propagate in the stages of products; an `erf` is a custom call to XLA."""
 
 
 def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
-    """Whether what an operator makes of numbers alone are numbers alone to Shardy."""
+    """Return whether the results are constants to Shardy if all operands are."""
     if node.bodies:
         return False
     if not node.operands:
@@ -45,8 +44,8 @@ def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
     return node.primitive in NUMBERS_THROUGH or is_pointwise or scalar
 
 
-def as_shardy_has_it(node: Node, kind: OperatorClass) -> OperatorClass:
-    """A kind as Shardy ranks it, its operands in XLA's order."""
+def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
+    """Return an operator's class with Shardy's role, its operands in XLA's order."""
     if kind.image is not None:
         kind = replace(kind, maps=kind.image.nested(kind.maps))
     if node.primitive in ("dynamic_slice", "dynamic_update_slice"):
@@ -61,7 +60,7 @@ def as_shardy_has_it(node: Node, kind: OperatorClass) -> OperatorClass:
 
 
 def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
-    """Loops along which elements change their places, so that neighbours are asked for them."""
+    """Return the loops along which elements move, so that a device reads others' elements."""
     if node.primitive in ("slice", "split", "pad"):
         sizes = zip(kind.shapes[0], kind.shapes[-1], kind.maps[-1], strict=True)
         return frozenset(loop for old, new, at in sizes if old != new for loop, _ in at)
@@ -73,9 +72,10 @@ def _moved(node: Node, kind: OperatorClass) -> frozenset[str]:
     return frozenset()
 
 
-def factors_of(node: Node) -> list[tuple[int, int]]:
-    """The products that a power is, each of two values: 0 the operand, then what is made in turn.
+def power_products(node: Node) -> list[tuple[int, int]]:
+    """Return the products that compute a power, each as the numbers of two factors.
 
+    Number 0 is the operand, number n the n-th product.
     Source: `jax/_src/lax/lax.py`, `_integer_pow` and its lowering.
     """
     power = 2 if node.primitive == "square" else node.signature.param("y", 0)
@@ -97,22 +97,24 @@ def factors_of(node: Node) -> list[tuple[int, int]]:
     return found
 
 
-def sliced(shape: Shape) -> OperatorClass:
-    """The kind of one trip's slice of a stack, with a first dimension of one."""
-    return replace(_whole_first(shape), role=image.DYNAMIC_SLICE)
+def slice_class(shape: Shape) -> OperatorClass:
+    """Return the class of one trip's slice of a stack, with a first dimension of size 1."""
+    inner: Map = ((), *(((f"d{i}", 0),) for i in range(1, len(shape))))
+    kind = replace(pass_through(shape, False), role=image.DYNAMIC_SLICE)
+    return with_all_passing(replace(kind, maps=(inner, inner), shapes=(shape, (1, *shape[1:]))))
 
 
-def reshaped(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
-    """The kind of a reshape between a tensor and the same with a first dimension of one."""
-    return passing(replace(pass_through(shape, False, drop), role=image.LAYOUT))
+def reshape_class(shape: Shape, drop: tuple[int, int]) -> OperatorClass:
+    """Return the class of a reshape that adds or removes a first dimension of size 1."""
+    return with_all_passing(replace(pass_through(shape, False, drop), role=image.LAYOUT))
 
 
-def stacked(shape: Shape) -> OperatorClass:
-    """The kind of what a trip writes into a stack: the stack, its slice, the stack after it."""
+def stack_class(shape: Shape) -> OperatorClass:
+    """Return the class of a write into a stack: the stack, its slice, the stack after it."""
     whole: Map = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     part: Map = ((), *whole[1:])
     kind = pass_through(shape, False)
-    return passing(
+    return with_all_passing(
         replace(
             kind,
             role=image.DYNAMIC_SLICE,
@@ -125,13 +127,16 @@ def stacked(shape: Shape) -> OperatorClass:
     )
 
 
-def widened(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]:
-    """The steps before a broadcast that widens dimensions of one: a copy, and one without them."""
+def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]:
+    """Return the classes of a copy and a squeeze before a broadcast of size-1 dimensions.
+
+    The list is empty if the broadcast widens no dimension.
+    """
     at = node.signature.param("broadcast_dimensions")
     kept = [i for i, size in enumerate(small) if not (size == 1 and wide[at[i]] != 1)]
     if len(kept) == len(small):
         return []
-    copy = passing(replace(pass_through(small, False), role=image.BROADCAST))
+    copy = with_all_passing(replace(pass_through(small, False), role=image.BROADCAST))
     rest = tuple(small[i] for i in kept)
     whole: Map = tuple(((f"d{i}", 0),) if i in kept else () for i in range(len(small)))
     flat: Map = tuple(((f"d{i}", 0),) for i in kept)
@@ -139,8 +144,8 @@ def widened(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]:
     return [copy, squeeze]
 
 
-def widening(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
-    """The broadcast behind them."""
+def widening_broadcast(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
+    """Return the class of the broadcast after these steps."""
     small = node.signature.operands[0].shape
     at = node.signature.param("broadcast_dimensions")
     dims = [d for size, d in zip(small, at, strict=True) if not (size == 1 and wide[d] != 1)]
@@ -148,24 +153,18 @@ def widening(rest: Shape, wide: Shape, node: Node) -> OperatorClass:
     kind = pass_through(wide, False)
     found: Map = tuple(whole[d] for d in dims)
     kind = replace(kind, role=image.BROADCAST, maps=(found, whole), shapes=(rest, wide))
-    return passing(kind)
+    return with_all_passing(kind)
 
 
-def passing(kind: OperatorClass) -> OperatorClass:
-    """A kind whose loops all pass from operands to results."""
+def with_all_passing(kind: OperatorClass) -> OperatorClass:
+    """Return an operator class all of whose loops pass from operands to results."""
     return replace(kind, through=frozenset(kind.sizes))
-
-
-def _whole_first(shape: Shape) -> OperatorClass:
-    inner: Map = ((), *(((f"d{i}", 0),) for i in range(1, len(shape))))
-    kind = pass_through(shape, False)
-    return passing(replace(kind, maps=(inner, inner), shapes=(shape, (1, *shape[1:]))))
 
 
 def made_as_operands(
     index: SweepIndex, layouts: Layouts, numbers: list[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """(step, value, layout) of each product that is made in another layout."""
+    """Yield (step, value, layout number) of each product that is computed in another sharding."""
     for step, values in enumerate(index.tensors):
         kind = index.kind(step)
         if kind.role == image.CONTRACTION and len(values) == 3:
@@ -176,7 +175,7 @@ def made_as_operands(
 
 
 def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None:
-    """The layout of a product's result as its operands have it; None where it is as it is."""
+    """Return the layout in which a product is computed, or None if its own layout applies."""
     left, right, result = (split(kind, k, layouts, number) for k, number in enumerate(numbers))
     if not _agree(left, right):
         return None
@@ -185,8 +184,11 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
         return None
     (loop,) = moved
     digits, held = _own(left, right, loop), result[loop].digits
-    if not (digits and held and held == _summed(left, right, result)):
+    summed_loops = [loop for loop in left if loop in right and loop not in result]
+    summed = tuple(digit for loop in summed_loops for digit in left[loop].digits)
+    if not (digits and held and held == summed):
         return None
+    # Shardy does not move a result that is larger than both operands.
     elements = max(kind.elements[k] for k, side in enumerate((left, right)) if loop in side)
     if kind.elements[2] > elements:
         return None
@@ -195,19 +197,13 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
 
 
 def _own(left: Tensor, right: Tensor, loop: str) -> Digits:
-    """The digits of a loop in the operand that has it."""
+    """Return the digits of a loop in the operand that has the loop."""
     part = left.get(loop) or right.get(loop)
     return part.digits if part is not None else ()
 
 
-def _summed(left: Tensor, right: Tensor, result: Tensor) -> Digits:
-    """The digits over which a product is summed."""
-    loops = [loop for loop in left if loop in right and loop not in result]
-    return tuple(digit for loop in loops for digit in left[loop].digits)
-
-
 def _agree(left: Tensor, right: Tensor) -> bool:
-    """Whether common loops are on the same digits, and the others on different ones."""
+    """Return whether common loops have equal digits, and the other loops disjoint digits."""
     common = [loop for loop in left if loop in right]
     if any(left[loop].digits != right[loop].digits for loop in common):
         return False

@@ -11,24 +11,25 @@ from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.elements import Element
 from shardalg.planner.propagate.gspmd.index import Rules
 from shardalg.planner.propagate.gspmd.instructions import Instructions, read
-from shardalg.planner.propagate.gspmd.step import BOXES, boxed, written
+from shardalg.planner.propagate.gspmd.step import BOXES, box_class, source_primitive
 from shardalg.planner.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
 from shardalg.planner.propagate.shardy import lowered
 
 Given = tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
 """(annotated values, per annotated site its node, a number that equal annotations share, and
-whether it is closed)."""
+whether all its dimensions are closed)."""
 Carried = tuple[int | None, list[int], int]
-"""What a loop carries: (start, what its bodies return, result)."""
+"""A carry of a loop: (initial value, the results of the bodies, the result of the loop)."""
 
 
 class ShardyOperator(NamedTuple):
-    """One operator, or what only counts as a reader (without a kind).
+    """One operator. Without an operator class, it only counts as a reader of its operands.
 
     Attributes:
-      operands, results: values as they are read and made; of an edge its sources and its target.
+      operands, results: the values as they are read and made; of an edge, its sources and its
+        target.
       node: the node or the call.
-      is_edge: whether it reads nothing but a loop's result.
+      is_edge: whether it is an edge between values that share a sharding.
     """
 
     kind: OperatorClass | None
@@ -40,18 +41,19 @@ class ShardyOperator(NamedTuple):
 
 @dataclass(eq=False)
 class ShardyModuleBuilder(Instructions):
-    """What is found while the operators are made.
+    """The builder of the operators, with the facts that it collects on the way.
 
     Attributes:
-      same: value to the one that it is, under another name.
-      captured: a loop's argument to (the loop, what it is outside).
-      target: a body's argument to the loop's result, with which it has one layout.
-      inner: per such result the arguments of bodies, in the order in which they are notified.
+      same: a value to the value that it is, under another name.
+      captured: a loop's argument to (the loop, the value outside).
+      target: a body's argument to the loop's result, with which it shares one sharding.
+      inner: per such result, the arguments of bodies, in the order in which they are notified.
       copies: per (loop, value outside) its open copy; opened: per loop its copies in order.
-      numbers: values made of numbers alone; full: those that are full of one number.
-      asked: per value that annotated sites read these sites.
-      shared: broadcasts that every reader makes anew, and whether one did.
-      written: per body's result that is put into a stack, the stack and what it becomes.
+      numbers: values made of constants alone; full: values that are full of one number.
+      asked: per value that annotated sites read, these sites.
+      shared: broadcasts of which every reader has its own copy, and whether a first reader was
+        found.
+      written: per body's result that is put into a stack, the stack before and after.
       kinds: the class of each signature in each role, found once.
     """
 
@@ -80,7 +82,7 @@ class ShardyModuleBuilder(Instructions):
         self.sites = {row[0]: row for row in self.given}
 
     def shape(self, value: int) -> tuple[int, ...]:
-        """Of a value, a result's stand-in or a place."""
+        """Return the shape of a value, of a result's stand-in or of a place."""
         if value >= self.first:
             return self.shapes[value - self.first]
         count = len(self.graph.values)
@@ -88,18 +90,21 @@ class ShardyModuleBuilder(Instructions):
         return self.graph.values[number].type.shape
 
     def place(self, value: int, shape: tuple[int, ...]) -> int:
-        """A new place, which stands for a value in words."""
+        """Add a place named after a value and return its number."""
         self.names.append(value if value < self.first else self.names[value - self.first])
         self.shapes.append(shape)
         return self.first + len(self.names) - 1
 
     def region(self, number: int) -> Iterator[ShardyOperator]:
-        """The operators of a computation, in order, and of all in it; last what its end reads."""
+        """Yield a computation's operators in order, including those of its bodies.
+
+        The reader of the computation's results comes last.
+        """
         for what, *numbers in self.in_order(number):
             yield from getattr(self, f"_{what}")(*numbers)
 
     def exits(self) -> Iterator[ShardyOperator]:
-        """One per result of the function: the value, and the stand-in of its annotation."""
+        """Yield an edge per result of the function, from the value to its annotation's stand-in."""
         for stand_in, value in enumerate(self.graph.results, len(self.graph.values)):
             shape = self.shape(value)
             if shape:
@@ -107,7 +112,7 @@ class ShardyModuleBuilder(Instructions):
                 yield ShardyOperator(kind, (self.read(value),), (stand_in,), None)
 
     def read(self, value: int) -> int:
-        """What a reader of a value reads."""
+        """Return the value that a reader of a value reads in Shardy's module."""
         while True:
             if value in self.same:
                 value = self.same[value]
@@ -117,7 +122,7 @@ class ShardyModuleBuilder(Instructions):
                 return value
 
     def _outside(self, call: int, value: int) -> int:
-        """A value that a loop reads from outside, annotated ones through an open copy."""
+        """Return the value that a loop reads from outside: an open copy of an annotated value."""
         outer = self.read(value)
         is_copy = any(outer == copy for copy in self.copies.values())
         if not (is_copy or outer in self.annotated) or not self.shape(outer):
@@ -126,7 +131,7 @@ class ShardyModuleBuilder(Instructions):
             shape = self.shape(outer)
             copy = self.copies[call, outer] = self.place(outer, shape)
             kind = replace(pass_through(shape, False), role=image.POINTWISE)
-            made = ShardyOperator(lowered.passing(kind), (outer,), (copy,), call)
+            made = ShardyOperator(lowered.with_all_passing(kind), (outer,), (copy,), call)
             self.opened.setdefault(call, []).append(made)
         return self.copies[call, outer]
 
@@ -137,8 +142,14 @@ class ShardyModuleBuilder(Instructions):
             return
         operands = tuple(self.read(value) for value in read(node))
         if node.primitive == "optimization_barrier":
-            yield from self._barrier(node, operands)
-        elif self._keeps_numbers(node) and self.numbers.issuperset(operands):
+            yield ShardyOperator(None, operands, (), number)
+            for operand, result in zip(operands, node.results, strict=True):
+                yield from self._edge((operand,), result, number)
+        elif (
+            self.numbers.issuperset(operands)
+            and number not in self.sites
+            and lowered.keeps_numbers(node, self._kind(node))
+        ):
             self.numbers.update(node.results)
         elif node.primitive == "broadcast_in_dim" and not self.shape(operands[0]):
             self.full.update(node.results)
@@ -151,7 +162,7 @@ class ShardyModuleBuilder(Instructions):
         kind = self._kind(node)
         if node.index in self.sites:
             self.asked.setdefault(operands[0], []).append(self.sites[node.index])
-        if products := lowered.factors_of(node):
+        if products := lowered.power_products(node):
             yield from self._power(node, operands[0], products)
             return
         if node.primitive == "broadcast_in_dim" and kind is not None:
@@ -166,20 +177,23 @@ class ShardyModuleBuilder(Instructions):
     def _widened(
         self, node: Node, operands: tuple[int, ...], result: int, kind: OperatorClass
     ) -> Iterator[ShardyOperator]:
-        """A broadcast, which XLA has in three steps where it widens dimensions of one."""
+        """Yield a broadcast's operators: three if it widens dimensions of size 1, as in XLA."""
         shape = self.shape(node.results[0])
-        steps = lowered.widened(self.shape(operands[0]), shape, node)
+        steps = lowered.widening_steps(self.shape(operands[0]), shape, node)
         for step in steps:
             place = self.place(result, step.shapes[1])
             yield ShardyOperator(step, operands, (place,), node.index)
             operands = (place,)
-        kind = lowered.widening(steps[-1].shapes[1], shape, node) if steps else kind
+        kind = lowered.widening_broadcast(steps[-1].shapes[1], shape, node) if steps else kind
         yield ShardyOperator(kind, operands, (result,), node.index)
 
     def _own_copy(
         self, operands: tuple[int, ...], position: int
     ) -> tuple[tuple[int, ...], list[ShardyOperator]]:
-        """What a reader of a broadcast that JAX makes anew for each reads, and how it is made."""
+        """Return the operands with a copy of a shared broadcast, and the copy's operators.
+
+        JAX makes such a broadcast anew for each reader.
+        """
         value = operands[position]
         node, first = self.shared[value]
         own = self.place(value, self.shape(value)) if first else value
@@ -190,9 +204,10 @@ class ShardyModuleBuilder(Instructions):
         return (*operands[:position], own, *operands[position + 1 :]), copies
 
     def _is_shared(self, node: Node) -> bool:
-        """Whether several operators read a tensor as wide as they are: each has its own broadcast.
+        """Return whether several operators read a broadcast that JAX makes anew for each of them.
 
-        JAX widens dimensions of one where operators read them; the graph has one node for all.
+        JAX widens dimensions of size 1 where operators read them; the graph has one node for all
+        readers.
         """
         graph, value = self.graph, node.results[0]
         at = node.signature.param("broadcast_dimensions")
@@ -204,7 +219,7 @@ class ShardyModuleBuilder(Instructions):
     def _power(
         self, node: Node, operand: int, products: list[tuple[int, int]]
     ) -> Iterator[ShardyOperator]:
-        """A power as its products; a negative one divides by what they give."""
+        """Yield the products of a power; a negative power also divides by the last product."""
         (result,) = node.results
         shape, made = self.shape(result), [operand]
         is_divided = node.signature.param("y", 2) < 0
@@ -217,12 +232,9 @@ class ShardyModuleBuilder(Instructions):
             kind = edge(shape, 1, 1, role=image.POINTWISE, alone=False)
             yield ShardyOperator(kind, (made[-1],), (result,), node.index)
 
-    def _keeps_numbers(self, node: Node) -> bool:
-        return node.index not in self.sites and lowered.keeps_numbers(node, self._kind(node))
-
     def _kind(self, node: Node) -> OperatorClass | None:
-        """The class of a node as Shardy has it; None where nothing passes through it."""
-        role = BOXES.get((node.primitive, written(self.graph, node)))
+        """Return a node's operator class as Shardy has it, or None if nothing passes through it."""
+        role = BOXES.get((node.primitive, source_primitive(self.graph, node)))
         key = node.signature, role
         if key not in self.kinds:
             self.kinds[key] = self._kind_in_role(node, role)
@@ -234,14 +246,9 @@ class ShardyModuleBuilder(Instructions):
             return None
         kind = kind_of(node.signature, rows, ())
         if role is None:
-            return lowered.as_shardy_has_it(node, kind)
+            return lowered.shardy_class(node, kind)
         is_window = role == image.WINDOW
-        return replace(boxed(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
-
-    def _barrier(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
-        yield ShardyOperator(None, operands, (), node.index)
-        for operand, result in zip(operands, node.results, strict=True):
-            yield from self._edge((operand,), result, node.index)
+        return replace(box_class(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
 
     def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[ShardyOperator]:
         shape = self.shape(result)
@@ -265,7 +272,7 @@ class ShardyModuleBuilder(Instructions):
             yield from self._edge((*first, *map(self.read, returned)), result, number)
 
     def _carried(self, call: int) -> Iterator[Carried]:
-        """What a loop carries; what it only reads is captured."""
+        """Yield the values that a loop carries; values that it only reads are noted as captured."""
         graph = self.graph
         body = graph.nodes[call].bodies[-1]
         for tie in graph.region_arguments:
@@ -275,7 +282,11 @@ class ShardyModuleBuilder(Instructions):
             inside = [v for _, v in sorted(element.inside.items(), key=lambda row: row[0] == body)]
             if element.kind == "ys":
                 yield self._stacked(element, body)
-            elif element.kind == "carry" and not self._is_kept(element, body):
+            elif (
+                element.kind == "carry"
+                # A carry that is returned unchanged is only read, as `stablehlo.while` has it.
+                and graph.regions[body].results[element.numbers[body]] != element.inside[body]
+            ):
                 assert element.result is not None  # every carry comes out
                 self.target.update(dict.fromkeys(inside, element.result))
                 self.inner[element.result] = inside
@@ -287,11 +298,6 @@ class ShardyModuleBuilder(Instructions):
                 if element.result is not None:
                     self.same[element.result] = element.outer
 
-    def _is_kept(self, element: Element, body: int) -> bool:
-        """Whether a carry is returned as it came."""
-        returned = self.graph.regions[body].results[element.numbers[body]]
-        return returned == element.inside[body]
-
     def _stacked(self, element: Element, body: int) -> Carried:
         assert element.result is not None  # a stack that is written comes out
         shape = self.shape(element.result)
@@ -301,7 +307,7 @@ class ShardyModuleBuilder(Instructions):
         return None, [written], element.result
 
     def _branched(self, node: Node) -> Iterator[Carried]:
-        """What branches return; what they read is outside."""
+        """Yield the results of a conditional; its operands are read from outside."""
         regions = [self.graph.regions[body] for body in node.bodies]
         for region in regions:
             self.same.update(zip(region.arguments, node.operands[1:], strict=True))
@@ -309,7 +315,7 @@ class ShardyModuleBuilder(Instructions):
             yield None, [region.results[position] for region in regions], result
 
     def _enter(self, value: int, _: int) -> Iterator[ShardyOperator]:
-        """A slice of a stack that a loop reads."""
+        """Yield the operators that slice a stack for one trip of a loop."""
         element, region = self.entering[value]
         call = self.graph.regions[region].node
         if element.kind != "xs" or call is None or element.outer is None:
@@ -319,8 +325,8 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(None, (stack,), (), call)
             return
         part = self.place(value, (1, *shape[1:]))
-        yield ShardyOperator(lowered.sliced(shape), (stack,), (part,), call)
-        yield ShardyOperator(lowered.reshaped(shape[1:], (1, 0)), (part,), (value,), call)
+        yield ShardyOperator(lowered.slice_class(shape), (stack,), (part,), call)
+        yield ShardyOperator(lowered.reshape_class(shape[1:], (1, 0)), (part,), (value,), call)
 
     def _leave(self, *_: int) -> Iterator[ShardyOperator]:
         yield from ()
@@ -328,27 +334,28 @@ class ShardyModuleBuilder(Instructions):
     _tuple = _leave
 
     def _part(self, region: int, number: int) -> Iterator[ShardyOperator]:
-        """What a trip writes into a stack."""
+        """Yield the operators with which a trip writes into a stack."""
         if (region, number) in self.written:
             stack, written = self.written[region, number]
             made = self.read(self.graph.regions[region].results[number])
             shape, call = self.shape(stack), self.graph.regions[region].node
             part = self.place(made, (1, *shape[1:]))
             if len(shape) > 1:
-                yield ShardyOperator(lowered.reshaped(shape[1:], (0, 1)), (made,), (part,), call)
-            yield ShardyOperator(lowered.stacked(shape), (stack, part), (written,), call)
+                yield ShardyOperator(
+                    lowered.reshape_class(shape[1:], (0, 1)), (made,), (part,), call
+                )
+            yield ShardyOperator(lowered.stack_class(shape), (stack, part), (written,), call)
 
     def _root(self, region: int, _: int) -> Iterator[ShardyOperator]:
-        """What a computation returns."""
+        """Yield the reader of a computation's results."""
         results = self.graph.regions[region].results
-        if not self._hands_on(region):
+        if not self._returns_tuple(region):
             for number in range(len(results)):
                 yield from self._part(region, number)
-        found = [self._returned(region, number) for number in range(len(results))]
-        yield ShardyOperator(None, tuple(v for v in found if v is not None), (), None)
-
-    def _returned(self, region: int, number: int) -> int | None:
-        value = self.graph.regions[region].results[number]
-        if (region, number) in self.written:
-            return self.written[region, number][1]
-        return None if self.captured.get(value) else self.read(value)
+        reads = []
+        for number, value in enumerate(results):
+            if (region, number) in self.written:
+                reads.append(self.written[region, number][1])
+            elif not self.captured.get(value):
+                reads.append(self.read(value))
+        yield ShardyOperator(None, tuple(reads), (), None)

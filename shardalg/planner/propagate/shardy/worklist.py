@@ -1,9 +1,9 @@
-"""Shardy's order: stage by stage, what changed is followed first, to the end.
+"""Shardy's order: stage by stage, each change is followed to its end before the next step.
 
-All steps lie on a stack, the first on top. A step whose tensors changed puts on top, unless they
-lie there still, the producers and readers of these tensors, so that a change is followed through
-the program before the next step of the first pass is visited. Source: MLIR's greedy rewriter,
-top down, and `notifyShardingModified` of Shardy's `basic_propagation.cc`.
+All steps are on a stack, the first one on top. A step that changes tensors puts the producers and
+readers of these tensors on top, unless they are on the stack already. So a change is followed
+through the program before the next step of the first pass is visited. Source: MLIR's greedy
+rewriter, top down, and `notifyShardingModified` of Shardy's `basic_propagation.cc`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardalg.planner.propagate.shardy.factors import (
     LAST_STAGE,
     Directions,
     Extended,
-    asks,
+    all_offers,
     directions,
     step,
 )
@@ -27,22 +27,22 @@ from shardalg.planner.propagate.shardy.lowered import made_as_operands
 
 Memo = dict[Numbers, Extended | None]
 PRODUCT = "product"
-"""Why a product has another layout than its readers want (`lowered.py`)."""
+"""The reason of a product's sharding that differs from its readers' (`lowered.py`)."""
 UNKNOWN: Extended = ()
-"""What a memo gives for a key that it does not hold; None is an outcome."""
+"""The default of a memo, because None is an outcome."""
 
 
 @dataclass(eq=False)
 class Worklist:
-    """State of one completion in Shardy's way: a layout number per value."""
+    """The state of one completion in Shardy's order: a layout number per value."""
 
-    asks = staticmethod(asks)
+    all_offers = staticmethod(all_offers)
 
     index: SweepIndex
     layouts: Layouts
     numbers: list[int]
     priorities: bool = True
-    trail: list[ShardingChange] = field(default_factory=list)
+    changes: list[ShardingChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         index = self.index
@@ -54,7 +54,7 @@ class Worklist:
         self.known: list[tuple[Directions, Memo] | None] = [None] * len(index.kinds)
 
     def run(self) -> None:
-        """All stages, each until nothing changes."""
+        """Run all stages, each until nothing changes."""
         for stage in range(LAST_STAGE + 1) if self.priorities else (LAST_STAGE,):
             self.level = stage
             self._pass_exits()
@@ -67,10 +67,10 @@ class Worklist:
                 self.waits[position] = 0
                 self._visit(position)
             self._pass_exits()
-        self._name_alike()
+        self._copy_to_related()
 
-    def _name_alike(self) -> None:
-        """Values that are another one, or an element of a loop with it, get its layout."""
+    def _copy_to_related(self) -> None:
+        """Give the values that share a value's sharding this sharding."""
         layouts = self.layouts
         for value, others in self.index.related.items():
             dims = layouts.dims[self.numbers[value]]
@@ -78,22 +78,24 @@ class Worklist:
                 if layouts.dims[self.numbers[other]] != dims:
                     number = layouts.number(layouts.shapes[self.numbers[other]], dims)
                     self.numbers[other] = number
-                    self.trail.append(ShardingChange(other, number, None, "", (value,), self.level))
+                    self.changes.append(
+                        ShardingChange(other, number, None, "", (value,), self.level)
+                    )
 
-    def settle(self) -> None:
-        """Behind the results of the function: products that are made in another layout."""
+    def finish(self) -> None:
+        """Change the shardings of products that Shardy computes as their operands have them."""
         for step_of, value, number in [*made_as_operands(self.index, self.layouts, self.numbers)]:
             self.numbers[value] = number
             operands = self.index.tensors[step_of][:2]
-            self.trail.append(ShardingChange(value, number, None, PRODUCT, operands, self.level))
+            self.changes.append(ShardingChange(value, number, None, PRODUCT, operands, self.level))
 
-    def take_part(self, value: int, number: int) -> None:
-        """An annotated value's layout at the beginning of a later round."""
+    def begin_round(self, value: int, number: int) -> None:
+        """Set an annotated value's sharding at the beginning of a later round of priorities."""
         self.numbers[value] = number
-        self.trail.append(ShardingChange(value, number, None, "", (), LAST_STAGE))
+        self.changes.append(ShardingChange(value, number, None, "", (), LAST_STAGE))
 
     def _pass_exits(self) -> None:
-        """What a result's annotation asks of its value; it is followed when its turn comes."""
+        """Offer the results' annotations to the results' values; the changes are followed later."""
         for position in self.exits:
             self._visit(position)
 
@@ -113,7 +115,7 @@ class Worklist:
             self._write(position, k, *outcome[k])
 
     def _remembered(self, number: int) -> tuple[Directions, Memo]:
-        """A kind's directions at this stage, and what its steps gave under them."""
+        """Return an operator class's directions at this stage, with the memo of its steps under them."""
         kind, known = self.index.kinds[number], self.known[number]
         ways = directions(kind, self.level)
         if known is None or known[0] != ways:
@@ -128,12 +130,12 @@ class Worklist:
         self.numbers[value] = new
         is_result = tensor >= self.index.kind(position).num_operands
         direction = image.FORWARD if is_result else image.BACKWARD
-        self.trail.append(ShardingChange(value, new, position, direction, sources, self.level))
-        for step_of in self.index.told.get(value, ()):
+        self.changes.append(ShardingChange(value, new, position, direction, sources, self.level))
+        for step_of in self.index.notified.get(value, ()):
             self._push(step_of, position)
 
     def _measure(self, number: int) -> tuple[int, int]:
-        """Tiles of a layout, and how many digits it has."""
+        """Return the number of tiles of a layout, and its number of digits."""
         return self.layouts.tiles[number], sum([len(d) for d in self.layouts.dims[number]])
 
     def _push(self, position: int, current: int) -> None:
