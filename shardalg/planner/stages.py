@@ -27,7 +27,7 @@ from shardalg.planner.pipeline import partition
 from shardalg.planner.propagate import propagate
 from shardalg.planner.propagate.options import CompletionOptions, Options
 from shardalg.planner.propagate.sharded import ShardedGraph
-from shardalg.planner.propagate.stage_axes import apart_from_stages
+from shardalg.planner.propagate.stage_axes import exclude_stage_axes
 from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve
 from shardalg.planner.traced import Traced
 from shardalg.planner.trips import while_loops
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardalg.sizes.symbolic.symbols import Symbols
 
 
-def restated(
+def annotations_on_mesh(
     graphs: tuple[Graph, Graph], given: Annotations, there: Mesh, first_mesh: Mesh | None
 ) -> Annotations:
     """The annotations on another mesh: each keeps its axes, whatever their sizes are there.
@@ -92,7 +92,9 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
     )
     arguments, results, marked = (
         tuple(
-            None if sharding is None else _restated(sharding, mesh, graph.values[value].type.shape)
+            None
+            if sharding is None
+            else _sharding_by_names(sharding, mesh, graph.values[value].type.shape)
             for sharding, value in zip(given, values, strict=True)
         )
         for given, values in sides
@@ -100,7 +102,7 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
     return Annotations(mesh, arguments, results, marked)
 
 
-def _restated(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     def digits(group: Digits) -> Digits:
         refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
         return tuple(mesh.ref_digit(ref) for ref in refs)
@@ -384,7 +386,7 @@ def completed(
       turned: contested products whose second operand wins.
     """
     sharded = propagate(graph, annotations, options, turned=turned)
-    apart = apart_from_stages(sharded, meetings=options.order == "paper")
+    apart = exclude_stage_axes(sharded, meetings=options.order == "paper")
     if apart:
         more = replace(annotations, values=(*annotations.values, *apart))
         again = propagate(graph, more, options, turned=turned)
@@ -416,7 +418,7 @@ def planned_at(
         annotations = annotations_at(hints.annotations, traced.graph, mesh)
         return planned(traced, annotations, options), constant
     graphs = hints.graph, traced.graph
-    annotations = restated(graphs, hints.annotations, mesh, traced.first_mesh)
+    annotations = annotations_on_mesh(graphs, hints.annotations, mesh, traced.first_mesh)
     constant = other_blocks(*graphs, mesh.shape) or constant
     return planned(traced, annotations, options), constant
 

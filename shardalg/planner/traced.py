@@ -27,7 +27,7 @@ from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.planner.calls.call import Call, Given, result_paths
 from shardalg.planner.calls.meshes import flat_layouts
 from shardalg.planner.calls.user_call import opened
-from shardalg.planner.propagate.other_mesh import check_sizes, is_another, placed
+from shardalg.planner.propagate.other_mesh import check_sizes, is_another, sharding_on_mesh
 from shardalg.planner.propagate.strategy import Annotations, Strategy
 from shardalg.planner.trips import Trips, with_trips, without_trips
 
@@ -321,7 +321,7 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     return replace(made, symbols=symbols.from_json(graph, named))
 
 
-def with_own(annotations: Annotations, traced: Traced) -> Annotations:
+def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
     """An argument's own NamedSharding counts where the strategy says nothing."""
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
@@ -343,5 +343,5 @@ def _own_layout(
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
     if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):
         check_sizes(there.mesh, mesh)
-        return placed(there, mesh, shape)
+        return sharding_on_mesh(there, mesh, shape)
     return Sharding.from_named(carried, shape, mesh)

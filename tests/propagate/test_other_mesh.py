@@ -199,7 +199,7 @@ def test_what_brings_the_first_mesh_of_a_plan_follows_it(annotation, tmp_path):
     assert (layout_at(both, 0), layout_at(both, 1)) == ("[x, y]", there)
     turned = both.replan(sa.Strategy(sa.Mesh({"x": 4, "y": 2})))
     assert (layout_at(turned, 0), layout_at(turned, 1)) == ("[x, y]", "[x, y]")
-    with pytest.raises(StrategyError, match=r"Mesh\(x=4, y=2\).*follows `plan\.replan`"):
+    with pytest.raises(StrategyError, match=r"Mesh\(x=4, y=2\).*follow `plan\.replan`"):
         both.replan(larger)
 
 

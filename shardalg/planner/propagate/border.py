@@ -1,4 +1,4 @@
-"""Where completion begins and ends: annotations in, uneven borders and loop carries out."""
+"""The beginning and the end of completion: initial shardings, uneven borders and loop carries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from shardalg.planner.propagate.layouts import Layouts
 from shardalg.planner.propagate.strategy import Annotations
 
 Rows = list[tuple[int, Sharding]]
+VisitingFacts = bool | tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
 
 
-Told = bool | tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
-
-
-def told(graph: Graph, annotations: Annotations, policy: str) -> Told:
-    """What of the annotations decides how the graph is visited.
+def visiting_facts(graph: Graph, annotations: Annotations, policy: str) -> VisitingFacts:
+    """Return the facts of the annotations that decide how the graph is visited.
 
     Returns:
-      Of GSPMD whether some result is annotated; of Shardy the annotated values, and its sites.
+      For GSPMD, whether some result is annotated; for Shardy, the annotated values and its sites.
     """
     if policy != "shardy":
         return any(s is not None for s in annotations.results)
@@ -37,22 +35,23 @@ def told(graph: Graph, annotations: Annotations, policy: str) -> Told:
 def seed(
     graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
 ) -> dict[int, int]:
-    """Layout numbers of the annotated values, as far as they take part in the first round."""
+    """Return the layout numbers of annotated values, as far as the first round has them."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
-    for value, sharding in _on_operands(graph, annotations, index, set(seeds)).items():
+    for value, sharding in _operand_annotations(graph, annotations, index, set(seeds)).items():
         kind = graph.values[value].kind
         fixed = value in index.seeded or kind not in ("region_argument", "argument")
         seeds[value] = _fixed(sharding, layouts, fixed=fixed)
     return seeds
 
 
-def _on_operands(
+def _operand_annotations(
     graph: Graph, annotations: Annotations, index: SweepIndex, known: set[int]
 ) -> dict[int, Sharding]:
-    """Annotations inside that also hold for the value they are put on, which has none of its own.
+    """Return the annotations of sites that also hold for the value that the site reads.
 
-    Only those without an open dimension do. GSPMD takes the last of several, and an argument stays
-    free to refine; of which they hold in Shardy's way, its index says.
+    The value has no annotation of its own, and the site leaves no dimension open. GSPMD takes the
+    last of several sites, and an argument may still be refined. In Shardy's order, the index says
+    which sites hold.
     """
     pairs = [(s.node, a) for s, a in zip(graph.sites, annotations.sites, strict=True)]
     if index.notified:
@@ -65,7 +64,10 @@ def _on_operands(
 
 
 def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
-    """The values that have an annotation of their own, each with it; results are no such values."""
+    """Return the values that have an annotation of their own, each with it.
+
+    Results of the function are not among them.
+    """
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     pairs = [
         *zip(graph.arguments, annotations.arguments, strict=True),
@@ -76,7 +78,10 @@ def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
 
 
 def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
-    """An annotation's layout in the first round: dimensions of later ones are whole and closed."""
+    """Return the layout number of an annotation in the first round.
+
+    Dimensions that take part in later rounds are whole and closed.
+    """
     known, key = layouts.annotated, (sharding, fixed)
     if key not in known:
         begin = layouts.whole(sharding.shape, fixed=fixed)
@@ -85,10 +90,10 @@ def _fixed(sharding: Sharding, layouts: Layouts, *, fixed: bool = True) -> int:
 
 
 def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int:
-    """An annotated layout when the dimensions of priority `now` begin to take part.
+    """Return an annotation's layout number when dimensions of priority `now` take part.
 
     Args:
-      number: the layout after the rounds before.
+      number: the layout number after the earlier rounds.
     """
     rounds = sharding.priorities or (0,) * len(sharding.dims)
     rows = zip(layouts.dims[number], sharding.dims, rounds, strict=True)
@@ -104,12 +109,12 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
 
 
 def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tuple[int, Rows]]:
-    """(priority, annotated values and stand-ins that it concerns) of the rounds after the first."""
+    """Return the later rounds, each as (priority, the annotated values with this priority)."""
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []
     own = dict(given(graph, annotations))
-    rows = [*own.items(), *_on_operands(graph, annotations, index, set(own)).items()]
+    rows = [*own.items(), *_operand_annotations(graph, annotations, index, set(own)).items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
     numbers = sorted({n for _, sharding in rows for n in sharding.priorities if n})
     return [(n, [row for row in rows if n in row[1].priorities]) for n in numbers]
@@ -118,10 +123,11 @@ def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tu
 def start(
     graph: Graph, annotations: Annotations, layouts: Layouts, index: SweepIndex
 ) -> tuple[list[int], dict[int, int]]:
-    """A layout number per value and per stand-in of a result, and those of annotated values.
+    """Return the initial layout numbers of values and results, and the annotated values' numbers.
 
-    Constants and rank-0 values stay replicated: a device cuts its block of a constant out of it for
-    nothing. So does the stand-in of a result without annotation: it asks for nothing.
+    Constants and scalars stay replicated: a device cuts its block out of a constant without
+    communication. The stand-in of a result without annotation is replicated, too, so that it offers
+    nothing.
     """
     seeds = seed(graph, annotations, layouts, index)
     wholes = [layouts.whole(shape, fixed=not shape) for shape in index.shapes]
@@ -130,7 +136,10 @@ def start(
         numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
     loose = set(_loose_arguments(graph, annotations, layouts.policy))
     for value, number in seeds.items():
-        numbers[value] = _loosened(number, layouts) if value in loose else number
+        if value in loose:
+            shape, dims = layouts.shapes[number], layouts.dims[number]
+            number = layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
+        numbers[value] = number
     for stand_in, sharding in enumerate(annotations.results, len(graph.values)):
         shape = layouts.shapes[numbers[stand_in]]
         given = layouts.whole(shape, fixed=True) if sharding is None else _fixed(sharding, layouts)
@@ -140,12 +149,12 @@ def start(
 
 @dataclass(frozen=True)
 class BorderChanges:
-    """What the ends of a program change in the layouts that the sweeps found.
+    """The changes of shardings at the borders of the program and of its loops, after the sweeps.
 
     Attributes:
-      restored: arguments that have their annotation again, each with the layout it had in between.
-      looped: (value, the body argument it follows).
-      uneven: values replicated.
+      restored: arguments that have their annotation again, each with its layout number before.
+      looped: (value, the body's argument whose sharding it took).
+      uneven: values that were made even.
     """
 
     restored: tuple[tuple[int, int], ...]
@@ -153,7 +162,7 @@ class BorderChanges:
     uneven: tuple[int, ...]
 
     def changes(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        """(value, kind of reason, sources)."""
+        """Yield (value, kind of reason, sources) of each change."""
         yield from ((value, "annotated", ()) for value, _ in self.restored)
         yield from ((value, "loop", (like,)) for value, like in self.looped)
         yield from ((value, "border", ()) for value in self.uneven)
@@ -168,25 +177,26 @@ def apply_border_rules(
     seeds: dict[int, int],
     is_carried: bool,
 ) -> BorderChanges:
-    """Bring the layouts to what holds at the borders of the program and of its loops, in place.
+    """Apply the rules of the program's and the loops' borders to the layout numbers, in place.
 
     Args:
-      is_carried: whether what a loop's body returns has the layout of what it carries.
+      is_carried: whether the value that a loop's body returns has the sharding of the carry.
     """
     loose = _loose_arguments(graph, annotations, layouts.policy)
-    restored = _settle_arguments(loose, numbers, seeds)
-    looped = _settle_loops(graph, layouts, numbers) if is_carried else []
-    uneven = _settle_borders(graph, annotations, layouts, numbers)
+    restored = _restore_arguments(loose, numbers, seeds)
+    looped = _share_carries(graph, layouts, numbers) if is_carried else []
+    uneven = _make_even(graph, annotations, layouts, numbers)
     return BorderChanges(tuple(restored), tuple(looped), tuple(uneven))
 
 
 def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> list[int]:
-    """Annotated arguments that are refined on the way, and have their annotation again at the end.
+    """Return the annotated arguments that are refined during the sweeps, and restored afterwards.
 
-    GSPMD fixes the arguments only where it may lay out none of them; else what reads an annotated
-    one may come to a finer layout through it (`sharding_propagation.cc`, provided_shardings, and
-    saved_parameter_shardings at the end).
+    GSPMD fixes the arguments only if it may not shard any of them. Otherwise the readers of an
+    annotated argument may get a finer sharding through it (`sharding_propagation.cc`,
+    provided_shardings, and saved_parameter_shardings at the end).
     """
+    # An argument without annotation that something reads: GSPMD may shard it.
     pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
     used = {tie.source for tie in graph.region_arguments} | set(graph.results)
     free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
@@ -195,36 +205,24 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
     return [v for v, s in pairs if s is not None and not s.unspecified_dims and not s.priorities]
 
 
-def _loosened(number: int, layouts: Layouts) -> int:
-    """An annotated layout that may be refined like one without annotation."""
-    shape, dims = layouts.shapes[number], layouts.dims[number]
-    return layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
-
-
-def _settle_arguments(
+def _restore_arguments(
     loose: list[int], numbers: list[int], seeds: dict[int, int]
 ) -> list[tuple[int, int]]:
-    """Give annotated arguments their annotation again.
-
-    Returns:
-      (value changed, its layout before).
-    """
+    """Restore the arguments' annotations; return the changed ones with their former numbers."""
     changed = [(value, numbers[value]) for value in loose if numbers[value] != seeds[value]]
     for value in loose:
         numbers[value] = seeds[value]
     return changed
 
 
-def _settle_borders(
+def _make_even(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """Make completed arguments and results divide: JAX takes and returns even shards only.
+    """Make completed arguments and results divide evenly; return the changed values.
 
-    GSPMD replicates one that does not; Shardy keeps the longest prefix of its axes that divides,
-    and a result that is uneven inside is so cut at the border alone.
-
-    Returns:
-      The values changed.
+    JAX takes and returns even shards only. GSPMD replicates an uneven value. Shardy keeps the
+    longest prefix of its axes that divides; a result is cut so only at the border, and may be
+    uneven inside.
     """
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
     if layouts.policy == "gspmd":
@@ -242,7 +240,10 @@ def _settle_borders(
 def results(
     graph: Graph, annotations: Annotations, layouts: Layouts, numbers: list[int]
 ) -> list[int]:
-    """A result's layout at the border: its annotation, completed where open, else its value's."""
+    """Return each result's layout number at the border: its annotation, or its value's number.
+
+    An annotation is completed where it is open.
+    """
     found = []
     for stand_in, (value, given) in enumerate(
         zip(graph.results, annotations.results, strict=True), len(graph.values)
@@ -251,16 +252,17 @@ def results(
     return found
 
 
-def _settle_loops(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
-    """Give a loop's carried results, in and after the body, the layout of the body argument.
+def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[tuple[int, int]]:
+    """Give a loop's results, in and after the body, the sharding of the carry; return the changes.
 
-    A carry has one layout, its body argument's. Only annotated values keep another, and are
-    resharded at the loop's border; so are initial values and constants, which may have other
+    A carry has one sharding, that of the body's argument. Annotated values keep theirs, and are
+    resharded at the loop's border. So are initial values and constants, which may have other
     readers.
 
     Returns:
-      (value changed, body argument whose layout it took).
+      (value changed, the body's argument whose sharding it took).
     """
+    # The results inside the body that are carried, and their values after the loop.
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }

@@ -1,12 +1,11 @@
-"""`propagate`: the stage's one public function, put together from seeds, sweeps and borders.
+"""The completion stage: `propagate` combines initial shardings, sweeps and borders.
 
-Products whose operands want one mesh axis on different dimensions of the result.
-
-GSPMD's paper leaves open which operand wins. XLA lets the larger operand win as soon as both are
-sharded, if no chain of readers says otherwise. An elementwise operator further on may then read
-the result beside a value in the other layout, and everything behind the operator moves. Such a
-product is found after the completion, when all layouts are known. The other operand may then win
-in a second completion (`planner/stages.py` compares the two programs).
+Contested products are products whose operands want one mesh axis on different dimensions of the
+result. GSPMD's paper leaves open which operand wins. In XLA, the larger operand wins as soon as
+both are sharded, unless a chain of readers prefers the other. An elementwise operator further on
+may then read the result beside a value in the other sharding, so that everything after it is
+resharded. Such products are found after the completion, when all shardings are known. The other
+operand may win in a second completion (`planner/stages.py` compares the two programs).
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from shardalg.planner.propagate.strategy import Annotations
 
 @dataclass(eq=False)
 class Contested(Fixpoint):
-    """Sweeps that note contested products.
+    """Sweeps that record contested products.
 
     Attributes:
       turned: steps of products whose second operand wins.
-      wanted: per step of a contested product, the layouts that its operands want, the first one
-        being the layout that won.
+      wanted: per step of a contested product, the shardings that its operands want, the first one
+        being the sharding that won.
     """
 
     turned: frozenset[int] = frozenset()
@@ -56,16 +55,19 @@ class Contested(Fixpoint):
         return found
 
     def lost(self) -> frozenset[int]:
-        """Return the contested products whose second operand agrees with what is read beside."""
+        """Return the contested products whose second operand agrees with a neighbour's sharding.
+
+        The neighbour is a value that an elementwise operator reads together with the product.
+        """
         return frozenset(
             position
             for position, wanted in self.wanted.items()
-            if (beside := self._beside(self.index.tensors[position][-1]))
+            if (beside := self._shardings_beside(self.index.tensors[position][-1]))
             and [any(extends(dims, own) for dims in beside) for own in wanted] == [False, True]
         )
 
-    def _beside(self, value: int) -> list[Dims]:
-        """Return the layouts that an elementwise operator reads beside a value.
+    def _shardings_beside(self, value: int) -> list[Dims]:
+        """Return the shardings that an elementwise operator reads beside a value.
 
         The operator is the first one with another sharded operand on the chain of single readers.
         """
@@ -90,11 +92,11 @@ DEFAULT = CompletionOptions()
 
 
 class CompletionOrder(NamedTuple):
-    """How layouts spread over a graph.
+    """An order in which shardings spread over a graph.
 
     Attributes:
-      steps: the graph as it is visited. order: of the visits, until nothing changes.
-      is_carried: whether a loop's value has one layout outside and inside.
+      steps: the function that makes the graph's index. order: the class that sweeps it to the end.
+      is_carried: whether a loop's carry has one sharding outside and inside.
     """
 
     steps: Any
@@ -148,7 +150,9 @@ def propagate(
     """
     layouts = Layouts(annotations.mesh, options.partitioner)
     order = ORDERS[options.order]
-    steps = order.steps(graph, table, border.told(graph, annotations, options.partitioner))
+    steps = order.steps(
+        graph, table, border.visiting_facts(graph, annotations, options.partitioner)
+    )
     numbers, seeds = border.start(graph, annotations, layouts, steps)
     begin = tuple(numbers)
     fixpoint = order.order(steps, layouts, numbers, options.priorities)

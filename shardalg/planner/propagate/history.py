@@ -1,6 +1,6 @@
-"""What completion did, as objects: made when asked for, from the compact changes.
+"""The history of a completion, built on demand from the list of its changes.
 
-The merges that a completion rests on, found again by replaying its changes.
+Reasons, conflicts and merges are found by replaying the changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Record:
 
     Attributes:
       begin: the layout number per value before the first sweep; seeds: those of annotated values.
-      border_changes: what changed at the ends.
+      border_changes: the changes at the borders.
       annotated: the values that have an annotation of their own.
     """
 
@@ -39,7 +39,7 @@ class Record:
 
 
 def history(record: Record) -> tuple[Reason, ...]:
-    """Every change of every value, in order."""
+    """Return the reasons of all changes of all values, in order."""
     return tuple(_reasons(record))
 
 
@@ -73,7 +73,10 @@ def _reasons(record: Record) -> Iterator[Reason]:
 
 
 def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> Reason:
-    """Of an annotation that takes part from a later round on, a product, or a tuple's element."""
+    """Return the reason of a change that no step made.
+
+    It is an annotation that takes part in a later round, a product, or an element of a tuple.
+    """
     if change.sources:
         names = record.fixpoint.index.names
         kind = change.direction or "loop"
@@ -83,11 +86,11 @@ def _without_step(record: Record, change: ShardingChange, layout: Sharding) -> R
 
 
 def conflicts(record: Record) -> tuple[Conflict, ...]:
-    """Layouts that a step still all_offers for and that the free dimensions of its target do not have.
+    """Return the offers that the values did not take, although their dimensions are free.
 
-    They are what the order of steps decided, so where a cost may decide otherwise; each (value,
-    layout) once. An annotated argument that was refined on the way counts with the layout that it
-    had then: what it refused may have gone on from there.
+    The order of steps decided these conflicts, so a cost could decide otherwise. Each (value,
+    sharding) occurs once. An annotated argument that was refined during the sweeps counts with its
+    sharding of that time, because the offer it refused may have passed through it.
     """
     found: dict[tuple[int, Dims], Conflict] = {}
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
@@ -115,10 +118,11 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
 def _refused(
     kind: OperatorClass, numbers: Numbers, fixpoint: Fixpoint
 ) -> Iterator[tuple[int, str, Dims, Numbers]]:
-    """(target, direction, layout asked for, sources) that a target's free dimensions lack."""
+    """Yield (target, direction, offered sharding, sources) that a target's free dimensions lack."""
     layouts = fixpoint.layouts
     for target, direction, dims, sources in fixpoint.all_offers(kind, numbers, layouts):
         number, dims = numbers[target], tuple(map(layouts.fused, dims))
+        # Of an annotated value, only the open dimensions could have taken the offer.
         if layouts.fixed[number]:
             free = layouts.open[number]
             dims = tuple([digits if d in free else () for d, digits in enumerate(dims)])
@@ -127,7 +131,7 @@ def _refused(
 
 
 def merges(record: Record) -> tuple[Merge, ...]:
-    """Every two layouts that were merged into one, in order, with the value they were merged on."""
+    """Return the merges of two shardings into one, in order, each with its value."""
     return tuple(_replayed(record))
 
 
@@ -139,9 +143,11 @@ def _replayed(record: Record) -> Iterator[Merge]:
         if change.step is None:
             numbers[value] = change.number
             continue
+        # Below this level GSPMD does not merge; Shardy has no such levels.
         if layouts.policy == "shardy" or change.level >= image.MERGING_LEVEL:
             key, kind = steps.pick[change.step](numbers), steps.kind(change.step)
-            target = _target(steps.tensors[change.step], kind, change)
+            side = kind.results if change.direction == image.FORWARD else kind.operands
+            target = next(k for k in side if steps.tensors[change.step][k] == value)
             shape = layouts.shapes[numbers[value]]
             named = steps.names[value]
             for parts in MERGED[layouts.policy](kind, key, layouts, TensorChange(target, change)):
@@ -151,21 +157,16 @@ def _replayed(record: Record) -> Iterator[Merge]:
 
 
 class TensorChange(NamedTuple):
-    """A change, and which of the operator's tensors has it."""
+    """A change, and the number of the operator's tensor that it changes."""
 
     target: int
     change: ShardingChange
 
 
-def _target(tensors: Numbers, kind: OperatorClass, change: ShardingChange) -> int:
-    side = kind.results if change.direction == image.FORWARD else kind.operands
-    return next(k for k in side if tensors[k] == change.value)
-
-
 def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """(first, second, merged) of the result_offers that a change took, in that order."""
+    """Yield (first, second, merged) of the offers that a change took, in this order."""
     number = key[taken.target]
     for dims, origin in _offers_of(kind, key, layouts, taken):
         if len(origin) == 2:
@@ -184,9 +185,9 @@ def _merged(
 def _extended(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """What Shardy's step added to other dimensions of a tensor that was partitioned already.
+    """Yield the digits that Shardy's step added to other dimensions of a partitioned tensor.
 
-    A dimension that only took more digits was refined, which is no merge.
+    A dimension that only took further digits was refined, which is no merge.
     """
     target, change = taken
     old, new = layouts.dims[key[target]], layouts.dims[change.number]
@@ -197,16 +198,15 @@ def _extended(
 
 
 MERGED = {"gspmd": _merged, "shardy": _extended}
-"""Per policy, (first, second, merged) of what a change took."""
+"""Per partitioner, the generator of (first, second, merged) of the offers that a change took."""
 
 
 def _offers_of(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> list[Offer]:
+    """Return the offers that a change took, in the order in which it took them."""
     target, change = taken
-    all_offers = result_offers if change.direction == image.FORWARD else operand_offers
+    offers = result_offers if change.direction == image.FORWARD else operand_offers
     order = change.sources
-    found = [
-        offer for offer in all_offers(kind, key, layouts, target) if set(offer[1]) <= set(order)
-    ]
+    found = [offer for offer in offers(kind, key, layouts, target) if set(offer[1]) <= set(order)]
     return sorted(found, key=lambda offer: order.index(offer[1][0]))

@@ -1,6 +1,7 @@
-"""Layouts of one completion, each a number, so that a step is looked up by a tuple of integers.
+"""The shardings of one completion, each as a number, and the loops of tensor dimensions.
 
-From a row's index expressions to the loops that carry the digits of a tensor dimension.
+A step is then looked up by a tuple of integers. `row_maps` and `dim_loops` find the loops whose
+digits partition a tensor dimension, from a row's index expressions.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Dims = tuple[Digits, ...]
 
 
 class Layouts:
-    """Numbers for (shape, dims, fixed, open dimensions), and how one replaces another.
+    """The numbers of (shape, dims, fixed, open dimensions), and the rules for replacing them.
 
-    `fixed` layouts were annotated: only their open dimensions change, and only where merging is on.
+    A `fixed` layout was annotated. Only its open dimensions change, and only when merging is on.
     `annotated` remembers the number of an annotation in the first round, and whether it is fixed.
     """
 
@@ -53,7 +54,7 @@ class Layouts:
         open_dims: tuple[int, ...] = (),
         held: Digits = (),
     ) -> int:
-        """The number of a layout; `held` are digits that it must not take yet."""
+        """Return the number of a layout; `held` are digits that it must not take yet."""
         key = (shape, dims, fixed, open_dims, held)
         if key not in self._numbers:
             self._numbers[key] = len(self.dims)
@@ -66,16 +67,16 @@ class Layouts:
         return self._numbers[key]
 
     def whole(self, shape: tuple[int, ...], *, fixed: bool = False) -> int:
-        """The number of the replicated layout."""
+        """Return the number of the replicated layout."""
         return self.number(shape, ((),) * len(shape), fixed=fixed)
 
     def extended(self, number: int, dims: Dims) -> int:
-        """The same tensor on other digits, as fixed and as open as it is."""
+        """Return the number of the same tensor on other digits, as fixed and as open as it is."""
         fixed, open_dims, held = self.fixed[number], self.open[number], self.held[number]
         return self.number(self.shapes[number], dims, fixed=fixed, open_dims=open_dims, held=held)
 
     def fused(self, digits: Digits) -> Digits:
-        """Neighbouring parts of one axis as one digit, so that a layout is written in one way."""
+        """Return the digits in their only notation: neighbouring parts of one axis are fused."""
         if all(digit in self._axes for digit in digits):
             return digits
         out: list[Digit] = []
@@ -89,7 +90,7 @@ class Layouts:
         return tuple(out)
 
     def sharding(self, number: int) -> Sharding:
-        """The layout as a value; one object per number."""
+        """Return a layout as a `Sharding`; one object per number."""
         known = self._shardings
         while len(known) <= number:
             new = len(known)
@@ -102,45 +103,47 @@ class Layouts:
         return known[number]
 
     def shardings(self) -> list[Sharding]:
-        """All layouts, by number."""
+        """Return the shardings of all layouts, by number."""
         if self.dims:
             self.sharding(len(self.dims) - 1)
         return self._shardings
 
     def _merged(self, shape: tuple[int, ...], first: Dims, second: Dims) -> Dims | None:
-        """The common refinement of two layouts of one tensor; None where there is none."""
+        """Return the common refinement of two shardings of one tensor, or None if there is none."""
         both = (interned(self.mesh, shape, dims, ()) for dims in (first, second))
         verdict = merge(*both, policy=self.policy)
         return verdict.sharding.dims if verdict.sharding is not None else None
 
     def _even(self, number: int) -> int:
-        """The layout as the border of a program may have it, where all sizes divide.
+        """Return the number of the layout at the border of a program, where all sizes divide.
 
-        GSPMD replicates what does not; Shardy keeps the longest prefix of whole axes that does: no
-        part of an axis crosses the border (`remove_sub_axes_in_input_output_shardings.cc`).
+        GSPMD replicates an uneven tensor. Shardy keeps the longest prefix of whole axes that
+        divides: no part of an axis crosses the border
+        (`remove_sub_axes_in_input_output_shardings.cc`).
         """
         dims, shape = self.dims[number], self.shapes[number]
-        whole = dims if self.policy == "gspmd" else tuple(map(self._whole_axes, dims))
-        cut = tuple(_prefix(size, digits) for size, digits in zip(shape, whole, strict=True))
+        whole = dims
+        if self.policy != "gspmd":
+            # The digits before the first one that is only a part of an axis.
+            is_axis = self._known_axes.__contains__
+            whole = tuple([tuple(itertools.takewhile(is_axis, digits)) for digits in dims])
+        cut = tuple(_even_prefix(size, digits) for size, digits in zip(shape, whole, strict=True))
         if cut == dims:
             return number
         return self.number(shape, ((),) * len(dims) if self.policy == "gspmd" else cut)
 
-    def _whole_axes(self, digits: Digits) -> Digits:
-        """The digits before the first that is only a part of an axis, and that nobody named."""
-        return tuple(itertools.takewhile(self._named.__contains__, digits))
-
     @cached_property
-    def _named(self) -> frozenset[Digit]:
-        """The mesh's axes, and those of other meshes that annotations are on."""
+    def _known_axes(self) -> frozenset[Digit]:
+        """The axes of the mesh, and the axes of other meshes that annotations are on."""
         given = [digit for s, _ in self.annotated for digits in s.dims for digit in digits]
         return self._axes.union(given)
 
     def _improve(self, number: int, dims: Dims, merging: bool, replace: bool) -> int:
-        """The layout that a value on `number` takes when `dims` is offered to it.
+        """Return the number of a value's layout after the offer of `dims`.
 
-        Nothing is offered over a closed annotation. With `merging` a common refinement is taken;
-        else more tiles win where they refine every dimension, or, with `replace`, at all.
+        A closed annotation takes no offer. With `merging`, a common refinement is taken. Otherwise
+        an offer with more tiles is taken if it refines every dimension; with `replace`, more tiles
+        suffice.
         """
         if self.fixed[number]:
             return self._fill(number, dims) if merging else number
@@ -162,7 +165,7 @@ class Layouts:
         return number
 
     def _fill(self, number: int, dims: Dims) -> int:
-        """An annotated layout whose open dimensions take what merges with the closed ones."""
+        """Return an annotation whose open dimensions take the digits that fit its closed ones."""
         open_dims, shape = self.open[number], self.shapes[number]
         if not open_dims:
             return number
@@ -173,8 +176,9 @@ class Layouts:
         )
         own, offered = self.dims[number], tuple(map(self.fused, offered))
         finer = tuple(d if i in open_dims else own[i] for i, d in enumerate(offered))
-        if _is_once(finer) and extends(finer, own):
-            both: Dims | None = finer  # an open dimension may have digits: others go behind them
+        if _is_disjoint(finer) and extends(finer, own):
+            # An open dimension may have digits already; further ones are appended.
+            both: Dims | None = finer
         else:
             both = self.merged(shape, own, offered)
         if both is None:
@@ -183,13 +187,14 @@ class Layouts:
         return new if self.tiles[new] > self.tiles[number] else number
 
 
-def _is_once(dims: Dims) -> bool:
-    """Whether no two digits of a layout lie over each other."""
+def _is_disjoint(dims: Dims) -> bool:
+    """Return whether no two digits of a sharding overlap."""
     pairs = itertools.combinations([d for digits in dims for d in digits], 2)
     return not any(overlap(*pair) for pair in pairs)
 
 
-def _prefix(size: int, digits: Digits) -> Digits:
+def _even_prefix(size: int, digits: Digits) -> Digits:
+    """Return the longest prefix of digits that divides a size."""
     count = 0
     while count < len(digits) and size % parts(digits[: count + 1]) == 0:
         count += 1
@@ -197,12 +202,13 @@ def _prefix(size: int, digits: Digits) -> Digits:
 
 
 def _inside(digit: Digit, axis: Digit) -> bool:
+    """Return whether a digit is a part of an axis."""
     top = digit.stride * digit.size
     return digit.stride >= axis.stride and top <= axis.stride * axis.size
 
 
 def extends(fine: Dims, coarse: Dims) -> bool:
-    """Whether every dimension's digits start with the coarse ones, or a part of an axis with it.
+    """Return whether each dimension's digits start with the coarse ones, or with a part of one.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(2, 2), Digit(1, 2)
@@ -213,17 +219,19 @@ def extends(fine: Dims, coarse: Dims) -> bool:
 
 
 Loops = tuple[tuple[str, int], ...]
-"""Loops of a dimension, major first, each with the extent that its digits must divide (0: any)."""
+"""The loops of a dimension, major first.
+
+Each has the extent that its digits must divide; 0 means any."""
 Map = tuple[Loops, ...]
 
 
 def row_maps(
     signature: Signature, rules: tuple[Rule, ...], blocks: frozenset[str] = frozenset()
 ) -> tuple[Map, ...]:
-    """Per tensor (operands first) and dimension, its loops. Several rows make one result each.
+    """Return the loops of each tensor's dimensions, operands first. Each row has one result.
 
     Args:
-      blocks: loops that are taken whole and carry digits all the same.
+      blocks: loops that the operator needs whole, but that carry digits all the same.
     """
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
@@ -246,7 +254,7 @@ def row_maps(
 
 
 def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) -> Loops:
-    """The loops whose digits partition a dimension with this index.
+    """Return the loops whose digits partition a dimension with this index.
 
     A plain or shifted loop takes any digits. `n*i + j` over full extents is (i, j), each within its
     extent. In a window map `s*o + r` the loop of larger extent places the blocks; the other one
@@ -257,6 +265,7 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
     >>> dim_loops(rule, i * 8 + j), dim_loops(rule, i + 3)
     ((('i', 4), ('j', 8)), (('i', 0),))
     """
+    # A loop of one iteration carries no digits.
     terms = [
         (name, coefficient) for name, coefficient in index.terms if rule.extents.get(name, 0) != 1
     ]
@@ -272,6 +281,7 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
     nest = _nest(rule, index, terms)
     if nest:
         return nest
+    # A window: the loop of larger extent places the blocks.
     free = [name for name, _ in terms if name not in rule.local]
     owner = max(
         free, key=lambda name: (rule.extents[name], name in rule.result_loops), default=None
@@ -280,7 +290,7 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
 
 
 def _nest(rule: Rule, index: Index, terms: list[tuple[str, int]]) -> Loops:
-    """The loops of an index that counts through them like digits; () of others and of windows."""
+    """Return the loops of an index that counts through them like digits, or () for others."""
     slides = any(name in rule.local or name not in rule.result_loops for name, _ in terms)
     if len(terms) == 1 or index.div > 1 or index.constant or slides:
         return ()

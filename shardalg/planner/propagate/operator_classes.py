@@ -1,16 +1,17 @@
-"""What completion knows of a node: its role class, and the loops that carry digits."""
+"""Operator classes: the role of an operator in completion, and the loops that carry digits."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 from shardalg.algebra.digits import Digits, take
 from shardalg.graph.ir import Signature
 from shardalg.graph.ops.loops import BROADCAST, COMPOUND, PASS, SELECTED, loop_class, row_class
 from shardalg.graph.ops.rule import Rule
-from shardalg.planner.propagate.gspmd import image as priority
+from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.image import Image, image_of
 from shardalg.planner.propagate.layouts import Map, row_maps
 
@@ -20,24 +21,27 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OperatorClass:
-    """All that a step depends on besides layouts. Tensors are numbered operands first.
+    """All facts about an operator that a step depends on, besides shardings.
 
-    Operators of which all of this is the same are one kind: a step is decided once for all of them.
+    A step is decided once for all operators of equal class. Tensors are numbered operands first.
 
     Attributes:
-      role: role class, a key of `priority.LEVELS`.
-      maps: per tensor and dimension its loops (see `layouts.py`).
-      shapes: global shape of every tensor.
-      bytes: its size, where an operand's size decides; else 0.
+      role: the role class, a key of `image.LEVELS`.
+      maps: per tensor and dimension, its loops (see `layouts.py`).
+      shapes: the global shape of every tensor.
+      bytes: the size of each tensor if an operand's size decides, else 0.
       single: per result, whether it has exactly one user.
       image: of a convolution.
-      first: operands in the order in which results follow them: XLA asks the indices of a gather
-        before its data (`sharding_propagation.cc`, kGather).
+      first: the operands in the order in which results follow them. XLA reads the indices of a
+        gather before its data (`sharding_propagation.cc`, kGather).
       through: loops that pass from operands to results one to one (Shardy's pass-through factors).
-      alone: whether no operand has another user (Shardy's first stage asks).
-      blocks: loops that the operator takes as a block, but that operands and results share: a sort.
-      is_closed: whether GSPMD infers nothing through it: a block of the result is no operand's.
-      closed_operands: operands that results ask nothing of: factors, whose own block no result has.
+      alone: whether no operand has another user (for Shardy's first stage).
+      blocks: loops that the operator needs whole, but that operands and results share, as in a
+        sort.
+      is_closed: whether GSPMD propagates nothing through it: no block of the result is an
+        operand's.
+      closed_operands: operands to which results offer nothing, as no result has their loops'
+        blocks.
     """
 
     role: str
@@ -56,16 +60,16 @@ class OperatorClass:
 
     @property
     def operands(self) -> range:
-        """Numbers of the operands."""
+        """The numbers of the operands."""
         return range(self.num_operands)
 
     @property
     def results(self) -> range:
-        """Numbers of the results."""
+        """The numbers of the results."""
         return range(self.num_operands, len(self.maps))
 
     def project(self, source: int, target: int, dims: Dims) -> Dims:
-        """The layout that tensor `source` on `dims` asks of tensor `target`.
+        """Return the sharding that tensor `source` on `dims` offers to tensor `target`.
 
         >>> from shardalg.algebra.digits import Digit
         >>> maps = ((("i", 4),), (("j", 8),)), ((("i", 4), ("j", 8)),)
@@ -75,6 +79,8 @@ class OperatorClass:
         >>> merge.project(1, 0, ((Digit(1, 2),),))
         ((Digit(stride=1, size=2),), ())
         """
+        # The common case: each dimension is one whole loop, so digits move from dimension to
+        # dimension.
         picks = self._picks[source][target]
         if picks is not None:
             padded = (*dims, ())
@@ -89,9 +95,9 @@ class OperatorClass:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Loop to its extent, in Shardy's order: a contraction's result first."""
+        """The extent of each loop, in Shardy's order: a contraction's result first."""
         order = [*self.operands, *self.results]
-        if self.role == priority.CONTRACTION:
+        if self.role == image.CONTRACTION:
             order = order[::-1]
         found: dict[str, int] = {}
         for tensor in order:
@@ -102,7 +108,7 @@ class OperatorClass:
 
     @cached_property
     def elements(self) -> tuple[int, ...]:
-        """Per tensor the product of its loops' extents."""
+        """The product of the loop extents of each tensor."""
         sizes = self.sizes
         return tuple(math.prod(sizes[n] for e in dims for n, _ in e) for dims in self.maps)
 
@@ -117,18 +123,19 @@ class OperatorClass:
 
     @cached_property
     def needs_sharded_result(self) -> bool:
-        """Whether operands follow each other, once the results are laid out: a scatter's.
+        """True if operands take each other's shardings only once a result has one, as in a scatter.
 
-        A contraction's do so too, and its result is laid out as soon as an operand is.
+        Operands of a contraction take them, too, but its result has a sharding as soon as one of
+        them has.
         """
-        return self.role == priority.GATHER and any(
+        return self.role == image.GATHER and any(
             any(entry and lost for entry, lost in zip(self.maps[k], self.lost[k], strict=True))
             for k in self.operands
         )
 
     @cached_property
     def has_equal_maps(self) -> bool:
-        """Whether all tensors have the same loops in the same dimensions, each a whole one."""
+        """True if all tensors have the same loops in the same dimensions, each a whole loop."""
         same = len(set(self.maps)) == 1
         return same and self._picks[0][0] == tuple(range(len(self.maps[0])))
 
@@ -138,10 +145,10 @@ class OperatorClass:
 
 
 def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
-    """Per dimension of the target the source's that is the same loop (-1: none).
+    """Return, per dimension of the target, the source's dimension of the same loop (-1: none).
 
-    None where a dimension has several loops or a loop several dimensions, or where digits have to
-    divide: such layouts are spread and gathered loop by loop.
+    None if a dimension has several loops, a loop several dimensions, or an extent that digits have
+    to divide. Such shardings are projected loop by loop.
     """
     for side in (source, target):
         loops = [entry for entry in side if entry]
@@ -152,7 +159,7 @@ def _picked(source: Map, target: Map) -> tuple[int, ...] | None:
 
 
 def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str, Digits]) -> None:
-    """Give a dimension's digits to its loops, major first: the next starts where one is used up."""
+    """Give a dimension's digits to its loops, major first, each as far as its extent allows."""
     rest = digits
     for loop, extent in entry:
         taken, rest, room = take(rest, extent) if extent else (rest, (), 0)
@@ -165,7 +172,7 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
 def _gathered(
     entry: tuple[tuple[str, int], ...], loops: dict[str, Digits], used: set[str]
 ) -> Digits:
-    """A dimension's digits from those of its loops; a loop serves one dimension of a tensor."""
+    """Return a dimension's digits from its loops; a loop serves one dimension of a tensor."""
     out: Digits = ()
     for loop, extent in entry:
         digits = () if loop in used else loops.get(loop, ())
@@ -178,35 +185,39 @@ def _gathered(
 
 
 def _with_majors(found: Dims, given: Dims) -> Dims:
-    """Without the minor part of an axis whose major part has no place, and what stands behind it.
+    """Return the dimensions, each cut before a minor part of an axis whose major part has no place.
 
-    XLA's reshape stops where it cannot place the tiles of a dimension (`ReshapeSharding`).
+    XLA's reshape stops at the first tiles of a dimension that it cannot place (`ReshapeSharding`).
     """
     whole = {digit for digits in given for digit in digits}
     placed = {digit for digits in found for digit in digits}
     if placed <= whole:
         return found
+    # A digit may begin where an axis begins, or where a placed part of an axis ends.
     tops = {digit.stride * digit.size for digit in whole} | {digit.stride for digit in placed}
-    return tuple(_until(digits, tops) for digits in found)
+    return tuple(
+        tuple(takewhile(lambda digit: digit.stride * digit.size in tops, digits))
+        for digits in found
+    )
 
 
-def _until(digits: Digits, tops: set[int]) -> Digits:
-    """The digits before the first whose top is neither an axis's nor the end of a placed part."""
-    for count, digit in enumerate(digits):
-        if digit.stride * digit.size not in tops:
-            return digits[:count]
-    return digits
-
-
-def kind_of(
+def operator_class(
     signature: Signature, rules: tuple[Rule, ...], single: tuple[bool, ...]
 ) -> OperatorClass:
-    """The kind of a node."""
+    """Return the operator class of a node.
+
+    Args:
+      single: per result, whether it has exactly one user.
+    """
     rule = rules[0]
     closed_operands = frozenset(
-        k for k in range(len(signature.operands)) if _block(rule, k) - rule.result_loops
+        k
+        for k in range(len(signature.operands))
+        # Loops that the operator needs whole of this operand, and that the result does not have.
+        if rule.whole.intersection(n for i in rule.indices(k) for n in i.variables)
+        - rule.result_loops
     )
-    # a sort's dimension is followed, a solve's is whole on both sides
+    # The sharding of a sort's dimension propagates. A solve needs it whole on both sides.
     blocks = frozenset() if closed_operands else rule.whole & rule.result_loops & rule.operand_loops
     maps = row_maps(signature, rules, blocks)
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
@@ -218,11 +229,11 @@ def kind_of(
         role,
         maps,
         tuple(t.shape for t in types),
-        sizes if role in priority.MATRIX else (0,) * len(types),
+        sizes if role in image.MATRIX else (0,) * len(types),
         len(operands),
         single,
-        image_of(rule, tuple(t.shape for t in types)) if role == priority.CONVOLUTION else None,
-        tuple(sorted(operands, key=lambda k: role == priority.GATHER and k not in indices)),
+        image_of(rule, tuple(t.shape for t in types)) if role == image.CONVOLUTION else None,
+        tuple(sorted(operands, key=lambda k: role == image.GATHER and k not in indices)),
         frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
         blocks=blocks,
         is_closed=bool(unmatched and not rule.batched)
@@ -231,26 +242,23 @@ def kind_of(
     )
 
 
-def _block(rule: Rule, operand: int) -> frozenset[str]:
-    """Loops that an operator takes whole of an operand."""
-    read = {name for index in rule.indices(operand) for name in index.variables}
-    return rule.whole & read
-
-
 def _passes(rule: Rule, loop: str) -> bool:
     kind = loop_class(rule, loop)
     return kind in (PASS, COMPOUND, BROADCAST) or (kind == SELECTED and loop in rule.operand_loops)
 
 
 def role_of(rule: Rule) -> str:
-    """The role class of a row; operands with loops of their own are contracted, if over none."""
+    """Return the role class of a row.
+
+    A formatting operator with several operands that have loops is a contraction, perhaps over none.
+    """
     read = {dims for dims in rule.operands.values() if dims}
     role = row_class(rule)
-    return priority.CONTRACTION if role == priority.LAYOUT and len(read) > 1 else role
+    return image.CONTRACTION if role == image.LAYOUT and len(read) > 1 else role
 
 
 def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) -> OperatorClass:
-    """The kind of values that share one layout across a border: all read, all written alike."""
+    """Return the class of values that share one sharding, from `sources` to `targets`."""
     maps = tuple(((f"d{i}", 0),) for i in range(len(shape)))
     count, through = sources + targets, frozenset(f"d{i}" for i in range(len(shape)))
     single, zeros = (False,) * targets, (0,) * count
@@ -260,25 +268,29 @@ def edge(shape: Shape, sources: int, targets: int, *, role: str, alone: bool) ->
     )  # fmt: skip
 
 
-def joined(shape: Shape, count: int) -> OperatorClass:
-    """The kind of a value that is put into a tuple in so many places."""
-    kind = edge(shape, 1, count, role=priority.TUPLE, alone=False)
+def tuple_class(shape: Shape, count: int) -> OperatorClass:
+    """Return the class of a value that is put into a tuple in `count` places."""
+    kind = edge(shape, 1, count, role=image.TUPLE, alone=False)
     return replace(kind, single=(True,) * count)
 
 
 def pass_through(shape: Shape, single: bool, drop: tuple[int, int] = (0, 0)) -> OperatorClass:
-    """The kind of a tie: one tensor on both sides, but for leading dimensions one side lacks."""
+    """Return the class of one tensor on both sides of a border.
+
+    Args:
+      drop: the numbers of leading dimensions that only the one or the other side has.
+    """
     rank = len(shape)
     inner = tuple(((f"d{i}", 0),) for i in range(rank))
     maps = tuple(((),) * extra + inner for extra in drop)
     shapes = tuple((0,) * extra + shape for extra in drop)
-    role = priority.STACK if any(drop) else priority.LOOP
+    role = image.STACK if any(drop) else image.LOOP
     return OperatorClass(role, maps, shapes, (0, 0), 1, (single,), None, (0,))
 
 
-def stacking(shape: Shape) -> OperatorClass:
-    """The kind of what a trip writes into a stack of this shape: a slice, the stack, the stack."""
+def stack_update_class(shape: Shape) -> OperatorClass:
+    """Return the class of a trip's write into a stack: a slice, the stack, the stack after it."""
     inner = tuple(((f"d{i}", 0),) for i in range(1, len(shape)))
     whole = ((("d0", 0),), *inner)
     maps, shapes = (inner, whole, whole), (shape[1:], shape, shape)
-    return OperatorClass(priority.STACK, maps, shapes, (0, 0, 0), 2, (False,), None, (0, 1))
+    return OperatorClass(image.STACK, maps, shapes, (0, 0, 0), 2, (False,), None, (0, 1))

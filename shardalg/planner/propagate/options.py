@@ -1,4 +1,4 @@
-"""How a plan is made: the policy, the chip that weighs, and the switches that turn parts off."""
+"""The options of planning: the policy, the chip whose rates are used, and the switches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardalg.renamed import warn_renamed
 
 
 class Policy(NamedTuple):
-    """Whose layouts a policy has.
+    """The order and the merges of completion under one policy.
 
     Attributes:
-      partitioner: whose borders and merges: "gspmd" or "shardy".
-      way: of `planner.propagate.complete.ORDERS`, in which order layouts spread.
-      followed: whose layouts those are, in words.
-      is_weighed: whether policy "cost" is never slower than it.
+      partitioner: the partitioner whose borders and merges it follows: "gspmd" or "shardy".
+      way: the order in which shardings spread, a key of `planner.propagate.complete.ORDERS`.
+      followed: the origin of the shardings, in words.
+      is_weighed: whether policy "cost" compares its plan, too, and is never slower.
     """
 
     partitioner: str
@@ -36,7 +36,7 @@ POLICIES = {
     "shardy": Policy("shardy", "shardy", "XLA's (Shardy)", is_weighed=True),
     "cost": Policy("gspmd", "paper", "chosen by cost"),
 }
-"""A row per policy; "jit" is that of the partitioner that the installed jax uses."""
+"""A row per policy; "jit" has the row of the partitioner that the installed jax uses."""
 JIT = "jit"
 _NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _Class = TypeVar("_Class")
@@ -51,7 +51,7 @@ def _check_switches(owner: Any) -> None:
 
 
 def _naming_keywords(cls: type[_Class]) -> type[_Class]:
-    """Name a keyword that there is not; switches are keywords of options too, for one version."""
+    """Make the constructor name unknown keywords; for one version, `Options` takes switches."""
     init: Callable[..., None] = cls.__init__
 
     @wraps(init)
@@ -62,9 +62,9 @@ def _naming_keywords(cls: type[_Class]) -> type[_Class]:
         if unknown:
             near = [n for name in unknown for n in get_close_matches(name, [*known, *SWITCHES], 1)]
             hint = f" Did you mean {', '.join(near)}?" if near else ""
-            said = ", ".join(f"{name}={given[name]!r}" for name in unknown)
+            wrong = ", ".join(f"{name}={given[name]!r}" for name in unknown)
             raise StrategyError(
-                f"{cls.__name__}() has no setting {said}: its settings are "
+                f"{cls.__name__}() has no setting {wrong}. Its settings are "
                 f"{', '.join(known)}.{hint}"
             )
         if switches:
@@ -83,50 +83,52 @@ DEFAULT_CHIP = DefaultChip("tpu_v3")
 @_naming_keywords
 @dataclass(frozen=True)
 class Switches:
-    """Parts of planning, to turn off or on alone and see what each is worth (`Plan.switches`).
+    """Parts of planning that can be turned on or off alone, to see their effect (`Plan.switches`).
 
     Attributes:
-      share_gathers: what was brought into a layout serves all users of one phase that want it.
-      defer_sums: partial sums wait while additions, copies and layouts pass them on, so that sums
-        of several are reduced once; else each is reduced where it is made.
-      defer_in_loops: partial sums that a loop adds to what it carries, or stacks, are reduced once
-        behind it (gradients accumulated over microbatches); else in every iteration, as XLA does.
-        What is carried is then held as partial sums are, by all devices where it would be divided
-        among them, and what would be stacked larger for it is not. These sums are deferred behind
-        products, quotients and conversions too, as by `finite_sums`: `verify` takes the numbers
-        of the loop as finite.
-      finite_sums: they wait behind products, quotients and conversions to wider floats too (parts
-        of a bfloat16 sum are then added up in float32). That is right where all numbers are finite
-        and no sum or product of parts overflows, which `verify` then takes on trust.
+      share_gathers: a value gathered into one sharding serves all users of one phase.
+      defer_sums: partial sums are deferred while additions, copies and reshards pass them on, so
+        that several sums are reduced once. Otherwise each is reduced where it is computed.
+      defer_in_loops: partial sums that a loop adds to its carry, or stacks, are reduced once after
+        the loop (gradients accumulated over microbatches). Otherwise they are reduced in every
+        iteration, as XLA does. The carry then has partial sums on all devices, where it could be
+        sharded among them. A stack that would be larger because of it is not deferred. These sums
+        are deferred behind products, quotients and conversions, too, as by `finite_sums`: `verify`
+        assumes that the numbers of the loop are finite.
+      finite_sums: partial sums are also deferred behind products, quotients and conversions to
+        wider floats (parts of a bfloat16 sum are then added up in float32). This is right if all
+        numbers are finite and no sum or product of parts overflows, which `verify` then takes on
+        trust.
       wide_sums: partial sums of bfloat16 and float16 (prefixes and rows added to a table, too) are
-        sent in float32, in which a device adds them up, and rounded after; else in their own type,
-        as XLA sends them. Not of products by groups (`ragged_dot`). In numbers only.
+        sent in float32, in which a device adds them up, and rounded afterwards. Otherwise they are
+        sent in their own type, as by XLA. Products by groups (`ragged_dot`) are excluded. Only for
+        plans without named sizes.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
-        one.
-      pad_blocks: blocks whose sizes do not divide are padded on the way between two layouts, and
-        samples that do not divide while they are merged with another dimension; else such
-        dimensions are gathered whole. Named sizes go without: their bytes are formulas.
+        merged.
+      pad_blocks: blocks whose sizes do not divide are padded between two shardings, and samples
+        that do not divide are padded while they are merged with another dimension. Otherwise such
+        dimensions are gathered. Off for named sizes, because their bytes are formulas.
       collective_matmul: a product and the all-gather of an operand, or the reduce-scatter of its
-        result, go as a ring of permutes beside products of one block each, where that is faster by
-        the rates of `hardware`: as many bytes, and nobody holds what is gathered or still to be
-        summed. Sums are then added up in the order of the ring. Named sizes go without.
+        result, become a ring of permutes beside products of one block each, if that is faster at
+        the rates of `hardware`. It sends as many bytes, and no device holds the gathered operand or
+        the whole partial sum. Sums are added up in the order of the ring. Off for named sizes.
       stage_transforms: a Fourier transform of several dimensions runs in stages if one of them is
         sharded and that sends less: a device transforms the dimensions that it has whole, all
-        devices exchange blocks, and the others follow. Named sizes go without.
-      turn_products: where the operands of a product want one axis on different dimensions of its
-        result, the larger operand wins, as in XLA; by the paper's policy the other one wins if a
-        value beside the result has its layout, a step is then faster, and no more is sent. Named
-        sizes go without.
-      keep_below_peak: if `keep_gathers` is None and arguments have roles, a gathered copy stays for
-        the backward pass where the peak of memory does not rise. Named sizes ignore the switch.
-      priorities: of operators; False lets all of them act at once (to see what the order does).
-        Those of annotations (`Sharding.priorities`) hold either way.
+        devices exchange blocks, and the others follow. Off for named sizes.
+      turn_products: if the operands of a product want one axis on different dimensions of its
+        result, the larger operand wins, as in XLA. By the paper's policy, the other one wins if a
+        value beside the result has its sharding, a step is then faster, and no more is sent. Off
+        for named sizes.
+      keep_below_peak: if `keep_gathers` is None and arguments have roles, a gathered copy is kept
+        for the backward pass if the peak of memory does not rise. Off for named sizes.
+      priorities: of operators; False lets all of them act at once, to show the effect of the order.
+        Priorities of annotations (`Sharding.priorities`) apply either way.
 
     Raises:
       StrategyError: a switch that is neither True nor False.
 
-    Without priorities a product follows its first operand before a ReLU behind it asks for what
-    its own result has, and the layouts on the two sides of the ReLU disagree (GSPMD,
+    Without priorities, a product takes its first operand's sharding before the ReLU after it offers
+    that of its own result. The shardings on the two sides of the ReLU then disagree (GSPMD,
     arXiv:2105.04663, figure 4):
 
     >>> import jax, shardalg as sa
@@ -166,42 +168,43 @@ SWITCHES = tuple(field.name for field in fields(Switches))
 @_naming_keywords
 @dataclass(frozen=True)
 class Options:
-    """How a plan is made.
+    """The options of a plan.
 
-    Every policy weighs by the rates of one chip, `hardware`: where it chooses between sending and
-    computing twice, it is by that chip's figures, whatever chip `Plan.cost` prices the plan on
-    later. A plan that is to run on another chip is planned with that chip here.
+    Every policy compares by the rates of one chip, `hardware`. For example, it chooses by them
+    between sending a value and computing it twice, whatever chip `Plan.cost` prices the plan on
+    later. Set `hardware` to the chip that the plan is to run on.
 
     Attributes:
-      policy: whose completion: "paper", the paper's; "gspmd" or "shardy", that of XLA's
-        partitioner of this name; "jit", of the one that the installed jax uses, so that layouts are
-        those of the function's own `jax.jit` (collectives are ours). "gspmd" sweeps loops and
-        branches in XLA's own order, their tuples as XLA has them (`planner/propagate/gspmd/`); the
-        paper's
-        policy sweeps the program as one, and "shardy" does not yet follow Shardy's own order inside
-        loops: values there may lie otherwise. "cost" starts from the paper's and lets any axis
-        serve any loop, as takes the fewest seconds (`planner.partition.by_cost`).
-      strict: a primitive without a rule, or a broken condition, is an error rather than a warning.
-      keep_gathers: gathered operands of the forward pass stay for the backward pass: all, none, or
-        as many as a device may hold in that number of bytes, what saves most per byte first. None:
-        all, as XLA keeps them, where no argument's role is told; where roles are, none (with the
-        switch `keep_below_peak` those that do not raise the peak of memory).
-      hoist_gathers: what a loop gathers in every trip, and no trip changes, is gathered before it.
+      policy: the origin of the shardings. "paper": the paper's completion. "gspmd" or "shardy": the
+        completion of XLA's partitioner of this name. "jit": that of the partitioner that the
+        installed jax uses, so that the shardings are those of the function's own `jax.jit` (the
+        collectives are shardalg's). "gspmd" sweeps loops and branches in XLA's own order, with
+        tuples as in XLA (`planner/propagate/gspmd/`). The paper's policy sweeps the program as one.
+        "shardy" does not yet follow Shardy's own order inside loops, so that values there may be
+        sharded differently. "cost" starts from the paper's completion and lets any axis partition
+        any loop, for the fewest seconds (`planner.partition.by_cost`).
+      strict: a primitive without a rule, or a violated condition, is an error rather than a
+        warning.
+      keep_gathers: whether gathered operands of the forward pass are kept for the backward pass:
+        all, none, or as many as a device may hold in that number of bytes, the largest saving per
+        byte first. None: all, as XLA keeps them, if no argument has a role; otherwise none (with
+        the switch `keep_below_peak`, those that do not raise the peak of memory).
+      hoist_gathers: whether gathers that are equal in every iteration of a loop move before it.
       stream_layers: a loop over a stack whose layers are divided among devices: True fetches one
         layer per iteration, False gathers the stack before the loop, as XLA does. None: it fetches
         one layer per iteration if the gathered stack does not fit on the chip, or if that takes
         less time and sends no more; by "gspmd", "shardy" and "jit" it gathers. Named sizes gather.
-      hardware: the chip, or a topology such as "v3:8x8": whose seconds "cost" counts, and by whose
-        rates every policy weighs bytes sent against work that is repeated. On a topology reshards
-        of every policy weigh the links of its axes.
+      hardware: the chip, or a topology such as "v3:8x8", whose seconds "cost" counts, and by whose
+        rates every policy compares bytes sent with repeated work. On a topology, reshards of every
+        policy compare the links of its axes.
       trips: the number of iterations of `while` loops whose length is unknown, by the source line
         that `plan.warnings()` names (`{"model.py:41": 100}`) or by symbol (`{"trips_1": 100}`).
         Bytes and seconds of other loops of unknown length are those of one iteration.
-      switches: parts of planning that can be turned off alone.
+      switches: parts of planning that can be turned on or off alone.
 
     Raises:
-      StrategyError: an unknown policy, a switch that is neither True nor False, `keep_gathers`
-        is no number of bytes, or `trips` has something other than whole numbers from 0 on.
+      StrategyError: an unknown policy, a switch that is neither True nor False, a `keep_gathers`
+        that is not a number of bytes, or `trips` that are not whole numbers from 0 on.
 
     >>> Options(policy="shardy", switches=Switches(defer_sums=False)).switches.defer_sums
     False
@@ -219,7 +222,7 @@ class Options:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Options:
-        """Options from settings by name, switches beside the others, as `settings` gives them.
+        """Return options from settings by name, with switches among the others, as in `settings`.
 
         >>> Options.of({"defer_sums": False, "strict": True}).settings["defer_sums"]
         False
@@ -230,25 +233,25 @@ class Options:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name, switches beside the others."""
+        """Every setting by name, with switches among the others."""
         whole = asdict(self)
         return {**whole.pop("switches"), **whole}
 
     @property
     def completing(self) -> Options:
-        """The options of completion."""
+        """The options of the plan's completion."""
         return self.completions[0]
 
     @property
     def completions(self) -> tuple[Options, ...]:
-        """The options of all completions that the policy weighs: its own, or several by cost."""
+        """The options of all completions that the policy compares: its own, or several by cost."""
         if self.policy != "cost":
             return (self,)
         return tuple(replace(self, policy=name) for name, row in POLICIES.items() if row.is_weighed)
 
     @property
     def partitioner(self) -> str:
-        """Whose order and merges completion follows: "gspmd" or "shardy".
+        """The partitioner whose merges completion follows: "gspmd" or "shardy".
 
         >>> Options().partitioner, Options(policy="shardy").partitioner
         ('gspmd', 'shardy')
@@ -257,7 +260,7 @@ class Options:
 
     @property
     def way(self) -> str:
-        """Whose order of visits completion has: a partitioner's, or "paper".
+        """The order of visits of completion: a partitioner's, or "paper".
 
         >>> Options().way, Options(policy="gspmd").way
         ('paper', 'gspmd')
@@ -266,7 +269,7 @@ class Options:
 
     @property
     def followed(self) -> str:
-        """Whose layouts a plan has, in words.
+        """The origin of a plan's shardings, in words.
 
         >>> Options().followed, Options(policy="cost").followed
         ("the paper's", 'chosen by cost')
@@ -280,7 +283,7 @@ class Options:
         return POLICIES[installed_partitioner() if self.policy == JIT else self.policy]
 
     def where(self, *, named: bool) -> Options:
-        """The options of a plan whose sizes have names, or have none."""
+        """Return the options of a plan whose sizes have names, or have none."""
         bare = {"pad_blocks": False, "collective_matmul": False, "stage_transforms": False}
         bare |= {"turn_products": False, "keep_below_peak": False}
         if not named:
@@ -313,11 +316,11 @@ class Options:
             )
 
     def keeping(self, roles: Sequence[str]) -> bool | int:
-        """`keep_gathers` of a program, decided where it is left open.
+        """Return `keep_gathers` of a program, decided if it is None.
 
-        Weights are gathered on demand and freed (GSPMD, arXiv:2105.04663, section 5.1), and what is
-        gathered of activations with them: that is for a step whose roles are told. A program
-        without roles is no step of training that anybody knows of: it keeps what it gathered.
+        Weights are gathered on demand and freed (GSPMD, arXiv:2105.04663, section 5.1), and
+        gathered activations with them. This is for a training step, whose arguments have roles. A
+        program without roles keeps its gathered copies.
 
         Args:
           roles: of all values of the graph.
@@ -332,7 +335,7 @@ class Options:
     if not TYPE_CHECKING:  # a checker knows the names that stay
 
         def __getattr__(self, name: str) -> Any:
-            """A switch, as an attribute of the options themselves; for one version."""
+            """Return a switch as an attribute of the options themselves; for one version."""
             if name not in SWITCHES:
                 raise AttributeError(f"'Options' object has no attribute {name!r}")
             warn_renamed(f"options.{name}", f"options.switches.{name}")
@@ -391,13 +394,13 @@ def _trips(given: Any) -> tuple[tuple[str, int], ...]:
 
 
 def options_from(given: object) -> Options:
-    """What is given as options, if they are.
+    """Return the argument if it is an `Options`.
 
     Raises:
-      StrategyError: they are something else.
+      StrategyError: it is something else.
     """
     if not isinstance(given, Options):
         raise StrategyError(
-            f"options are an Options, as in Options(strict=True), got {given!r:.80}."
+            f"options is {given!r:.80}, not an Options. Pass one, as in Options(strict=True)."
         )
     return given

@@ -1,17 +1,15 @@
-"""Layouts that name another mesh over the devices of the plan's: when they do, and what they are.
+"""Shardings that name another mesh over the plan's devices, and shardings in another device order.
 
-The axes of another mesh become axes and sub-axes of the plan's. Annotations and arguments bring the
-mesh that they were written for. Where this is the mesh on which the function was planned first,
-they follow the plan to every mesh on which it is planned again; else they are layouts on their own
-mesh, whatever the names of its axes (GSPMD, arXiv:2105.04663, section 3.1: "the same tensor program
-may use different meshes").
+Annotations and arguments bring the mesh that they were written for. If this is the mesh on which
+the function was planned first, they follow the plan to every mesh on which it is planned again.
+Otherwise they are shardings on their own mesh, whatever the names of its axes (GSPMD,
+arXiv:2105.04663, section 3.1: "the same tensor program may use different meshes"). The axes of
+another mesh become axes and sub-axes of the plan's mesh.
 
-Orders of the devices that no digits of the plan's mesh write: where they are asked for.
-
-Operators compute in the plan's order. Completion sees the axes alone; an argument or a result that
-lies in another order is permuted where it enters or leaves the function (GSPMD, arXiv:2105.04663,
-section 4.5). An order goes on from a value to what is computed of it, until an annotation says
-another one, as XLA's propagation has it.
+Some orders of the devices are no digits of the plan's mesh. Operators compute in the plan's order,
+and completion sees only the axes. An argument or a result in another order is permuted where it
+enters or leaves the function (GSPMD, section 4.5). As in XLA's propagation, an order passes from a
+value to the values computed from it, until an annotation names another order.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from shardalg.graph.ir import Graph
 
 SIDES = ("arguments", "results", "sites")
 Orders = tuple[tuple[str, int, Mesh], ...]
-"""Of an annotation (side, number) the plan's axes in its own order of the devices."""
+"""(side, number) of each annotation in another device order, with the plan's axes in that order."""
 
 
-def apart(
+def split_orders(
     side: str, shardings: Iterable[Sharding | None], mesh: Mesh
 ) -> tuple[tuple[Sharding | None, ...], Orders]:
-    """Annotations as layouts on the plan's mesh, and the orders of those that are in others.
+    """Return annotations as shardings on the plan's mesh, and the device orders of the others.
 
     >>> turned = Sharding.from_axes(("x",), Mesh({"x": 4}, [3, 2, 1, 0]), (8,))
-    >>> plain, orders = apart("results", (None, turned), Mesh({"x": 4}))
+    >>> plain, orders = split_orders("results", (None, turned), Mesh({"x": 4}))
     >>> plain[1], orders
     (Sharding([x], shape=(8,), Mesh(x=4)), (('results', 1, Mesh(x=4, device_ids=[3, 2, 1, 0])),))
     """
@@ -49,15 +47,15 @@ def apart(
     return plain, orders
 
 
-def misplaced(
+def order_faults(
     sides: Iterable[Sequence[Sharding | None]], orders: Orders, mesh: Mesh
 ) -> Iterator[str]:
-    """What is wrong of orders, of annotations by side."""
+    """Yield an error text for each order that does not fit the annotations of its side."""
     given = dict(zip(SIDES, sides, strict=True))
     for side, number, order in orders:
         layouts = given.get(side, ())
         if not 0 <= number < len(layouts) or layouts[number] is None or not order.is_turned(mesh):
-            yield f"{side} {number} is no layout that lies on {order!r}"
+            yield f"{side} {number} has no sharding in the device order of {order!r}"
 
 
 def border_orders(
@@ -66,10 +64,10 @@ def border_orders(
     results: Sequence[Sharding | None],
     orders: Orders,
 ) -> tuple[dict[int, Mesh], dict[int, Mesh]]:
-    """By number the arguments and the results that lie in another order of the devices.
+    """Return, by number, the arguments and the results that are in another device order.
 
     Args:
-      sites, results: what is annotated there.
+      sites, results: the annotations there.
     """
     if not orders:
         return {}, {}
@@ -81,6 +79,7 @@ def border_orders(
         for number, site in enumerate(graph.sites)
         if sites[number] is not None
     }
+    # As in XLA's propagation, an order passes to the values computed from it.
     for node in graph.nodes:
         follows = next((known[v] for v in node.operands if known.get(v)), None)
         known.update(dict.fromkeys(node.results, told.get(node.index, follows)))
@@ -92,11 +91,11 @@ def border_orders(
 
 
 def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Mesh) -> bool:
-    """Whether a layout by `axes` of `other` means that mesh, not the plan's axes of these names.
+    """Return whether a sharding along `axes` of `other` means that mesh, not the plan's mesh.
 
-    What brings the mesh on which the function was planned first follows the plan wherever it is
-    planned again; every other mesh is itself. A mesh without device ids names the devices 0, 1,
-    2, ...; where the first plan has others, it stands for them in their order.
+    The mesh on which the function was planned first follows the plan wherever it is planned again.
+    Every other mesh means itself. A mesh without device ids names the devices 0, 1, 2, ...; if the
+    first mesh has other devices, it means these in their order.
 
     Args:
       mesh: the plan's.
@@ -110,7 +109,7 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Me
     """
     if not set(axes) <= set(mesh.axis_names):
         return True
-    nameless = other.device_ids is None and _elsewhere(first_mesh)
+    nameless = other.device_ids is None and _has_later_devices(first_mesh)
     follows = other.axes == first_mesh.axes and (
         nameless or other.device_ids == first_mesh.device_ids
     )
@@ -118,35 +117,36 @@ def is_another(other: Mesh, mesh: Mesh, *, axes: Collection[str], first_mesh: Me
 
 
 def check_sizes(other: Mesh, mesh: Mesh) -> None:
-    """Raise where both meshes have an axis of one name in two sizes: which is meant is not told.
+    """Raise if both meshes have an axis of the same name in different sizes.
 
     Raises:
-      StrategyError: they have.
+      StrategyError: they have; which of the two axes is meant is not known.
 
     >>> check_sizes(Mesh({"x": 4, "y": 2}), Mesh({"x": 2, "y": 4}))
     Traceback (most recent call last):
       ...
-    shardalg.errors.StrategyError: the layout is on Mesh(x=4, y=2), planned is on ...
+    shardalg.errors.StrategyError: the sharding is on Mesh(x=4, y=2), the plan on ...
     """
     here, there = mesh.shape, other.shape
-    apart = [name for name in here if there.get(name, here[name]) != here[name]]
-    if apart:
+    differing = [name for name in here if there.get(name, here[name]) != here[name]]
+    if differing:
         raise StrategyError(
-            f"the layout is on {other!r}, planned is on {mesh!r}: {', '.join(apart)} has another "
-            "size. Give a PartitionSpec, which names axes of the plan's mesh, or plan on the mesh "
-            "of the layout."
+            f"the sharding is on {other!r}, the plan on {mesh!r}: {', '.join(differing)} has "
+            "another size there. Give a PartitionSpec, which names axes of the plan's mesh, or "
+            "plan on the mesh of the sharding."
         )
 
 
-def _elsewhere(mesh: Mesh) -> bool:
-    """Whether the devices of a mesh are others than the first ones."""
+def _has_later_devices(mesh: Mesh) -> bool:
+    """Return whether a mesh has other devices than the first ones."""
     return mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size
 
 
-def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    """The same layout stated on the plan's mesh, over whose devices it must lie.
+def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    """Return the same sharding on the plan's mesh, which must have the same devices.
 
-    On its axes in the layout's own order of the devices where no digits write that one.
+    If no digits describe the sharding's own device order, the result is on the plan's axes in that
+    order.
 
     Raises:
       StrategyError: another shape, other devices, or digits that no axes of the mesh describe.
@@ -154,16 +154,17 @@ def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     theirs = spec.mesh
     if spec.shape != shape or theirs.size != mesh.size:
         raise StrategyError(
-            f"{spec!r} is a layout of shape {spec.shape} on {theirs!r}, needed is one of shape "
-            f"{shape} on {mesh!r}. State it for this shape, on a mesh over these devices; what is "
-            "written for the first mesh of a plan follows `plan.replan` to others."
+            f"{spec!r} has shape {spec.shape} on the {theirs.size} devices of {theirs!r}, but the "
+            f"plan needs shape {shape} on the {mesh.size} devices of {mesh!r}. Write it for this "
+            "shape, on a mesh over these devices. Only shardings on the first mesh of a plan follow "
+            "`plan.replan` to other meshes."
         )
-    elsewhere = theirs.device_ids is None and _elsewhere(mesh)
+    elsewhere = theirs.device_ids is None and _has_later_devices(mesh)
     here = replace(spec, mesh=mesh) if elsewhere else in_order(spec, mesh)
     if here is None or (mesh.symbolic and here.mesh != mesh):
         raise StrategyError(
             f"{spec!r} lies on other devices than {mesh!r}, or orders them in a way that axes of "
-            "named sizes do not describe. State it on a mesh over these devices, in their order."
+            "named sizes do not describe. Write it on a mesh over these devices, in their order."
         )
     held = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
     dims = tuple(_on_axes(digits, here, mesh) for digits in here.dims)
@@ -177,7 +178,11 @@ def placed(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
 
 
 def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
-    """Digits as axes and sub-axes of a mesh."""
+    """Return digits as axes and sub-axes of a mesh.
+
+    Raises:
+      StrategyError: they are not made of axes and sub-axes, or of parts of axes with named sizes.
+    """
     whole = {mesh.digit(name) for name in mesh.axis_names}
     found = digits if whole.issuperset(digits) else spelled(digits, mesh)
     try:
@@ -185,11 +190,11 @@ def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
     except MeshError:
         raise StrategyError(
             f"{sharding!r} uses {mesh.texts(digits)}, which is not made of axes and sub-axes of "
-            f"{mesh!r}. Use a mesh whose axes join or divide those of the plan's."
+            f"{mesh!r}. Use a mesh whose axes join or divide the axes of the plan's mesh."
         ) from None
     if mesh.symbolic and not whole.issuperset(found):
         raise StrategyError(
             f"{sharding!r} uses {mesh.texts(found)}, parts of axes that have named sizes on "
-            f"{mesh!r}: they are parts at the hints alone. Plan on a mesh in numbers."
+            f"{mesh!r}. They are parts only at the hints. Plan on a mesh with sizes in numbers."
         )
     return found

@@ -1,4 +1,4 @@
-"""The completed graph: a layout per value, each with the reason it has it."""
+"""The completed graph: a sharding per value, each with its reason."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from shardalg.planner.propagate.strategy import Annotations
 
 
 class Reason(NamedTuple):
-    """Why a value has its layout. A named tuple: every plan makes one for each of its values.
+    """The reason of a value's sharding. It is a named tuple, because every plan has one per value.
 
     Attributes:
-      value: the value; layout: what it became.
+      value: the value; layout: its new sharding.
       kind: "annotated", "annotated operand" (of an annotation), "completed", "border" (uneven
         argument or result), "loop" (made equal to what the loop carries), "product" (made as its
         operands are, and moved for its readers), "as made" (nothing else reached it), "read whole"
         (its readers gather it), "streamed" (a layer that a loop fetches in each iteration),
         "chosen by cost", or "replicated" (nothing reached it).
-      node: the node it came through (of a loop's border: the call), None without one.
+      node: the node that propagated it (at a loop's border: the call), or None.
       direction: "forward", "backward" or "".
-      sources: the values whose layouts it took.
-      role, level: role class of the node and the priority level it happened at.
+      sources: the values whose shardings it took.
+      role, level: the role class of the node, and the priority level of the change.
     """
 
     value: int
@@ -40,7 +40,7 @@ class Reason(NamedTuple):
     level: int = 0
 
     def text(self, graph: Graph) -> str:
-        """The reason in words."""
+        """Return the reason in words."""
         names = ", ".join(graph.values[v].name for v in self.sources)
         if self.kind != "completed":
             return {
@@ -61,7 +61,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A choice that order decided: `value` kept one layout and refused another one asked for."""
+    """A choice that the order of steps decided: `value` kept one sharding and refused another."""
 
     value: int
     node: int | None
@@ -77,7 +77,7 @@ Layouts = tuple[Sharding, ...]
 
 @dataclass(frozen=True)
 class RegionBorder:
-    """The layouts on which the two sides of a call agree.
+    """The shardings on which the two sides of a call agree.
 
     Attributes:
       operands, results: of the call.
@@ -91,16 +91,17 @@ class RegionBorder:
 
 @dataclass(frozen=True, eq=False)
 class ShardedGraph:
-    """A graph with a layout for every value.
+    """A graph with a sharding for every value.
 
     Attributes:
       shardings: one per value.
-      results: one per result of the function: its annotation, or its value's layout.
-      fixed: values that annotations determine.
-      annotations: what was asked for.
-      loops: per node, and per part of it that is decided alone, the digits on its loops, and
-        borders: per call, where `policy="cost"` chose them.
-      required: beside `loops`, the layouts that were chosen for the operands: (number, layout).
+      results: one per result of the function: its annotation, or its value's sharding.
+      fixed: the values that annotations determine.
+      annotations: the annotations that completion started from.
+      loops: per node, and per part of it that is decided alone, the digits on its loops; borders:
+        per call, its shardings. Both are set if `policy="cost"` chose them.
+      required: beside `loops`, the shardings that were chosen for the operands: (number, sharding).
+      contested: products whose operands want one axis on different dimensions of the result.
     """
 
     graph: Graph
@@ -126,7 +127,7 @@ class ShardedGraph:
 
     @cached_property
     def changes(self) -> Mapping[int, Sequence[tuple[int, Reason]]]:
-        """Per value that changed, its changes, each with its place in the history."""
+        """The changes of each value that changed, each with its place in the history."""
         found: dict[int, list[tuple[int, Reason]]] = {}
         for moment, reason in enumerate(self.history):
             found.setdefault(reason.value, []).append((moment, reason))
@@ -134,23 +135,23 @@ class ShardedGraph:
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """Per value, why it has its layout: its last change."""
+        """The reason of each value's sharding: its last change."""
         last = {reason.value: reason for reason in self.history}
         none = enumerate(self.shardings)
         return tuple([last.get(v) or Reason(v, sharding, "replicated") for v, sharding in none])
 
     @cached_property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """Layouts that nodes still ask for and that values without annotation do not have."""
+        """The offers that values without annotation did not take."""
         return self._conflicts()
 
     @cached_property
     def merges(self) -> tuple[Merge, ...]:
-        """(value, first, second, both) wherever two layouts were merged into one, in order."""
+        """The merges of two shardings, in order, each as (value, first, second, merged)."""
         return self._merges()
 
     def why(self, value: int) -> str:
-        """Why a value has its layout, in words."""
+        """Return the reason of a value's sharding, in words."""
         return self.reasons[value].text(self.graph)
 
     def __repr__(self) -> str:

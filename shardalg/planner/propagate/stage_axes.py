@@ -1,12 +1,14 @@
-"""Axes along which a loop shifts what it carries: stages of a pipeline, and nothing else inside.
+"""The axes of a pipeline's stages, which a loop's body uses for nothing else.
 
-Such an axis may be that of the batch around the loop, whose microbatches the loop reads (figure 2
-of GSPMD, arXiv:2105.04663). A microbatch that kept it on its own batch would be sent from there to
-the stages in every shift, and what the last stage makes back. So inside of the loop only what is a
-dimension of stages has it; the rest is brought there once, and leaves once.
+A loop that shifts its carry along an axis is a pipeline, and the axis is that of its stages.
+Outside the loop, the batch may be sharded along this axis, too. The loop reads microbatches of it
+(figure 2 of GSPMD, arXiv:2105.04663). If a microbatch kept the axis on its own batch, each shift
+would send it from there to the stages, and the last stage's result back. Therefore only dimensions
+of stages have the axis inside the loop. All other values are resharded once before and once after
+the loop.
 
-Other axes of such a batch are not lost with it: where it meets the stages, a batch on (X, L) goes
-on as one on X, which two layouts that share L would not tell each other.
+The batch keeps its other axes. A batch on (X, L) that meets the stages on L goes on as a batch on
+X, although two shardings that share L do not tell each other so:
 
     microbatches [None, (X, L)]  pad  [L, None, None] of stages  =  [L, None, X]
 """
@@ -28,12 +30,14 @@ Place = tuple[int, int]
 """A value and one of its dimensions."""
 
 
-def apart_from_stages(sharded: ShardedGraph, *, meetings: bool) -> tuple[tuple[int, Sharding], ...]:
-    """What enters or leaves a body with an axis of its stages on another dimension, without it.
+def exclude_stage_axes(
+    sharded: ShardedGraph, *, meetings: bool
+) -> tuple[tuple[int, Sharding], ...]:
+    """Return the shardings without stage axes of values that enter or leave a pipeline's body.
 
     Args:
-      meetings: also what has the stages and meets such a value, with its other axes; no partitioner
-        of XLA's completes them so.
+      meetings: whether to return new shardings of values on stages that meet a batch on stages,
+        too. They get the batch's other axes. No partitioner of XLA completes them so.
     """
     graph, found = sharded.graph, dict[int, Sharding]()
     axes = set[Digit]()
@@ -46,14 +50,15 @@ def apart_from_stages(sharded: ShardedGraph, *, meetings: bool) -> tuple[tuple[i
             for value in (*region.arguments, *region.results):
                 if value not in sharded.fixed:
                     found |= _without(sharded, body, value, stages)
-    beside = _beside(sharded, axes) if meetings else {}
-    return tuple({**beside, **found}.items())
+    met = _other_batch_axes(sharded, axes) if meetings else {}
+    # A value of both kinds loses the axes of stages.
+    return tuple({**met, **found}.items())
 
 
-def _beside(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
-    """What has stages and meets a batch on them, with the batch's other axes on that dimension."""
+def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
+    """Return the shardings of values on stages that meet a batch, with the batch's other axes."""
     found: dict[int, Sharding] = {}
-    meetings = (pair for node in sharded.graph.nodes if stages for pair in _handed_on(node))
+    meetings = (pair for node in sharded.graph.nodes if stages for pair in _passed_dimensions(node))
     for one, other in meetings:
         for (batch, place), (value, dim) in ((one, other), (other, one)):
             digits, layout = sharded.shardings[batch].dims[place], sharded.shardings[value]
@@ -68,7 +73,7 @@ def _beside(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sharding]:
 
 
 def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple[Digit, Place]]:
-    """Digits along which a carry is shifted, each with the dimension of the carry."""
+    """Yield the digits along which a carry is shifted, each with the carry's dimension."""
     first, count = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     carried = region.arguments[first : first + count]
     for number in region.nodes:
@@ -81,7 +86,7 @@ def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple
 
 
 def _shifted(node: Node) -> Iterator[int]:
-    """Dimensions whose elements a node hands on to their neighbours."""
+    """Yield the dimensions along which a node moves elements to their neighbours."""
     param = node.signature.param
     if node.primitive == "pad":
         rows = enumerate(param("padding_config"))
@@ -93,7 +98,7 @@ def _shifted(node: Node) -> Iterator[int]:
 def _without(
     sharded: ShardedGraph, body: _DimensionClasses, value: int, stages: dict[Digit, Place]
 ) -> dict[int, Sharding]:
-    """The value in its layout without the digits of stages that another dimension has."""
+    """Return the value's sharding without stage axes on other dimensions; {} if it is the same."""
     layout = sharded.shardings[value]
     dims = tuple(
         tuple(
@@ -108,30 +113,31 @@ def _without(
 
 
 class _DimensionClasses:
-    """The dimensions of a body's values, joined where operators hand one on as another."""
+    """The equivalence classes of the dimensions of a body's values that operators pass on."""
 
     def __init__(self, graph: Graph, region: Region) -> None:
         self.ranks = {v: len(graph.values[v].type.shape) for v in region.arguments}
-        self.above: dict[Place, Place] = {}
+        # A union-find structure: each dimension's parent in its class.
+        self.parent: dict[Place, Place] = {}
         for number in region.nodes:
-            for one, other in _handed_on(graph.nodes[number]):
-                self.above[self.top(one)] = self.top(other)
+            for one, other in _passed_dimensions(graph.nodes[number]):
+                self.parent[self.top(one)] = self.top(other)
 
     def top(self, place: Place) -> Place:
-        """What stands for all that a dimension is joined with."""
-        while place in self.above and self.above[place] != place:
-            place = self.above[place]
+        """Return the representative of a dimension's class."""
+        while place in self.parent and self.parent[place] != place:
+            place = self.parent[place]
         return place
 
     def is_other(self, place: Place, stage: Place) -> bool:
-        """Whether it is another dimension of a value that has the stages in one."""
+        """Return whether it is another dimension of the value that has the stages in one."""
         value, dim = stage
         others = {self.top((value, d)) for d in range(self.ranks[value]) if d != dim}
         return self.top(place) in others - {self.top(stage)}
 
 
-def _handed_on(node: Node) -> Iterator[tuple[Place, Place]]:
-    """Dimensions of operands that are dimensions of results."""
+def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
+    """Yield the dimensions of operands, each with the result's dimension that it becomes."""
     for number, rule in enumerate((not node.bodies and rules(node.signature)) or ()):
         made = {
             name: (node.results[min(k, len(node.results) - 1)], dim)

@@ -1,4 +1,4 @@
-"""What a user says about shardings: a strategy, and its resolution against a graph."""
+"""The user's annotations: a strategy, and its resolution against a graph."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shardalg.graph.ir import Graph, Site
 from shardalg.planner.propagate.other_mesh import (
     SIDES,
     Orders,
-    apart,
     check_sizes,
     is_another,
-    misplaced,
-    placed,
+    order_faults,
+    sharding_on_mesh,
+    split_orders,
 )
 from shardalg.tables import Table, card
 
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """A mesh and what is annotated on it; everything else is completed.
+    """A mesh and the annotations on it; all other shardings are completed.
 
     Attributes:
       in_shardings: prefix of the tuple of arguments, of `PartitionSpec`, `Sharding`,
@@ -37,7 +37,7 @@ class Strategy:
         spec that the site carries itself.
 
     Raises:
-      StrategyError: the mesh is a mesh of JAX, or none at all.
+      StrategyError: the mesh is neither a `shardalg.Mesh` nor a mesh of JAX.
     """
 
     mesh: Mesh
@@ -55,11 +55,11 @@ class Strategy:
         if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
             self.mesh, "axis_types"
         ):
-            return  # of JAX: `plan` reads it
+            return  # a mesh of JAX, which `plan` reads
         if not isinstance(self.mesh, Mesh | None):
             raise StrategyError(
-                f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, no shardalg.Mesh. Pass "
-                "shardalg.Mesh({'X': 2, 'Y': 4}), or shardalg.Mesh.from_jax(mesh)."
+                f"mesh is a {type(self.mesh).__name__}, {self.mesh!r:.80}, not a shardalg.Mesh. "
+                "Pass shardalg.Mesh({'X': 2, 'Y': 4}), or shardalg.Mesh.from_jax(mesh)."
             )
 
 
@@ -72,8 +72,8 @@ class Annotations:
     """A strategy on one graph: a sharding or None per argument, result and site (`graph.sites`).
 
     Attributes:
-      values: (value, layout) of what is annotated beside them, to see what that would change.
-      orders: which of them are in another order of the devices; the layouts say the plan's.
+      values: further annotations (value, sharding), to see their effect.
+      orders: the annotations in another device order; their shardings are on the plan's mesh.
     """
 
     mesh: Mesh
@@ -85,29 +85,29 @@ class Annotations:
 
     @staticmethod
     def of(mesh: Mesh, *sides: Sequence[Sharding | None], orders: Orders = ()) -> Annotations:
-        """Of arguments, results and sites; those in another order of the devices are noted."""
-        split = [apart(*row, mesh) for row in zip(SIDES, sides, strict=True)]
+        """Return the annotations of arguments, results and sites, with their device orders."""
+        split = [split_orders(*row, mesh) for row in zip(SIDES, sides, strict=True)]
         more = chain.from_iterable(found for _, found in split)
         arguments, results, sites = (plain for plain, _ in split)
         return Annotations(mesh, arguments, results, sites, orders=(*orders, *more))
 
 
 def strategy_from(given: object) -> Strategy:
-    """What is given as a strategy, if it is one.
+    """Return the argument if it is a strategy.
 
     Raises:
       StrategyError: it is something else.
     """
     if not isinstance(given, Strategy):
         raise StrategyError(
-            f"a strategy is a Strategy, as in Strategy(mesh, in_shardings=...), got {given!r:.80}. "
-            "Another mesh alone is plan.replan(mesh=...)."
+            f"strategy is {given!r:.80}, not a Strategy. Pass Strategy(mesh, in_shardings=...); "
+            "for another mesh alone, call plan.replan(mesh=...)."
         )
     return given
 
 
 def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) -> Annotations:
-    """The strategy's annotations, one per flat argument, result and site of the graph.
+    """Return the strategy's annotations, one per flat argument, result and site of the graph.
 
     Args:
       first_mesh: the mesh on which the function was planned first; None: the strategy's.
@@ -151,7 +151,7 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
 
 
 def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = None) -> None:
-    """Raise unless annotations are such as `resolve` gives for the graph.
+    """Raise unless `resolve` can give these annotations for the graph.
 
     Args:
       first_mesh: as of `resolve`.
@@ -167,25 +167,22 @@ def check_fit(graph: Graph, annotations: Annotations, first_mesh: Mesh | None = 
         shapes = [graph.values[value].type.shape for value in values]
         same = [s is None or s.shape == n for s, n in zip(layouts, shapes, strict=False)]
         if len(layouts) != len(shapes) or not all(same):
-            faults.append(f"{len(layouts)} layouts do not fit values of the shapes {shapes[:8]}")
+            faults.append(f"{len(layouts)} shardings do not fit values of the shapes {shapes[:8]}")
     faults += _other_regions(graph, mesh)
-    faults += misplaced(given, annotations.orders, mesh)
-    reader, turned = _SpecReader(graph, mesh), dict(_of_sites(annotations.orders))
+    faults += order_faults(given, annotations.orders, mesh)
+    reader = _SpecReader(graph, mesh)
+    turned = {number: order for side, number, order in annotations.orders if side == "sites"}
     for number, (site, layout) in enumerate(zip(graph.sites, annotations.sites, strict=False)):
         if layout is not None and number in turned:
             layout = replace(layout, mesh=turned[number])
         if site.name is None and layout != _read_site(reader, site, {}, first_mesh or mesh):
-            faults.append(f"{layout!r} is not what the site {site.spec} says")
+            faults.append(f"{layout!r} is not the sharding of the site, which carries {site.spec}")
     if faults:
         raise StrategyError(f"the annotations do not fit on {mesh!r}: {'; '.join(faults[:5])}.")
 
 
-def _of_sites(orders: Orders) -> Iterator[tuple[int, Mesh]]:
-    return ((number, order) for side, number, order in orders if side == "sites")
-
-
 def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
-    """A spec, in any form that a strategy takes, as a layout of one value.
+    """Return a spec, in any form that a strategy takes, as a sharding of one value.
 
     Raises:
       StrategyError: it does not fit the value.
@@ -193,13 +190,23 @@ def layout_of(graph: Graph, mesh: Mesh, value: int, spec: object) -> Sharding:
     reader, kind = _SpecReader(graph, mesh), graph.values[value]
     made = reader.read(spec, value, kind.name)
     if made is None:
-        faults = reader.faults or [f"{kind.name} {kind.type!r}: None is no layout; P() replicates"]
+        faults = reader.faults or [
+            f"{kind.name} {kind.type!r}: None is not a sharding; P() replicates"
+        ]
         raise StrategyError(f"the spec does not fit on {mesh!r}: {faults[0]}")
     return made
 
 
 def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[object]:
-    """One spec per leaf; `paths` are the leaves', `what` the name of the parameter."""
+    """Return one spec per leaf.
+
+    Args:
+      paths: of the leaves.
+      what: the name of the parameter, for messages.
+
+    Raises:
+      StrategyError: the prefix does not fit the values.
+    """
     if prefix is None:
         return [None] * len(paths)
     if isinstance(prefix, PerLeaf):
@@ -219,7 +226,7 @@ def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[ob
 
 @dataclass(eq=False)
 class _SpecReader:
-    """Reads specs against values; faults are collected, so that all are named at once."""
+    """A reader of specs for values. It collects all faults, so that one error names them all."""
 
     graph: Graph
     mesh: Mesh
@@ -229,22 +236,23 @@ class _SpecReader:
         self._known: dict[object, Sharding] = {}
 
     def of_border(self, spec: object, value: int, name: str) -> Sharding | None:
-        """The same of an argument or a result, which is no partial sum."""
+        """Return an argument's or a result's sharding as `read` does; partial sums are a fault."""
         found = self.read(spec, value, name)
         if found is not None and found.unreduced:
             self.faults.append(
-                f"{name} {self.graph.values[value].type!r}: {found.text()} are partial sums, which "
-                "a plan neither takes nor gives. Leave out what is unreduced."
+                f"{name} {self.graph.values[value].type!r}: {found.text()} has partial sums, which "
+                "a plan neither takes nor returns. Leave out the unreduced axes."
             )
         return found
 
     def read(
         self, spec: object, value: int, name: str, *, added: tuple[int, ...] = ()
     ) -> Sharding | None:
-        """A spec as a sharding of the value; None where there is none, or where it does not fit.
+        """Return a spec as a sharding of the value, or None if there is no spec or it does not fit.
 
         Args:
-          added: dimensions that `vmap` gave the value, which the spec does not count: open.
+          added: dimensions that `vmap` gave the value, which the spec does not count: they are
+            open.
         """
         if spec is None:
             return None
@@ -261,7 +269,7 @@ class _SpecReader:
         key = (type(spec), spec, shape)
         try:
             known = self._known.get(key)
-        except TypeError:  # a list, which no memo takes
+        except TypeError:  # a list is not hashable
             return _from_entries(spec, self.mesh, shape)
         if known is None:
             read = _READERS.get(type(spec).__name__, _from_entries)
@@ -280,16 +288,16 @@ def _from_axes(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
     there = Sharding.from_named(spec, shape)
     check_sizes(there.mesh, mesh)
-    return placed(there, mesh, shape)
+    return sharding_on_mesh(there, mesh, shape)
 
 
 def _from_text(text: str, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    return placed(Sharding.parse(text, shape, mesh), mesh, shape)
+    return sharding_on_mesh(Sharding.parse(text, shape, mesh), mesh, shape)
 
 
 _READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
-    "Sharding": placed,
+    "Sharding": sharding_on_mesh,
     "tuple": _from_axes,
     "str": _from_text,
 }
@@ -307,7 +315,7 @@ def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[s
 
 
 def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
-    """Manual regions that were traced for blocks of other sizes than this mesh cuts."""
+    """Yield a fault for each manual region that was traced for axes of other sizes."""
     for node in graph.nodes:
         for name, size in node.signature.param("axes") if node.primitive == "shard_map" else ():
             if mesh.shape.get(name) != size or mesh.symbolic:
@@ -319,7 +327,7 @@ def _other_regions(graph: Graph, mesh: Mesh) -> Iterator[str]:
 def _read_site(
     reader: _SpecReader, site: Site, given: Mapping[str, object], first_mesh: Mesh
 ) -> Sharding | None:
-    """The strategy's spec for a site's name, else the one that the site carries."""
+    """Return a site's sharding: the strategy's spec for its name, or the spec that it carries."""
     node = reader.graph.nodes[site.node]
     spec = given.get(site.name) if site.name is not None else None
     added = () if spec is None else reader.graph.added_dims(site)
@@ -331,7 +339,7 @@ def _read_site(
 
 
 def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
-    """What a site carries: axes by name, or a layout on the mesh that it brings."""
+    """Return the spec that a site carries: axes by name, or a sharding on its own mesh."""
     spec = site.spec or ()
     free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
     entries = tuple(axes or None for axes in free)

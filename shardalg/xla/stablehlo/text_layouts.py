@@ -15,7 +15,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError
 from shardalg.graph.annotate import mesh_split_value
-from shardalg.planner.propagate.other_mesh import placed
+from shardalg.planner.propagate.other_mesh import sharding_on_mesh
 
 SHARDY, HLO = "sdy.sharding", "mhlo.sharding"
 """Attributes that say the sharding of an argument or a result."""
@@ -116,7 +116,7 @@ def read_layout(said: Any, shape: Sequence[int], own: Mesh, mesh: Mesh) -> Shard
     """
     text = str(said)
     read = Sharding.from_sdy if text.startswith("#sdy") else Sharding.from_hlo
-    return placed(read(text, tuple(shape), own), mesh, tuple(shape))
+    return sharding_on_mesh(read(text, tuple(shape), own), mesh, tuple(shape))
 
 
 def named(layout: Sharding) -> NamedSharding:

@@ -27,8 +27,7 @@ class Element:
       loop: its place in the tuple that the call returns.
       parameters, roots: per body, its place in the body's argument, and in the body's result.
       inside: per body, the value that is taken out there; stacks: the whole stack, if the value is
-        a
-        slice of it; numbers: which of the body's results is put in.
+        a slice of it; numbers: which of the body's results is put in.
     """
 
     kind: str
@@ -52,10 +51,8 @@ class Element:
         """Yield each of its places with the others that have its sharding.
 
         All places of a loop's element share one sharding, except in the tuple that is put together
-        before
-        the loop. The values that branches return share one. An argument of a branch shares the
-        sharding
-        that this branch gives it.
+        before the loop. The values that branches return share one. An argument of a branch shares
+        the sharding that this branch gives it.
         """
         if self.kind == "branch":
             for number, place in enumerate(self.parameters.values()):

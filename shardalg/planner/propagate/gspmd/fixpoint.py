@@ -244,8 +244,7 @@ class Fixpoint:
         """Apply the steps from one tuple to another together; return whether a sharding changed.
 
         XLA replaces the sharding of the whole tuple as soon as one element is refined. Elements
-        that lose
-        by it are replaced, too (`sharding_propagation.cc`, kWhile and MergeSharding).
+        that lose by it are replaced, too (`sharding_propagation.cc`, kWhile and MergeSharding).
         """
         index, layouts, outcomes = self.index, self.layouts, []
         memos = self.memos[direction, self.merging]
@@ -277,8 +276,7 @@ class Fixpoint:
         """Return whether XLA has given the results of a step a sharding, replicated included.
 
         In XLA, replicated is a sharding that spreads as others do, except through a broadcast.
-        Several
-        results are one tuple, which has a sharding as soon as one element has one.
+        Several results are one tuple, which has a sharding as soon as one element has one.
         """
         index, layouts = self.index, self.layouts
         kind, values = index.kind(position), index.tensors[position]

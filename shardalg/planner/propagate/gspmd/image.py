@@ -5,12 +5,10 @@ Source: XLA's `sharding_propagation.cc`, InferConvolutionShardingFromOperands, a
 `dot_as_convolution_util.cc`, ParseConvolutionDimsInfo.
 
 `LEVELS` says when a step may act, by role class and direction. No operator is named here. The
-levels
-are XLA's aggressiveness of sharding propagation (`sharding_propagation.cc`): each level is run to
-its fixed point before the next. Pass-through operators come first, then those that merge, then
-broadcasts towards their operand. Broadcasts forward come last, because the sharding of a
-broadcast's
-operand says nothing about the new dimensions of its result.
+levels are XLA's aggressiveness of sharding propagation (`sharding_propagation.cc`): each level is
+run to its fixed point before the next. Pass-through operators come first, then those that merge,
+then broadcasts towards their operand. Broadcasts forward come last, because the sharding of a
+broadcast's operand says nothing about the new dimensions of its result.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ class Image:
       is_grouped: whether features or batch are in groups.
       is_small: whether the kernel is smaller than the result along every dimension.
       nests: per spatial dimension of the image, its loops with their extents, the longer first, as
-        far
-        as the dimension has room. To Shardy they count through it like digits
+        far as the dimension has room. To Shardy they count through it like digits
         (`op_sharding_rule_registry.cc`, ConvolutionOp).
     """
 
@@ -77,8 +74,8 @@ class Image:
         """Return the sharding that an image on `dims` offers to the result while the window slides.
 
         An image whose features are sharded offers nothing. With a large kernel, as in the gradient
-        of a
-        filter, only the batch is offered; XLA puts it on the result's dimension of the same number.
+        of a filter, only the batch is offered; XLA puts it on the result's dimension of the same
+        number.
         """
         if not self.is_small:
             return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))

@@ -14,7 +14,12 @@ from operator import itemgetter
 from shardalg.graph.ir import Graph, RegionArgument, Signature, ValueType, once_per_graph
 from shardalg.graph.ops.rule import Rule
 from shardalg.planner.propagate.gspmd.image import ZEROS
-from shardalg.planner.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
+from shardalg.planner.propagate.operator_classes import (
+    OperatorClass,
+    edge,
+    operator_class,
+    pass_through,
+)
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
 Visit = tuple[int, tuple[int, ...], int | None]
@@ -30,8 +35,7 @@ class SweepIndex:
     """Steps (nodes with a rule, region arguments, then one step per result) in sweep order.
 
     Each result of the function has a stand-in, a value numbered after the graph's. The stand-in has
-    the
-    result's annotation, while the value itself stays free.
+    the result's annotation, while the value itself stays free.
 
     Attributes:
       kinds: the distinct operator classes; kind_of_step: per step, the number of its class;
@@ -227,7 +231,7 @@ class _ClassTable:
         if key not in self.numbers:
             rows = self.rules(signature) if signature.operands else None
             flags = tuple(single[v] for v in results)
-            kind = kind_of(signature, rows, flags) if rows else None
+            kind = operator_class(signature, rows, flags) if rows else None
             self.numbers[key] = None if kind is None or kind.is_closed else self._add(kind)
         return self.numbers[key]
 

@@ -19,7 +19,7 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.planner.propagate.gspmd import image
 from shardalg.planner.propagate.gspmd.index import Rules
 from shardalg.planner.propagate.layouts import Layouts, extends
-from shardalg.planner.propagate.operator_classes import Dims, OperatorClass, kind_of
+from shardalg.planner.propagate.operator_classes import Dims, OperatorClass, operator_class
 
 PASSING = (image.POINTWISE, image.LAYOUT)
 LATER = frozenset(
@@ -56,7 +56,7 @@ def hlo_class(node: Node, rules: Rules, source: str = "") -> OperatorClass | Non
     """
     signature = node.signature
     rows = rules(signature) if signature.operands else None
-    kind = kind_of(signature, rows, (False,) * len(node.results)) if rows else None
+    kind = operator_class(signature, rows, (False,) * len(node.results)) if rows else None
     if kind is None or kind.is_closed:
         return None
     if (node.primitive, source) in BOXES:
@@ -102,8 +102,7 @@ class StepOutcome:
       other: the outcome with two operands in the other order. It is set if both operands want one
         axis on different dimensions of the result, so that later nodes may decide.
       wanted: per operand, the sharding of the result that this operand alone would give, in the
-        order
-        tried.
+        order tried.
     """
 
     layouts: Numbers
@@ -129,8 +128,7 @@ def cannot_change(kind: OperatorClass, numbers: Numbers, layouts: Layouts, direc
     """Return whether a cheap test shows that a step changes nothing, with or without merging.
 
     The step changes nothing in three cases. No tensor is partitioned. All tensors have the same
-    loops
-    and the same sharding. All targets have annotations without open dimensions.
+    loops and the same sharding. All targets have annotations without open dimensions.
     """
     tiles, dims, n = layouts.tiles, layouts.dims, kind.num_operands
     if all(tiles[number] == 1 for number in numbers):
@@ -170,8 +168,7 @@ def backward(
     """Return the outcome for the operands, or None if nothing changes.
 
     Each operand takes the offers of the results. An operand of a contraction also takes those of
-    the
-    other operand.
+    the other operand.
     """
     how = (merging, kind.role in (image.WHILE, image.BRANCH, image.ELEMENT))
     after = [
@@ -305,8 +302,7 @@ def _operand_claims(
     """Return the offers to an operand, including offers that another tensor's offer displaced.
 
     If a result and the other operand disagree, `operand_offers` has only one of the two offers.
-    Which
-    one it has may depend on the order of visits.
+    Which one it has may depend on the order of visits.
     """
     found = operand_offers(kind, numbers, layouts, target)
     single = [*_offers_from_results(kind, numbers, layouts, target)]

@@ -1,12 +1,11 @@
 """The steps of a graph as XLA's own propagation sweeps it: by computation, with tuples.
 
 In HLO, a loop is one `while`. Its tuple enters the bodies, is returned by them and by the loop.
-Each
-element has one sharding in all these tuples (`related`). Bodies are visited before the computation
-around them, each computation forward and then backward. A value in a tuple has a sharding of its
-own, beside that of the value that was put in. It is numbered as a place, after the graph's values
-and the stand-ins of results.
-Source: `sharding_propagation.cc`, RunToFixPoint and MaybeComputationPropagation.
+Each element has one sharding in all these tuples (`related`). Bodies are visited before the
+computation around them, each computation forward and then backward. A value in a tuple has a
+sharding of its own, beside that of the value that was put in. It is numbered as a place, after the
+graph's values and the stand-ins of results. Source: `sharding_propagation.cc`, RunToFixPoint and
+MaybeComputationPropagation.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from shardalg.planner.propagate.gspmd.instructions import Instructions
 from shardalg.planner.propagate.gspmd.step import hlo_class, is_constant_update, source_primitive
 from shardalg.planner.propagate.operator_classes import (
     OperatorClass,
-    joined,
     pass_through,
-    stacking,
+    stack_update_class,
+    tuple_class,
 )
 
 Shape = tuple[int, ...]
@@ -141,7 +140,7 @@ class Computations(Instructions):
         yield [*self._steps(region)]
 
     def _steps(self, region: int) -> Iterator[Visit]:
-        """Yield the steps of one computation; those of the function's results come last."""
+        """Yield the steps of one computation; the steps of the function's results come last."""
         for what, *numbers in self.in_order(region):
             yield from getattr(self, f"_{what}")(*numbers)
         for number, value in enumerate(
@@ -170,10 +169,8 @@ class Computations(Instructions):
         """Yield the steps of an arg-reduce, which has values and positions in one tuple in XLA.
 
         XLA reduces the operand together with its positions, a broadcast, and offers both shardings
-        to both
-        results. In the backward direction, the first result reaches only the operand, the second
-        only the
-        positions.
+        to both results. In the backward direction, the first result reaches only the operand, the
+        second only the positions.
         """
         (operand,), (result,) = node.operands, node.results
         largest, positions = (
@@ -249,7 +246,7 @@ class Computations(Instructions):
         for value, place in parts:
             places[self.first_of.get(value, value)].append(place)
         for value, found in places.items():
-            yield self._numbered(joined(self._shape(value), len(found))), (value, *found), call
+            yield self._numbered(tuple_class(self._shape(value), len(found))), (value, *found), call
 
     def _parts(self, region: int) -> tuple[tuple[int, ...], list[int]]:
         """Return the results of a call, and their places in its tuple."""
@@ -294,7 +291,7 @@ class Computations(Instructions):
             written = self._place(
                 made if made < self.first else element.result or 0, self.shapes[stack - self.first]
             )
-            kind = stacking(self.shapes[stack - self.first])
+            kind = stack_update_class(self.shapes[stack - self.first])
             yield self._numbered(kind), (made, stack, written), call
             made = written
         self.put[region].append((made, element.roots[region]))

@@ -8,8 +8,7 @@ argument and the loop's result. A value that a loop only reads is read from outs
 (`open_while_free_vars_sharding.cc`). Branches read everything from outside.
 
 Values made of constants alone, or full of one number, are no tensors here. Shardy gives every
-reader
-a copy of its own (`constant_or_scalar_splitter.cc`), so that nothing passes through.
+reader a copy of its own (`constant_or_scalar_splitter.cc`), so that nothing passes through.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class _IndexBuilder:
         """Return whether the annotated sites that read a value determine its sharding.
 
         They do if the value has no annotation of its own, and all sites agree and leave no
-        dimension open.
-        Source: Shardy's `shouldApply`.
+        dimension open. Source: Shardy's `shouldApply`.
         """
         builder, rows = self.builder, self.builder.asked[value]
         is_free = value not in builder.annotated and value < len(builder.graph.values)
@@ -143,8 +141,8 @@ class _IndexBuilder:
         """Return per value the steps to visit after a change of it, in the order of the stack.
 
         The last one is visited first. Readers are visited first to last, except the readers of a
-        loop's
-        result, to which the edge gives the result anew (`addDataFlowEdges`, replaceAllUsesExcept).
+        loop's result, to which the edge gives the result anew (`addDataFlowEdges`,
+        replaceAllUsesExcept).
         """
         makers: dict[int, int] = {}
         readers: dict[int, list[int]] = {}

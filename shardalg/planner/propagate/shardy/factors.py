@@ -141,8 +141,7 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
     """Return the digits that two lists agree on, and whether later lists may extend them.
 
     The longer list's rest is included if it may extend the other one and they do not conflict.
-    Nothing
-    extends the digits after a conflict.
+    Nothing extends the digits after a conflict.
     """
     for k, (a, b) in enumerate(zip(old, new, strict=False)):
         if a == b:

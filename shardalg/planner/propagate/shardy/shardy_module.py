@@ -12,7 +12,12 @@ from shardalg.planner.propagate.gspmd.elements import Element
 from shardalg.planner.propagate.gspmd.index import Rules
 from shardalg.planner.propagate.gspmd.instructions import Instructions, read
 from shardalg.planner.propagate.gspmd.step import BOXES, box_class, source_primitive
-from shardalg.planner.propagate.operator_classes import OperatorClass, edge, kind_of, pass_through
+from shardalg.planner.propagate.operator_classes import (
+    OperatorClass,
+    edge,
+    operator_class,
+    pass_through,
+)
 from shardalg.planner.propagate.shardy import lowered
 
 Given = tuple[frozenset[int], tuple[tuple[int, int, bool], ...]]
@@ -244,7 +249,7 @@ class ShardyModuleBuilder(Instructions):
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
-        kind = kind_of(node.signature, rows, ())
+        kind = operator_class(node.signature, rows, ())
         if role is None:
             return lowered.shardy_class(node, kind)
         is_window = role == image.WINDOW

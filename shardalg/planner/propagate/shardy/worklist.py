@@ -115,7 +115,7 @@ class Worklist:
             self._write(position, k, *outcome[k])
 
     def _remembered(self, number: int) -> tuple[Directions, Memo]:
-        """Return an operator class's directions at this stage, with the memo of its steps under them."""
+        """Return a class's directions at this stage, with the memo of its steps under them."""
         kind, known = self.index.kinds[number], self.known[number]
         ways = directions(kind, self.level)
         if known is None or known[0] != ways:
