@@ -17,8 +17,8 @@ from shardalg.planner.calls.meshes import placed
 from shardalg.planner.calls.user_call import opened
 from shardalg.planner.propagate.options import Options, options_from
 from shardalg.planner.propagate.strategy import Annotations, Strategy, resolve, strategy_from
-from shardalg.planner.stages import Stages, planned, restated
-from shardalg.planner.traced import Traced, trace_call, with_own
+from shardalg.planner.stages import Stages, annotations_on_mesh, planned
+from shardalg.planner.traced import Traced, trace_call, with_own_shardings
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
@@ -83,7 +83,7 @@ def planned_strategy(
 ) -> tuple[Stages, Options]:
     """Plan a trace under a strategy."""
     flat = traced.with_layouts(strategy)
-    annotations = with_own(resolve(traced.graph, flat, traced.first_mesh), traced)
+    annotations = with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
     return planned_annotations(traced, annotations, options)
 
 
@@ -133,7 +133,7 @@ def replanned(
     there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
     traced = plan._traced.on(there, before=plan.mesh)
     graphs = (plan.graph, traced.graph)
-    annotations = restated(graphs, plan._annotations, there, traced.first_mesh)
+    annotations = annotations_on_mesh(graphs, plan._annotations, there, traced.first_mesh)
     return planned_annotations(traced, annotations, options)
 
 

@@ -156,7 +156,7 @@ def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shar
         raise StrategyError(
             f"{spec!r} has shape {spec.shape} on the {theirs.size} devices of {theirs!r}, but the "
             f"plan needs shape {shape} on the {mesh.size} devices of {mesh!r}. Write it for this "
-            "shape, on a mesh over these devices. Only shardings on the first mesh of a plan follow "
+            "shape, on a mesh over these devices. Only shardings on a plan's first mesh follow "
             "`plan.replan` to other meshes."
         )
     elsewhere = theirs.device_ids is None and _has_later_devices(mesh)

@@ -100,8 +100,8 @@ def strategy_from(given: object) -> Strategy:
     """
     if not isinstance(given, Strategy):
         raise StrategyError(
-            f"strategy is {given!r:.80}, not a Strategy. Pass Strategy(mesh, in_shardings=...); "
-            "for another mesh alone, call plan.replan(mesh=...)."
+            f"strategy is {given!r:.80}, not a Strategy. Pass one, as in Strategy(mesh, "
+            "in_shardings=...). For another mesh alone, call plan.replan(mesh=...)."
         )
     return given
 
