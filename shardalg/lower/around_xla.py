@@ -53,9 +53,12 @@ def around_faults(
     program: SpmdProgram, graph: Graph, instruction: Instruction[Apply]
 ) -> Callable[..., Operands]:
     """Return a function that changes an operator's operands before it runs; mostly the identity."""
+    # An index that misses this block belongs to another device; XLA may fuse the write without the
+    # check.
     if _writes_at_indices(graph, instruction):
         return _apart
     if instruction.attributes.primitive == "dynamic_slice":
+        # Issue 49121: nested slices add their starts unclamped, so each start is clamped here.
         sizes = program.locals[instruction.results[0]].shape
         return lambda x, *starts: _clamped_starts(x, starts, sizes)
     if instruction.attributes.primitive == "gather" and instruction.node is not None:
@@ -116,11 +119,13 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     found = list(_equal_to_earlier(graph, block))
     if not found:
         return {}
+    # All second gathers are in one phase, the backward pass: only copies of that phase wait.
     made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
     readers = _readers(block)
     open_copies = _copies(block, block.instructions[found[0]].phase)
     waits = {}
     for at in found:
+        # AT_ONCE copies stay out of the barrier: one is gathered while the other one is used.
         before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
         done = [copy for copy in before if all(i < at for i in _reads(block, copy, readers))]
         open_copies = [copy for copy in open_copies if copy not in done]
@@ -165,6 +170,7 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
 
 def _latest_beside(block: Block, position: int, made: Made) -> tuple[int, ...]:
     """Return the other operand of the result's nearest consumer that is computed last before it."""
+    # Follow the result through operators without another operand, such as transposes.
     mine = set(block.instructions[position].results)
     for instruction in block.instructions[position + 1 :]:
         if mine.isdisjoint(instruction.operands):
@@ -182,6 +188,7 @@ def _there(block: Block, local: int, position: int, made: Made) -> Iterator[int]
     at = made.get(local)
     if at is None or at == position:
         return
+    # A value made after the gather cannot delay it; its own operands may.
     if at < position:
         yield local
         return

@@ -116,6 +116,7 @@ class ArrayBorder:
         if callable(array):
             return Blocks(self.path, self.sharding.shape, item, array, checked=True)
         if isinstance(array, jax.Array):
+            # An array that the devices of all processes hold never passes through one host.
             stays = not array.is_fully_addressable or self.inner.is_fully_addressable
             if stays or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
                 return None
@@ -213,6 +214,7 @@ def _seen(array: jax.Array, target: NamedSharding | None) -> jax.Array:
     """Return the same blocks on the same devices, as an array with the sharding `target`."""
     if target is None or array.sharding == target:
         return array
+    # Only the label changes: each device keeps its block.
     blocks = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, target, blocks)
 
@@ -241,6 +243,7 @@ def place(
         the pytree, a shape or an item type is another than what was planned.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
+    # JAX would trace into the executable's arguments and fail with an internal message.
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise LoweringError(
             "a lowered program is compiled for its devices and takes arrays: it cannot be called "
@@ -270,6 +273,7 @@ def _difference(got: Any, planned: Any, where: str) -> str:
     (kind, data), (own, own_data) = map(_node, (got, planned))
     below = got.children(), planned.children()
     if kind is own and data == own_data and len(below[0]) == len(below[1]):
+        # Both nodes are alike: descend to the first child that differs.
         keys = data if kind is dict else range(len(below[0]))
         for key, one, other in zip(keys, *below, strict=True):
             if one != other:
@@ -312,6 +316,7 @@ def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:
 
     XLA ends the process where an array is given again that a call has consumed (jaxlib 0.10.2).
     """
+    # Check deleted arrays first: XLA aborts the process on them.
     gone = [b.path for b, x in pairs if isinstance(x, jax.Array) and x.is_deleted()]
     if gone:
         raise LoweringError(
@@ -360,6 +365,7 @@ def called(compiled: Any, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
     try:
         return compiled(*arrays)
     except ValueError as error:
+        # JAX raises a bare ValueError for this case only; others are not ours to explain.
         if "compiled for input layouts" not in str(error):
             raise
         told = [line for line in str(error).split("\n") if line.startswith("Argument")]

@@ -109,7 +109,9 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
     """
     if on_whole_axes(mesh, digits):
         return user_axes(mesh, jax_mesh)
+    # Keep the mesh's axes too, so that every place belongs to one axis and gets its name.
     digits = digits | {mesh.digit(name) for name in mesh.axis_names}
+    # The common refinement of all digits: the borders of all of them, if each divides the next.
     borders = sorted({edge for d in digits if d.size > 1 for edge in (d.stride, d.stride * d.size)})
     for low, high in pairwise(borders):
         if high % low:
@@ -155,6 +157,7 @@ def host_devices(n: int) -> list[jax.Device]:
     """
     if not isinstance(n, int) or n < 1:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
+    # JAX refuses the flag and the option together.
     told = FORCED in os.environ.get("XLA_FLAGS", "")
     if not told:  # both at once is an error of JAX
         try:
@@ -211,6 +214,7 @@ class Blocks:
             full = [range(*i.indices(n)) for i, n in zip(index, padded, strict=True)]
             kept = [slice(r.start, min(r.stop, n)) for r, n in zip(full, self.shape, strict=True)]
             sizes = [max(0, s.stop - s.start) for s in kept]
+            # A block of padding alone has no elements to read.
             if 0 in sizes:
                 return np.zeros([len(r) for r in full], self.dtype)
             found = self._read(tuple(kept), tuple(sizes))

@@ -131,6 +131,7 @@ def breakdown(
       LoweringError: the trace has no events of the program.
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
+    # The first call compiles and fills caches; it is not among the timed runs.
     warm = once(lowered, placed)[0].seconds
     runs = [once(lowered, placed)[0] for _ in range(repeats)]
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
@@ -179,6 +180,7 @@ def per_instruction(
     """
     check_events(found)
     scopes = scopes_of(module)
+    # The profiler sums over devices and runs: divide by both for one device's step.
     devices = len({event.device for event in found})
     total: dict[int | None, float] = defaultdict(float)
     for event in found:
@@ -211,6 +213,7 @@ def rows(prices: Sequence[Timed], measured: Mapping[int | None, float]) -> Itera
     for price in prices:
         seconds = price.seconds * price.step.count
         results = price.step.instruction.results
+        # Fusions mix other operators, so that only these kinds can be measured one by one.
         if price.kind in _OWN_ROW and results:
             name = f"%{results[0]}"
             yield Row(name, price.kind, price.axes, seconds, left.pop(results[0], 0.0))
@@ -243,6 +246,7 @@ def traced_step(lowered: Lowered, args: Sequence[Any]) -> tuple[planned.StageEve
       LoweringError: the profiler's trace has no events of the program.
     """
     placed, module = lowered.entering(*args), parse(lowered.compiled.as_text())
+    # Warm up outside the trace.
     once(lowered, placed)
     found = recorded(lambda: once(lowered, placed), module)
     check_events(found)

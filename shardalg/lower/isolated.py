@@ -138,10 +138,12 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
     found: dict[Any, InstructionKind] = {}
     sent = together(lowered.program.block)
     for step in walk(lowered.program):
+        # All-reduces that the compiler combines are one message: they are timed together.
         group = sent.get(id(step.instruction), (step.instruction,))
         kind = _kind(lowered, step.instruction) if group else None
         if kind is None:
             continue
+        # Equal operations on equal types take equal time, so that one of them is measured.
         key = kind, tuple(_operation(lowered, one) for one in group)
         axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
         mine = seconds.get(id(step.instruction))
@@ -192,6 +194,7 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     shared = mesh.devices.flat[0].platform == "cpu"
     taken = [
         repeated(_compiled(mesh, names, function, blocks), repeats, shared=shared)
+        # The time of an empty program is the cost of a call, which the step pays only once.
         for function in (emitted, _nothing)
     ]
     return Alone(
@@ -280,6 +283,7 @@ def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Return a copy in another shape, repeated or cut."""
     size, own = math.prod(shape), max(1, x.size)
     flat = jnp.tile(x.ravel(), -(-size // own))[:size] if x.size else jnp.zeros(size, x.dtype)
+    # Without a barrier the compiler would see through the copy and remove local work.
     return jax.lax.optimization_barrier(flat.reshape(shape).astype(item_type(dtype)))
 
 

@@ -56,6 +56,7 @@ def explicit_mesh(arrays: Iterable[Any]) -> JaxMesh | AbstractMesh | None:
     """
     layouts = (getattr(array, "sharding", None) for array in arrays)
     carried = [layout.mesh for layout in layouts if isinstance(layout, NamedSharding)]
+    # An argument's own mesh precedes the one that is set.
     for mesh in (*carried, jax.sharding.get_abstract_mesh()):
         if AxisType.Explicit in (mesh.axis_types or ()):
             return mesh
@@ -136,6 +137,7 @@ class Twin:
             return x
         spec = list(self.axes.spec(sharding))
         for dim in sharding.unspecified_dims:
+            # XLA may shard an open dimension further, as completion may.
             spec[dim] = jax.sharding.PartitionSpec.UNCONSTRAINED
         target = jax.sharding.NamedSharding(self.axes.mesh, jax.sharding.PartitionSpec(*spec))
         return jax.lax.with_sharding_constraint(x, target)

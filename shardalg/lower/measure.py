@@ -274,6 +274,7 @@ def measure(
     results = [executable.leave(outputs) for executable, (_, outputs) in pairs]
     runs: tuple[list[TimedRun], list[TimedRun]] = ([], [])
     for turn in range(repeats):
+        # Turns alternate, so that a drift of the machine affects both equally.
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             runs[which].append(once(both[which], placed[which])[0])
     shared = _device(ours).platform == "cpu"
@@ -306,6 +307,7 @@ def clocked(call: Callable[[], Any]) -> tuple[TimedRun, Any]:
     """One call until what it gives is ready."""
     start, busy = time.perf_counter(), time.process_time()
     outputs = jax.block_until_ready(call())
+    # CPU devices share cores: busy seconds do not depend on other processes.
     busy_s = (time.process_time() - busy) / cores()
     return TimedRun(time.perf_counter() - start, busy_s), outputs
 
@@ -356,6 +358,7 @@ def relative_error(first: Any, second: Any) -> float:
     a, b = (np.asarray(x).astype(np.complex128) for x in (first, second))
     if a.size == 0:
         return 0.0
+    # The floor avoids a division by zero where all expected values are 0.
     scale = max(float(np.max(np.abs(b))), float(np.finfo(np.float32).tiny))
     return float(np.max(np.abs(a - b))) / scale
 
@@ -374,6 +377,7 @@ def probed(devices: Sequence[jax.Device]) -> Hardware:
     Takes about a second.
     """
     n, shared = len(devices), devices[0].platform == "cpu"
+    # More devices than cores take turns: a core's rate is that many times a device's.
     turns = max(1.0, n / cores()) if shared else 1.0
     mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     square = jnp.ones((n * _MATMUL, _MATMUL), jnp.float32)

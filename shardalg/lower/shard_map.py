@@ -105,6 +105,7 @@ class Lowered:
         for path, dtype, sharding in zip(paths, dtypes, shardings, strict=True):
             plain = replace(sharding, mesh=mesh)
             made = border(path, dtype, plain, run=self.run, user=self.user)
+            # JAX compares the axis names of all shardings of such a program.
             if self._names_one_mesh:
                 made = on_axes(made, self.run)
             if sharding.mesh != mesh:
@@ -123,6 +124,7 @@ class Lowered:
     @cached_property
     def donated(self) -> tuple[int, ...]:
         """The arguments of `donate` whose memory some result fits."""
+        # XLA reuses a donated block only for a result of the same block shape and type.
         free = Counter((b.inner.shard_shape(b.padded_shape), b.dtype) for b in self.results)
         taken = []
         for index in self.donate:
@@ -147,6 +149,8 @@ class Lowered:
             mesh=self.run.mesh,
             in_specs=tuple(self.run.spec(b.sharding) for b in self.arguments if not b.is_empty),
             out_specs=[self.run.spec(b.sharding) for b in self.results if not b.is_empty],
+            # Replication is proved by `verify`; JAX's own check refuses programs that it cannot
+            # follow.
             check_vma=False,
         )
         jitted = jax.jit(
@@ -348,6 +352,7 @@ class Lowered:
     def _twin_axes(self) -> Axes:
         if self._names_one_mesh:
             return self.run
+        # Sites may need sub-axes, which only the mesh of places can name.
         digits = [d for s in self.sites.values() for dim in s.dims for d in dim]
         return self.user if on_whole_axes(self.program.mesh, digits) else self.run
 
@@ -378,6 +383,7 @@ class Lowered:
 
         chip = None if hardware is None else machine(hardware)
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
+        # Amounts are stored with the measurement, so that rates can be fitted later from its file.
         taken = rate_amounts(self.program, self.graph, finely=True)
         return replace(
             made,

@@ -47,11 +47,14 @@ class _LoweredRing:
                 for d, piece in zip(self._ways, pieces, strict=True)
                 if t < d.products
             ]
+            # The permute of the next piece is emitted before the products are used, so that both
+            # can overlap.
             pieces = [
                 self.permuted(piece, d.hop) if t + 1 < d.products else piece
                 for d, piece in zip(self._ways, pieces, strict=True)
             ]
             for d, product in products:
+                # A contracted ring adds products; otherwise each product is a block of the result.
                 if made is None:
                     result = product if result is None else result + product
                 else:

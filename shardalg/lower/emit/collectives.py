@@ -62,6 +62,7 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
     """
     sizes: list[int] = []
     sent = x
+    # The last exchange is cut first, so that the first one's piece numbers are the major ones.
     for one in reversed(a.exchanges):
         count = parts(one.digits)
         dim = one.split_dim + len(sizes)
@@ -73,6 +74,7 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
         sizes.insert(0, count)
     arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
     made = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
+    # Undo in the opposite order: each leading dimension moves next to its concatenated dimension.
     for left, one in reversed([*enumerate(a.exchanges)]):
         dim = one.concat_dim + left
         joined = jnp.moveaxis(made, left, dim)
@@ -119,6 +121,7 @@ def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
     """
     if jnp.finfo(x.dtype).bits < 8:  # what a byte holds exactly
         return extremum(x.astype("float8_e4m3fn"), names, combine).astype(x.dtype)
+    # A total order of floats as integers: flip the magnitude bits of negative numbers.
     collective, end = EXTREMA[combine]
     kind = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
 
@@ -145,6 +148,8 @@ def _halo_exchange(
     a, names = instruction.attributes, emitter.axes.all_names
     arrived = []
     for edges in a.permutes:
+        # One permute may send blocks of several operands: select the operand by the sender's
+        # position.
         first = edges[0][2] if edges else 0
         sent = xs[first]
         for operand in {k for _, _, k in edges} - {first}:
@@ -162,6 +167,7 @@ def _read(
     served = [[target for _, target in pairs] for pairs in reading.permutes]
     found = [(block, targets) for block, targets in zip(arrived, served, strict=True) if targets]
     own = [p for p in everyone if reading.source.at(p) == partition_id(digits, p)]
+    # Every device that needs its own block receives it, so the first arrival needs no select.
     if found and not set(own).difference(*served):
         (x, _), *found = found
     for block, targets in found:
@@ -188,6 +194,7 @@ def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Arra
         return jnp.concatenate([x] * lax.axis_size(names), dim)
     if tiled or dim == 0:
         return lax.all_gather(x, names, axis=dim, tiled=True)
+    # A leading dimension is fast on CPU; the transpose is local.
     blocks = jnp.moveaxis(lax.all_gather(x, names, axis=0, tiled=False), 0, dim)
     merged = blocks.shape[dim] * blocks.shape[dim + 1]
     return blocks.reshape(*x.shape[:dim], merged, *x.shape[dim + 1 :])
@@ -222,6 +229,7 @@ def as_bits(x: Array, send: Callable[[Array], Array]) -> Array:
         return lax.complex(pairs[..., 0], pairs[..., 1])
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return send(x)
+    # At most one device has nonzero bits, so that the integer sum is its value, bit for bit.
     whole = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     return lax.bitcast_convert_type(send(lax.bitcast_convert_type(x, whole)), x.dtype)
 
@@ -283,6 +291,7 @@ def folded(blocks: Array, combine: str) -> Array:
     if blocks.dtype.kind == "c" and combine in OF_COMPLEX:
         return _in_pairs(blocks, OF_COMPLEX[combine])
     if blocks.dtype == jnp.bool_:
+        # A sum of booleans saturates: it is true if one of them is.
         combine = {"sum": "or", "pick": "or", "max": "or", "min": "and"}.get(combine, combine)
     return _FOLDS[combine](blocks, axis=0).astype(blocks.dtype)
 

@@ -71,6 +71,7 @@ def body(emitter: Emitter) -> Callable[..., tuple[jax.Array, ...]]:
 @emits(Loop)
 def _loop(emitter: Emitter, instruction: Instruction[Loop], *operands: Array) -> list[Array]:
     a = instruction.attributes
+    # Order of a scan's operands: constants, carry, stacked inputs.
     consts, rest = operands[: a.num_consts], operands[a.num_consts :]
 
     def body(carry: Operands, xs: Operands) -> tuple[Operands, Operands]:
@@ -91,6 +92,7 @@ def _inside(emitter: Emitter, block: Block, *arguments: Array) -> list[Array]:
 @emits(While)
 def _while(emitter: Emitter, instruction: Instruction[While], *operands: Array) -> list[Array]:
     a = instruction.attributes
+    # Constants of the condition come first, then those of the body, then the carry.
     first, both = a.num_consts[0], sum(a.num_consts)
 
     def goes_on(carry: list[Array]) -> Array:
@@ -130,6 +132,7 @@ def _own_block(emitter: Emitter, array: Array, local: Local) -> Array:
         return array
     sharding = local.sharding
     parts = zip(array.shape, local.shape, sharding.parts, strict=True)
+    # Pad to full blocks, so that the last device's slice is inside.
     array = jnp.pad(array, [(0, block * n - size) for size, block, n in parts])
     starts = [emitter.partition_id(d) * n for d, n in zip(sharding.dims, local.shape, strict=True)]
     return lax.dynamic_slice(array, starts, local.shape)

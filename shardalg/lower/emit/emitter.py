@@ -48,12 +48,14 @@ class Emitter:
     def emit(self, instruction: Instruction) -> Callable[..., list[Array]]:
         """Return the function that emits an instruction; moves of random keys move their words."""
         emit = EMIT[type(instruction.attributes)]
+        # Operators take random keys as they are; moves send their words.
         if isinstance(instruction.attributes, Apply | Control):
             return emit
         return lambda emitter, it, *operands: by_word(partial(emit, emitter, it), *operands)
 
     def rotated(self, digits: Digits, x: Array, hop: int) -> Array:
         """Return the block of the group's member that is `hop` places further."""
+        # A group is the set of positions that differ in `digits` alone.
         at, n = {}, parts(digits)
         for p in range(self.program.mesh.size):
             group = p - sum(digit.at(p) * digit.stride for digit in digits)
@@ -85,12 +87,14 @@ def emits(kind: type[A]) -> Callable[[Emit[A, Operands]], Emit[A, Operands]]:
 
 def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Array]:
     """Emit `block` with its arguments in `env`; the values of its results."""
+    # The CPU compiler drops barriers before it merges operators, so they would be useless there.
     again = repeated(emitter.graph, block) if emitter.tiled else {}
     for position, instruction in enumerate(block.instructions):
         if position in again:
             _hold_back(env, {*instruction.operands, *again[position]})
         operands = [env[index] for index in instruction.operands]
         emit = emitter.emit(instruction)
+        # Profiles and compiled collectives are assigned to instructions by this scope.
         with named_scope(f"{SCOPE}{instruction.results[0]}" if instruction.results else ""):
             made = emit(emitter, instruction, *operands)
         env.update(zip(instruction.results, made, strict=True))

@@ -25,6 +25,7 @@ def _exclusive_scan(
     every = lax.all_gather(x, emitter.axes.names(a.digits), axis=0, tiled=False)
     member, own = lax.broadcasted_iota(jnp.int32, every.shape, 0), emitter.partition_id(a.digits)
     before = member > own if a.reverse else member < own
+    # Blocks of later members count as the identity, so that one fold serves all devices.
     neutral = jnp.asarray(identity(a.combine, x.dtype.name), x.dtype)
     return [folded(jnp.where(before, every, neutral), a.combine)]
 

@@ -80,6 +80,7 @@ def _starts(
         digits, high = cut.get(dim, ((), n - size))
         start = jnp.asarray(given)
         top = min(high, int(jnp.iinfo(start.dtype).max))
+        # Clamp before the conversion: a 64-bit start may not fit in 32 bits.
         start = jnp.clip(start, 0, jnp.asarray(top, start.dtype)).astype(jnp.int32)
         found.append(start - ids(digits) * n)
     return found

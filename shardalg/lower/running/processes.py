@@ -90,6 +90,7 @@ class LocalProcesses:
         show: Callable[[str], None],
     ) -> None:
         """Until all have ended well."""
+        # Poll instead of waiting for one process: any of them may fail first.
         end, seen = time.monotonic() + self.limit_s, 0
         while True:
             states = [process.poll() for process in started]
@@ -184,6 +185,7 @@ def join(timeout_s: int = 300) -> bool:
     Raises:
       RunError: the processes do not find each other in time, or JAX has started.
     """
+    # Values in the environment precede the detection of JAX, which knows schedulers only.
     told = [os.environ.get(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")]
     try:
         count, index = (None if text is None else int(text) for text in told)
@@ -238,6 +240,7 @@ def agree(text: str, what: str) -> None:
     """
     from jax.experimental import multihost_utils
 
+    # Compare digests: the texts of large programs are megabytes.
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     every = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, digest.size)
     others = [index for index, other in enumerate(every) if (other != every[0]).any()]

@@ -89,6 +89,7 @@ def _next(
     bad = [number for number in carry.values() if number >= len(parts)]
     if bad:
         raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
+    # A donated argument that no result replaces is placed again from the host.
     kept = [args[i] if _consumed(arg) else arg for i, arg in enumerate(now)]
     return [parts[carry[i]] if i in carry else arg for i, arg in enumerate(kept)]
 

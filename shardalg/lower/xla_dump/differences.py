@@ -76,6 +76,7 @@ def _digits(names: Sequence[str], mesh: Mesh) -> Digits | None:
         if _axis(name) not in mesh.axis_names:
             return None
         digit = mesh.digit(_axis(name))
+        # `X:(2)4` is the factor of size 4 after the major factor 2 of axis X.
         if part:
             before, size = int(part[1]), int(part[2])
             digit = Digit(digit.stride * digit.size // (before * size), size)
@@ -131,6 +132,7 @@ def differences(program: SpmdProgram, text: str) -> Table:
 def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | None, Sent]]) -> str:
     ours, theirs = every
     if not there.kinds:
+        # A larger collective of the same kind and axes carries this one's bytes.
         sums = _of_kind(theirs.values(), here)
         if any(other.wire_bytes > here.wire_bytes for other in sums):
             return COMBINED
