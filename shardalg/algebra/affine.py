@@ -54,6 +54,7 @@ class Index:
         total = self._linear()
         for name, coefficient in other._linear().items():
             total[name] = total.get(name, 0) + coefficient
+        # Sorted and without zeros, so that equal expressions are equal values.
         terms = tuple(sorted((n, c) for n, c in total.items() if c))
         return Index(terms, self.constant + other.constant)
 
@@ -94,6 +95,7 @@ class Index:
         An index without exact division also takes arrays of numbers, and returns an array.
         """
         number = sum(c * values[n] for n, c in self.terms) + self.constant
+        # Only exact divisions test a condition, which arrays do not allow.
         if self.exact and number % self.div:
             return None
         number //= self.div
@@ -115,6 +117,7 @@ class Index:
         return sympy.Mod(number, self.mod) if self.mod else number
 
     def __str__(self) -> str:
+        # The largest coefficient first, as in `2*o+r`.
         ordered = sorted(self.terms, key=lambda term: -abs(term[1]))
         text = "".join(
             ("+" if c > 0 else "-") + ("" if abs(c) == 1 else f"{abs(c)}*") + n for n, c in ordered
@@ -182,6 +185,7 @@ class Quotient:
         return Quotient(self.slope + slope, self.rest, constant, self.divisor)
 
     def __neg__(self) -> Quotient:
+        # -floor(x / m) = ceil(-x / m)
         slope = self.slope * self.divisor + self.rest
         return Quotient.of(-slope, -self.constant, self.divisor, up=True)
 
@@ -228,6 +232,7 @@ class Quotient:
     def __repr__(self) -> str:
         if not self.rest:
             return _linear(self.slope, self.constant)
+        # Whole multiples of the divisor are printed outside the floor.
         whole, inner = divmod(self.constant, self.divisor)
         text = _linear(self.rest, inner)
         floor = f"floor({text if text == 'p' else f'({text})'}/{self.divisor})"

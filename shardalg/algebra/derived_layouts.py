@@ -67,6 +67,7 @@ def mesh_split(
             f"for the {len(shape)} dimensions of shape {tuple(shape)}. Give one axis, or -1, per "
             "dimension."
         )
+    # A dimension may have axes and be open, too.
     closed = Sharding.from_axes(dims_mapping, mesh, shape)
     return replace(closed, unspecified_dims=tuple(sorted(unspecified_dims)))
 
@@ -77,6 +78,7 @@ def check_mapping(mesh: object, dims_mapping: object, unspecified_dims: object =
     Raises:
       ShardingError: `mesh` is no `Mesh`, or another argument is no sequence.
     """
+    # The arguments are checked in their order, so that the first wrong one is named.
     given = {"mesh": (mesh, isinstance(mesh, Mesh), "a shardalg.Mesh")}
     lists = {"dims_mapping": dims_mapping, "unspecified_dims": unspecified_dims}
     given |= {n: (v, isinstance(v, Iterable), "a list as [0, -1]") for n, v in lists.items()}
@@ -118,6 +120,7 @@ def even_prefix(sharding: Sharding) -> Sharding:
     dims: list[Digits] = []
     for size, digits in zip(sharding.shape, sharding.dims, strict=True):
         counts = range(1, len(digits) + 1)
+        # If a prefix divides the size, so do all shorter ones: stop at the first that does not.
         uneven = (count for count in counts if size % parts(digits[:count]))
         dims.append(digits[: next(uneven, len(digits) + 1) - 1])
     return sharding.with_dims(tuple(dims))
@@ -141,6 +144,7 @@ def undivided(sharding: Sharding, *, among: Digits | None = None) -> Sharding:
             for n, digits in zip(sharding.shape, sharding.dims, strict=True)
         ]
     )
+    # The same object, if nothing changes: layouts are compared by identity first.
     return sharding if dims == sharding.dims else sharding.with_dims(dims)
 
 

@@ -54,6 +54,7 @@ def partition_id(digits: Digits, position: Position) -> Position:
     >>> [partition_id((Digit(1, 2), Digit(2, 3)), position) for position in range(6)]
     [0, 3, 1, 4, 2, 5]
     """
+    # Horner's scheme: the first digit is the major one.
     number: Any = 0
     for digit in digits:
         number = number * digit.size + digit.at(position)
@@ -103,6 +104,7 @@ def overlap(first: Digit, second: Digit) -> bool:
     >>> overlap(Digit(1, 2), Digit(1, 3)), overlap(Digit(1, 4), Digit(1, 6))
     (False, True)
     """
+    # A digit of size 1 is 0 on every device, so it overlaps none.
     if first == second:
         return first.size > 1
     if nested(first, second):
@@ -168,6 +170,7 @@ def starts_with(fine: Digits, coarse: Digits) -> bool:
     count = len(coarse)
     if fine[:count] == coarse:
         return True
+    # Only the last digit of `coarse` may be a part of a digit.
     if len(fine) < count or fine[: count - 1] != coarse[:-1]:
         return False
     return is_major(coarse[-1], fine[count - 1])
@@ -211,6 +214,7 @@ def complement(used: Digits, size: int) -> Digits | None:
     >>> complement((Digit(4, 2),), 24)
     (Digit(stride=8, size=3), Digit(stride=1, size=4))
     """
+    # From the smallest stride on: each gap between two used digits is a digit that is left.
     left, below = [], 1
     for digit in sorted(d for d in used if d.size > 1):
         if digit.stride % below:
@@ -246,6 +250,7 @@ class PositionTable:
     @property
     def is_balanced(self) -> bool:
         """True if every tile is on the same number of devices, as in a valid sharding."""
+        # Balanced: every tile of the grid occurs, and all occur equally often.
         cells = Counter(zip(*self.ids, strict=True))
         return len(cells) == math.prod(self.parts) and len(set(cells.values())) == 1
 

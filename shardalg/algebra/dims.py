@@ -36,6 +36,7 @@ class Max(sympy.Max):
 
     def __new__(cls, *args: Expr, evaluate: bool = True) -> sympy.Expr:
         """Return the maximum; sympy passes `evaluate`, which has no effect."""
+        # Nested maxima are one maximum; numbers alone are evaluated.
         flat: list[sympy.Expr] = []
         for arg in map(sympy.sympify, args):
             flat += arg.args if isinstance(arg, sympy.Max) else (arg,)
@@ -60,6 +61,7 @@ class Size(sympy.Symbol):
 
     def __new__(cls, name: str, hint: int) -> Size:
         """Return the symbol, without the checks of `dims`."""
+        # `__xnew__` makes a new symbol; sympy's own cache would ignore the hint.
         made = sympy.Symbol.__xnew__(cls, name, positive=True, integer=True)
         made.hint = hint
         return made
@@ -68,6 +70,7 @@ class Size(sympy.Symbol):
         return (self.name, self.hint), {}
 
     def _hashable_content(self) -> tuple[object, ...]:
+        # sympy compares and hashes symbols by this tuple: the hint is a part of the identity.
         return (*super()._hashable_content(), self.hint)
 
 
@@ -125,7 +128,9 @@ def sizes_of(expressions: Iterable[Expr]) -> dict[str, Size]:
     >>> sizes_of([B * S, 7, S - 1])
     {'B': B, 'S': S}
     """
+    # Numbers have no free symbols; a set visits repeated expressions once.
     symbols = {s for e in set(expressions) for s in getattr(e, "free_symbols", ())}
+    # A fixed order, because the iteration order of a set of symbols changes from run to run.
     found: dict[str, Size] = {}
     for symbol in sorted(symbols, key=str):
         if not isinstance(symbol, Size):
@@ -186,6 +191,7 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
     for place, size in enumerate(sizes, 1):
         prime = int(sympy.nextprime(prime))
         number = size.hint * prime if multiples else size.hint + 1 + size.hint * place // len(sizes)
+        # Different primes have no common factor, so that no size divides another one.
         while not multiples and (number in found.values() or not sympy.isprime(number)):
             number += 1
         found[size.name] = number
@@ -209,6 +215,7 @@ def to_data(size: Expr) -> int | list[Any]:
     """
     if isinstance(size, int):
         return size
+    # Numbers of sympy first: an Integer is a Rational, too.
     if size.is_Integer:
         return int(size)
     if isinstance(size, Size):
@@ -235,6 +242,7 @@ def from_data(data: Data) -> Expr:
     >>> from_data(("add", -1, ("mul", 3, ("size", "B", 8)))) == 3 * B - 1
     True
     """
+    # Check before building anything: sympy evaluates powers of numbers at once.
     if _bits(data) > LONGEST:
         raise SymbolError(f"the size {data!r:.80} makes numbers of more than {LONGEST} bits.")
     try:
@@ -260,6 +268,7 @@ def _made(data: Data) -> Expr:
 
 def _parts(data: Data) -> tuple[str, tuple[Any, ...]]:
     """Return the operation and its arguments; raise unless their number and types fit."""
+    # The data may come from a file of any origin, so nothing about it is assumed.
     operation, *arguments = data if isinstance(data, tuple) and data else ("",)
     if not isinstance(operation, str):
         operation = ""
@@ -282,6 +291,7 @@ def _bits(data: Data) -> int:
     """Return an upper bound of the bits of a size's value; fractions count both parts."""
     if isinstance(data, int):
         return data.bit_length()
+    # A power multiplies bits, a product adds them, and each further term adds at most one.
     operation, arguments = _parts(data)
     if operation in _TAKES:
         return sum(n.bit_length() for n in arguments if isinstance(n, int))

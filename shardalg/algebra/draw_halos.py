@@ -117,6 +117,7 @@ def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
     """
     from shardalg.drawing import Drawing
 
+    # Panels are stacked from the top; each is as high as its rows of windows need.
     shown = list(pictures.values())
     head = HEAD + TOP + CELL + GAP
     heights = [head + _band(panel) * len(panel.rows) for panel in shown]
@@ -176,6 +177,7 @@ class _Panel:
         self.text(0.15, 0.2, title, ha="left", fontsize=10, weight="bold")
         self.text(0.15, 0.42, shown.note, ha="left", color=FAINT)
         self.text(LEFT - 0.12, HEAD + TOP + CELL / 2, "held", ha="right")
+        # One row with all blocks, then one row per partition.
         for p in range(len(shown.rows)):
             first, end = p * shown.block, (p + 1) * shown.block
             self.cells(first, end, HEAD + TOP)
@@ -206,6 +208,7 @@ class _Panel:
             names = f"out {row.partition * outputs}…{(row.partition + 1) * outputs - 1}"
             small = {"ha": "right", "color": FAINT, "fontsize": 7}
             self.text(LEFT - 0.12, y + CELL + LANE * 0.75, names, **small)
+        # Overlapping windows are drawn on different lines.
         for nth, first in enumerate(row.windows):
             lane = y + CELL + LANE * (nth % shown.lanes + 0.75)
             self.window(row, first, lane, exists=nth < row.outputs)
@@ -241,6 +244,7 @@ class _Panel:
         color, shown = INK if exists else FAINT, self.shown
         before, after = row.zeros
         last = first + shown.span
+        # A little shorter than its positions, so that neighbouring windows do not touch.
         ends = self.x(first - before + 0.15), self.x(last + after - 0.15)
         self.axes.plot(ends, (y, y), color=color, lw=0.8, ls="-" if exists else ":")
         dots: dict[str, Any] = {"color": color, "ls": "none", "marker": "o", "ms": 3}

@@ -36,6 +36,7 @@ def plane(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
             f"{texts} split {len(split)} dimensions; a drawing has two. Draw shardings that split "
             "fewer, or print sharding.shard_slices(device)."
         )
+    # Fill up with dimensions that no sharding splits, the first ones first.
     free = [dim for dim in range(rank) if dim not in split]
     return tuple(sorted([*split, *free[: max(0, 2 - len(split))]]))
 
@@ -56,6 +57,7 @@ def devices_by_block(sharding: Sharding, dims: tuple[int, ...]) -> dict[Bounds, 
         parts = sharding.shard_slices(device)
         spans = [(parts[dim].start, parts[dim].stop) for dim in dims]
         rows, columns = spans if len(spans) == 2 else ((0, 1), *spans)
+        # A block of padding alone has nothing to draw.
         if rows[0] < rows[1] and columns[0] < columns[1]:
             found.setdefault((rows, columns), []).append(device)
     return {bounds: tuple(devices) for bounds, devices in found.items()}
@@ -69,6 +71,7 @@ def draw_shardings(shardings: Mapping[str, Sharding]) -> Figure:
     from shardalg.drawing import Drawing
 
     dims = plane(shardings)
+    # A single dimension needs width and little height, so its panels are below each other.
     rows, count = len(dims) == 1, len(shardings)
     size = (3 * PANEL, 0.45 * PANEL * count + 0.3) if rows else (PANEL * count + 0.4, PANEL + 0.5)
     figure = Drawing(figsize=size, layout="constrained")
@@ -93,6 +96,7 @@ def _draw(axes: Axes, sharding: Sharding, dims: tuple[int, ...]) -> None:
         axes.add_patch(Rectangle((left, top), *size, fc=face, ec=INK, lw=0.8))
         place = (left + right) / 2, (top + bottom) / 2
         axes.text(*place, _listed(devices), ha="center", va="center", fontsize=7, color=INK)
+    # A single dimension is drawn as one row of elements.
     height, width = (1, *(sharding.shape[dim] for dim in dims))[-2:]
     ends = [0, height] if len(dims) == 2 else []
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[0, width], yticks=ends)

@@ -62,6 +62,7 @@ def mesh_to_jax(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.shardin
             "smaller mesh."
         )
     chosen = given[: mesh.size] if mesh.device_ids is None else _by_id(given, mesh)
+    # An object array first: numpy would try to look inside the devices.
     grid = np.empty(mesh.size, dtype=object)
     grid[:] = chosen
     names = mesh.axis_names

@@ -52,6 +52,7 @@ class Layout:
                 f"a sharding of shape {self.shape} needs {len(self.shape)} dimensions, got "
                 f"{len(self.dims)}: {self.dims}. Give one tuple of digits per dimension."
             )
+        # If two digits overlap, some tile is on no device.
         used = [d for digits in self.dims for d in digits if d.size > 1]
         used += [d for d in (*self.unreduced, *self.replicated, *self.manual) if d.size > 1]
         if len(used) > 1:
@@ -129,6 +130,7 @@ class Layout:
 
     def _check_priorities(self) -> None:
         """Raise unless each dimension has a valid priority; store 0 everywhere as ()."""
+        # `type` and not isinstance: True is an int in Python, but no priority.
         wrong = [n for n in self.priorities if type(n) is not int or n < 0]
         if wrong or len(self.priorities) != len(self.shape):
             raise ShardingError(
@@ -141,11 +143,13 @@ class Layout:
                     f"dimension {dim} has priority {priority}, but it has no axes and is not open: "
                     "completion cannot change it. Leave its priority at 0."
                 )
+        # One form for "no priorities", so that equal layouts are equal values.
         if not any(self.priorities):
             object.__setattr__(self, "priorities", ())
 
     def _used_twice(self) -> str:
         """Return the message that lists all pairs of digits that overlap."""
+        # All faults at once: a user who removes one of several would meet the next one.
         uses = [(f"dimension {i}", d) for i, digits in enumerate(self.dims) for d in digits]
         for name in ("unreduced", "replicated", "manual"):
             uses += [(f"the {name} digits", d) for d in getattr(self, name)]
@@ -221,6 +225,7 @@ def _digits_on(rows: tuple[Digits, ...], source: Mesh, target: Mesh) -> tuple[Di
     """
     if source.size != target.size:
         return None
+    # Equal orders have equal positions, whatever the axes are.
     if source.device_ids == target.device_ids:
         return rows
     if sorted(source.order) != sorted(target.order):

@@ -165,6 +165,7 @@ class Mesh:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        # Identity first: planning compares one mesh with itself most of the time.
         return self is other or (
             isinstance(other, Mesh)
             and self.axes == other.axes
@@ -175,7 +176,7 @@ class Mesh:
     def __repr__(self) -> str:
         shown = [_axes_text(self.axes, "~" if self.symbolic else "=")] if self.axes else []
         if self.device_ids is not None:
-            shown.append(f"device_ids={_listed(self.device_ids)}")
+            shown.append(f"device_ids={short_list(self.device_ids)}")
         return f"Mesh({', '.join(shown)})"
 
     @property
@@ -229,11 +230,12 @@ class Mesh:
         Raises:
           MeshError: the mesh has no such device.
         """
+        # In the default order, ids are positions: no table is made.
         if self.device_ids is None and 0 <= device < self.size:
             return device
         if self.device_ids is None or device not in self._positions:
             raise MeshError(
-                f"device {device} is not on {self!r}; its devices are {_listed(self.order)}."
+                f"device {device} is not on {self!r}; its devices are {short_list(self.order)}."
             )
         return self._positions[device]
 
@@ -256,6 +258,7 @@ class Mesh:
         """
         import numpy as np
 
+        # Both orders sort to the same ids: from position to rank here, from rank to position there.
         ranks = np.argsort(np.argsort(self.order))
         return np.argsort(other.order)[ranks]
 
@@ -322,6 +325,7 @@ class Mesh:
         Raises:
           MeshError: the digit is not made of axes and sub-axes (it belongs to another mesh).
         """
+        # A whole axis is named by its digit alone, also if its size is 1.
         exact = [name for name, axis in self._digits.items() if digit == axis]
         if exact:
             return (AxisRef(exact[0]),)
@@ -345,6 +349,7 @@ class Mesh:
           MeshError: a digit is not made of axes and sub-axes.
         """
         joined: list[AxisRef] = []
+        # A sub-axis that continues the one before it, as x:(1)2 and x:(2)4, extends it.
         for ref in (ref for digit in digits for ref in self.axis_refs(digit)):
             last = joined[-1] if joined else None
             if last and last.name == ref.name and last.size and last.pre * last.size == ref.pre:
@@ -392,6 +397,8 @@ def _axis_digits(pairs: tuple[tuple[str, int], ...]) -> dict[str, Digit]:
 def _common(name: str, axis: Digit, digit: Digit) -> AxisRef | None:
     """Return the part of the axis that `digit` contains; None if they have no part in common."""
     axis_period, period = axis.stride * axis.size, digit.stride * digit.size
+    # The range of strides from `low` to `high` is a common part if both borders divide evenly into
+    # the axis and into the digit.
     low, high = max(axis.stride, digit.stride), min(axis_period, period)
     if low >= high or low % axis.stride or low % digit.stride or high % low:
         return None
@@ -406,7 +413,7 @@ def _axes_text(pairs: Iterable[tuple[str, int]], sign: str = "=") -> str:
     return ", ".join(f"{name}{sign}{n}" if name else f"{n} unnamed devices" for name, n in pairs)
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
+def short_list(numbers: Sequence[int]) -> str:
     """Return numbers as text; only the first 16 of a long tuple."""
     shown = ", ".join(map(str, numbers[:16]))
     return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"
@@ -435,6 +442,7 @@ def _check_axes(pairs: tuple[tuple[str, int], ...]) -> None:
     unnamed = [name for name in names if not isinstance(name, str)]
     if unnamed:
         raise MeshError(f"mesh axes have text as names, got {unnamed}.")
+    # `type` and not isinstance: True is an int in Python, but no size.
     bad = [(name, n) for name, n in pairs if type(n) is not int or n < 1]
     if bad:
         raise MeshError(
@@ -456,7 +464,7 @@ def _check_symbolic(pairs: tuple[tuple[str, int], ...], ids: tuple[int, ...] | N
         )
     unnamed = [name for name, _ in pairs if not name.isidentifier()]
     if unnamed or ids is not None:
-        order = f"device_ids {_listed(ids or ())}"
+        order = f"device_ids {short_list(ids or ())}"
         what = f"the axes {unnamed}, no identifiers" if unnamed else order
         raise MeshError(
             f"a symbolic mesh has axes named like symbols, in the default order of devices, got "
@@ -487,7 +495,9 @@ def _checked_ids(
         fault = f"; {repeated} occur more than once" if repeated else ""
         raise MeshError(
             f"device_ids of Mesh({_axes_text(pairs)}) must be {size} different numbers of at "
-            f"least 0, got {len(ids)}: {_listed(ids)}{fault}. List each device once, in row-major "
-            "order of the axes."
+            f"least 0, got {len(ids)}: {short_list(ids)}{fault}. List each device once, in "
+            "row-major order of the axes."
         )
+    # The default order is None, so that equal meshes are equal values. A mesh without axes keeps
+    # its id: it is a device, and not any device.
     return None if pairs and ids == tuple(range(size)) else ids

@@ -97,6 +97,7 @@ def valid_size_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
     """
     import sympy
 
+    # An even split has no padding, so the formula is a number.
     block = block_size(size, count)
     if size == block * count:
         return _number(block)
@@ -125,6 +126,7 @@ def _number(value: int) -> sympy.Integer:
 
 def _by_coordinates(digits: Digits, mesh: Mesh) -> sympy.Expr:
     """Return the mixed-radix number of coordinates along axes and sub-axes."""
+    # A digit that joins several axes is itself a mixed-radix number of their coordinates.
     total = _number(0)
     for digit in digits:
         value = _number(0)

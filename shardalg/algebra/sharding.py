@@ -241,6 +241,7 @@ class Sharding(Layout):
     def split_places(self) -> tuple[tuple[int | str, Digits], ...]:
         """Each dimension and each class in `CLASSES` that has digits, with its canonical digits."""
         dims = tuple((i, d) for i, d in enumerate(self.canonical_dims) if d)
+        # Most shardings have dimensions only: skip sorting the classes.
         if not (self.unreduced or self.manual or self.replicated):
             return dims
         return (*dims, *((c, d) for c, d in zip(CLASSES, self.classes, strict=True) if d))

@@ -117,6 +117,7 @@ def _merge(first: Sharding, second: Sharding, policy: str, relation: str) -> Ver
         second = _on_first_mesh(first, second, policy)
         if not _same_order(first, second):
             return _merge_tables(first, second, policy, relation)
+    # Open dimensions and classes are rare: compare them only if there are some.
     dims, failure = _merged_dims(first, second, policy)
     if failure is None:
         failure = (

@@ -122,6 +122,7 @@ def merged_sharding(first: Sharding, second: Sharding, dims: tuple[Digits, ...])
         own = (d for d in replicated if not any(overlap(d, e) for e in more))
         replicated = (*own, *more)
     opened = open_dims(first, second)
+    # Returning an operand keeps identity, which makes later comparisons fast.
     for operand in (first, second):
         fields = (operand.dims, operand.replicated, operand.unspecified_dims)
         if (dims, replicated, opened) == fields:

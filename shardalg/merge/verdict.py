@@ -260,6 +260,7 @@ def _fault(verdict: Verdict) -> tuple[str, str]:
     assert witness is not None and failure is not None
     first, second = verdict.pair
     place = f"of shape {first.shape} on {first.mesh!r}"
+    # A tile shows that the digits of several places clash, a device that offsets of one differ.
     if witness.tile:
         places = " and ".join(_place(dim) for dim in witness.dims)
         count, expected = (

@@ -136,6 +136,7 @@ class Classes:
         The ids of a row are `T` successive ones, from the first id whose interval starts in another
         block than its predecessor's. Devices that read one block are then next to each other.
         """
+        # Without a period each device is a class of its own.
         rows, ids = np.arange(parts(self.rows))[:, None], np.arange(self.period)
         if self.period == self.count:
             begin = np.zeros_like(rows)
@@ -198,6 +199,7 @@ class ClassRound:
         """First and last `k` for which both devices exist and an element that is read exists."""
         classes, exchange = self.classes, self.exchange
         low, high = self._read
+        # Each condition is a range of k; the class exists where all of them overlap.
         ends = [
             _within(self.target, classes.period, (0, classes.count)),
             _within(self.source, classes.step, (0, classes.count)),
@@ -261,6 +263,7 @@ class ClassRound:
         """The round; the pairs of its permutes are pairs of classes."""
         offset = self.start % self.exchange.block - self.number * self.exchange.block
         layout = piece(offset, offset + self.exchange.want.length, self.exchange.block)
+        # A colouring of the classes by their sources also colours the devices: see the module.
         permutes, labels = [], list(self.sends)
         for members in once_each([label[0] for label in labels], range(len(labels))):
             sent = tuple(labels[i] for i in members)
@@ -330,6 +333,7 @@ def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
     found = [each for each in periods if each is not None]
     if not found or len(found) < len(periods):
         return count, count
+    # Over a common period all exchanges must advance by equally many blocks.
     period = math.lcm(*(period for period, _ in found))
     steps = {step * (period // own) for own, step in found}
     return (period, steps.pop()) if len(steps) == 1 and 4 * period <= count else (count, count)
@@ -340,6 +344,7 @@ def _period(exchange: Exchange) -> tuple[int, int] | None:
 
     None if starts do not depend on the dimension's partition id, or on a part of its digits only.
     """
+    # Other digits change the row, not the period, if they are independent of the dimension's.
     slope, whole = 0, canonical(exchange.held)
     digits = dict(exchange.ids)
     for name, coefficient in exchange.want.start.terms:

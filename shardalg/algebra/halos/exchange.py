@@ -66,6 +66,7 @@ class Exchange:
                 f"for {self.want}: the blocks must hold all elements, at least one, and every "
                 f"partition id of the start needs digits (missing: {unknown})."
             )
+        # Digits of `held` must not overlap: otherwise some block would have no holder.
         digits = (*self.held, *(digit for _, row in self.ids for digit in row))
         outside = [d for d in digits if d.stride * d.size > self.devices]
         clashes = [pair for pair in combinations(self.held, 2) if overlap(*pair)]
@@ -208,6 +209,7 @@ class Exchange:
 
         Long runs of rounds in which no block exists are left out (`worth_sending`).
         """
+        # Rounds that some interval reaches into; intervals that do not exist reach into none.
         start, end = self._clipped
         first, last = start // self.block - self._first, (end - 1) // self.block - self._first
         some = start < end
@@ -244,6 +246,7 @@ class Exchange:
         Raises:
           ShardingError: the dimension is not partitioned over all devices, in their order.
         """
+        # The drawing has one row per device, and one partition id for all of them.
         row = (Digit(1, self.devices),)
         if self.held != row or any(digits != row for _, digits in self.ids):
             raise ShardingError(

@@ -152,12 +152,14 @@ class Transfer:
 
 def pieces(round_: Round, reader: int = 0) -> Iterator[Piece]:
     """Yield the pieces of a round: maximal ranges of the block that the same permutes send."""
+    # Permutes of a round can send different ranges: cut at all their borders.
     borders = {round_.lower, round_.upper}
     for permute in round_.permutes:
         borders |= {permute.lower, permute.upper}
     runs: list[tuple[int, int, tuple[Permute, ...]]] = []
     for lower, upper in pairwise(sorted(borders)):
         by = tuple(p for p in round_.permutes if p.lower <= lower and upper <= p.upper)
+        # Neighbouring ranges with the same permutes are one piece.
         if runs and runs[-1][2] == by:
             lower = runs.pop()[0]
         runs.append((lower, upper, by))
@@ -247,6 +249,7 @@ class _Group:
         if k == len(self.slots):
             self.slots.append(new.slot)
             self.pairs.append(frozenset())
+            # Nothing joins a slot that sends nothing.
             if new.pairs:
                 self.same_tensor[new.slot.tensor].append(k)
         else:
@@ -314,6 +317,7 @@ def in_permutes(edges: Edges) -> tuple[Edges, ...]:
     for edge in edges:
         source, target, *_ = edge
         permute = _free(sent[source], received[target])
+        # No permute of the first `most` is free at both ends: make one free.
         if permute >= most:
             permute, other = _free(sent[source]), _free(received[target])
             _swap((sent, received), target, (permute, other))
@@ -342,6 +346,7 @@ def _swap(sides: tuple[Ends, Ends], target: int, permutes: tuple[int, int]) -> N
         if edge is not None:
             path.append((edge, second))
             edge = received[edge[1]].get(first)
+    # Delete all before adding, because neighbours on the path exchange their permutes.
     for edge, permute in path:
         del sent[edge[0]][permute], received[edge[1]][permute]
     for edge, permute in path:

@@ -62,6 +62,7 @@ class Lists:
 
     def dims(self, reader: Reader, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
         """Read one entry per dimension of the tensor, `[{'x'}, {?}]`."""
+        # Refuse a dimension beyond the rank before it is read, so that long texts cost nothing.
         start, count = reader.skip(), 0
 
         def dim() -> Dim:
@@ -84,6 +85,7 @@ class Lists:
         while (start := reader.skip()) < len(reader.text) and reader.word(","):
             left = [kind for kind in kinds if kind not in held]
             kind = next((kind for kind in left if reader.word(kind)), None)
+            # The comma belongs to what follows the classes, such as metadata.
             if kind is None:
                 reader.at = start
                 break
@@ -141,6 +143,7 @@ class Lists:
         """Read one dimension, `{'x', ?}p1`; an open end is last."""
         start = reader.skip()
         reader.expect("{")
+        # Only a closing brace may follow `?`.
         refs, is_open, closed = [], False, reader.word("}")
         while not closed:
             is_open = reader.word("?")
@@ -185,6 +188,7 @@ class Lists:
         pre = reader.number("the number of parts above the sub-axis")
         reader.expect(")")
         ref = AxisRef(name, pre, reader.number("the size of the sub-axis"))
+        # A sub-axis of size 1 splits nothing, and one that is the whole axis has a shorter text.
         size = mesh.shape[name]
         if ref.pre < 1 or ref.size in (0, 1, size) or size % (ref.pre * (ref.size or 1)):
             what = f"{ref!r} is no proper part of {name!r}, whose size is {size}"
@@ -193,6 +197,7 @@ class Lists:
 
     def _digits(self, reader: Reader, mesh: Mesh, refs: tuple[AxisRef, ...], start: int) -> Digits:
         """Return the digits of axes; raise if neighbouring sub-axes are one sub-axis."""
+        # `refs` merges neighbours: a text that it would print otherwise is not canonical.
         digits = tuple(mesh.ref_digit(ref) for ref in refs)
         joined = mesh.refs(digits)
         if joined != refs:
@@ -214,7 +219,9 @@ def read(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
         reader.expect("]")
         return made
     reader.expect("mesh")
-    own = _hlo_mesh(reader)
+    start = reader.skip()
+    axes = HLO_LISTS.mesh_axes(reader)
+    own = _mesh(reader, axes, _device_ids(reader), start)
     reader.word(",")
     found = _whole(reader, own, shape)
     if found is None:
@@ -243,18 +250,12 @@ def text(sharding: Layout) -> str:
     axes = ",".join(f"{HLO_LISTS.quoted(name)}={size}" for name, size in mesh.axes)
     order = ""
     if mesh.device_ids is not None:
+        # XLA prints the short form of an iota if there is one.
         order = f", device_ids=({iota_text(mesh.device_ids) or listed(mesh.device_ids)})"
     held = "".join(
         HLO_LISTS.class_text(kind, getattr(sharding, kind), sharding) for kind in HLO_KINDS
     )
     return f"{{mesh[{axes}]{order}, {HLO_LISTS.dims_text(sharding)}{held}}}"
-
-
-def _hlo_mesh(reader: Reader) -> Mesh:
-    """Read a mesh with its device ids."""
-    start = reader.skip()
-    axes = HLO_LISTS.mesh_axes(reader)
-    return _mesh(reader, axes, _device_ids(reader), start)
 
 
 def _mesh(
@@ -273,6 +274,7 @@ def _mesh(
 def _device_ids(reader: Reader) -> tuple[int, ...] | None:
     """Read `, device_ids=(...)`; None, with nothing consumed, if it is not next."""
     start = reader.skip()
+    # The comma may also be followed by dimensions, so look ahead and go back.
     if not (reader.word(",") and reader.word("device_ids")):
         reader.at = start
         return None
@@ -322,6 +324,7 @@ def from_sdy(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
     reader.expect("<")
     own = _sdy_mesh(reader, mesh)
     reader.expect(",")
+    # A maximal sharding states no dimensions.
     rank = 0 if own.is_device else len(shape)
     dims = SDY_LISTS.dims(reader, own, rank)
     held = SDY_LISTS.classes(reader, own, SDY_KINDS)

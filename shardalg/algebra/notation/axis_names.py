@@ -35,6 +35,7 @@ def dims_mapping(sharding: Layout) -> tuple[int | tuple[int, ...], ...]:
                 f"{', '.join(mesh.texts(parts))} is no whole axis. State it on a mesh whose axes "
                 "are the parts."
             )
+        # The paper writes -1 for no axis, and a number for a single one.
         row = tuple(numbers[digit] for digit in digits)
         rows.append(row[0] if len(row) == 1 else row or -1)
     return tuple(rows)
@@ -58,6 +59,7 @@ def from_axes(
         )
     names = [_axis_names(entry, mesh) for entry in entries]
     _check_axis_names(names, held, entries=entries, mesh=mesh, shape=shape)
+    # As in a PartitionSpec, missing entries mean dimensions that are not partitioned.
     names += [()] * (len(shape) - len(names))
     dims = tuple(mesh.digits(name for name in axes if name != "?") for axes in names)
     unspecified = tuple(i for i, axes in enumerate(names) if "?" in axes)
@@ -93,6 +95,7 @@ def _check_axis_names(
 ) -> None:
     """Raise if an axis is unknown or used twice; the message names all of them."""
     place = f"the spec {entries_text(entries)} of shape {shape} on {mesh!r}"
+    # Every place where an axis occurs, so that one message names all faults.
     uses: dict[str, list[str]] = {}
     for i, axes in enumerate(names):
         for name in axes:

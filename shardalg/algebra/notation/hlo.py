@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digit, Digits, canonical, complement
 from shardalg.algebra.layout import Layout, restate, spelled
-from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.mesh import Mesh, short_list
 from shardalg.algebra.notation import axis_lists
 from shardalg.algebra.notation.reader import (
     MAX_DEVICES,
@@ -104,6 +104,7 @@ def from_hlo_tuple(
     """
     reader = Reader(text, "the HLO tuple sharding", "{{replicated}, {devices=[2]<=[2]}}")
     reader.expect("{")
+    # Each element is read with its own shape, and too many are refused before they are read.
     rest = iter(shapes)
 
     def element() -> Layout:
@@ -141,11 +142,13 @@ def to_hlo(sharding: Layout, version: int = 2) -> str:
         return axis_lists.text(sharding)
     if sharding.is_maximal:
         return f"{{maximal device={sharding.mesh.order[0]}}}"
+    # One class over all devices, and nothing split, is a single word in XLA's text.
     groups = _subgroups(sharding)
     if all(n == 1 for n in sharding.parts) and len(groups) <= 1:
         return f"{{{groups[0][0] if groups else 'replicated'}}}"
     tiles = [*sharding.parts, *(math.prod(d.size for d in digits) for _, digits in groups)]
     flat = tuple(d for digits in (*sharding.dims, *(g for _, g in groups)) for d in digits)
+    # Replicated devices are the last dimension of the tile array.
     copies = tiles[-1] if groups and groups[-1][0] == "replicated" else 1
     order = _device_order(canonical(flat), sharding.mesh, copies)
     short = iota_text(order) if version == 2 else None
@@ -186,6 +189,7 @@ def _in_braces(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Lay
     else:
         what = f"expected 'devices=', 'maximal' or one of {', '.join(SUBGROUPS)}"
         raise reader.error(f"{what}, found {word!r}", start)
+    # XLA may add the operator's source; it says nothing about the layout.
     if reader.word("metadata"):
         reader.expect("=")
         reader.expect("{")
@@ -220,7 +224,7 @@ def _tiled(reader: Reader, shape: tuple[int, ...], mesh: Mesh | None) -> Layout:
     if found is None and mesh is not None:
         raise reader.error(
             f"this order of devices is no digits of {mesh!r}; read it without a mesh, or give one "
-            f"with device_ids={_shortened(read.devices)}",
+            f"with device_ids={short_list(read.devices)}",
             start,
         )
     return found or made
@@ -234,12 +238,13 @@ def _tiles(reader: Reader) -> _Tiles:
     size = math.prod(extents)
     if min(extents) < 1 or size > MAX_DEVICES:
         what = (
-            f"the extents {_shortened(extents)} must be at least 1 and make at most {MAX_DEVICES}"
+            f"the extents {short_list(extents)} must be at least 1 and make at most {MAX_DEVICES}"
         )
         raise reader.error(f"{what} tiles", start)
     start = reader.skip()
     order: tuple[int, ...] | None = None
     digits: Digits = ()
+    # `<=` begins an iota; otherwise the devices are listed one by one.
     if reader.word("<="):
         digits = iota(reader)
         count = math.prod(d.size for d in digits)
@@ -269,7 +274,7 @@ def _device_list(reader: Reader) -> tuple[int, ...]:
         order.append(reader.number("a device id"))
     twice = [device for device, count in Counter(order).items() if count > 1]
     if twice:
-        raise reader.error(f"the devices {_shortened(twice)} occur more than once", start)
+        raise reader.error(f"the devices {short_list(twice)} occur more than once", start)
     return tuple(order)
 
 
@@ -279,6 +284,8 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     Positions are device ids if the array is an iota whose digits fit the extents. Otherwise they
     are places in the list of devices.
     """
+    # Rows of an iota are digits of the device id. If an extent cuts a digit unevenly, or devices
+    # are listed, rows are digits of the place in the list, which is then the order of the mesh.
     size, rows = math.prod(read.extents), None
     if read.order is None:
         rows = _cut(read.digits, read.extents)
@@ -290,6 +297,7 @@ def _sharding(read: _Tiles, shape: tuple[int, ...]) -> Layout:
     assert rows is not None
     rank = len(shape)
     groups = list(zip(read.subgroups, rows[rank:], strict=True))
+    # Replicated subgroups are the devices that no other digit uses; they are not stored.
     held = {
         kind: tuple(d for name, digits in groups if name == kind for d in digits)
         for kind in ("unreduced", "manual")
@@ -305,6 +313,7 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
     >>> _cut((Digit(1, 4), Digit(4, 3)), (3, 4)) is None
     True
     """
+    # Take the major digit first; a digit that an extent uses in part goes back with its rest.
     rest, rows = list(reversed(canonical(digits))), []
     for extent in extents:
         row: list[Digit] = []
@@ -312,6 +321,7 @@ def _cut(digits: Digits, extents: tuple[int, ...]) -> tuple[Digits, ...] | None:
             head = rest.pop()
             taken = math.gcd(head.size, extent)
             below = head.size // taken
+            # A digit must fit into the extent, or be cut by it, without a rest.
             if taken not in (head.size, extent):
                 return None
             row.append(Digit(head.stride * below, taken))
@@ -353,9 +363,3 @@ def _device_order(flat: Digits, mesh: Mesh, copies: int) -> tuple[int, ...]:
     ids = [mesh.device_ids[position] for position in order]
     tiles = (sorted(ids[at : at + copies]) for at in range(0, len(ids), copies))
     return tuple(device for tile in tiles for device in tile)
-
-
-def _shortened(numbers: Sequence[int]) -> str:
-    """Return numbers as text; only the first 16 of many."""
-    shown = ", ".join(map(str, numbers[:16]))
-    return f"[{shown}, ...]" if len(numbers) > 16 else f"[{shown}]"

@@ -30,6 +30,7 @@ def from_spec(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
     """
     entries = tuple(_entry(entry, spec) for entry in _entries(spec))
     held = [tuple(sorted(getattr(spec, name, None) or ())) for name in ("unreduced", "reduced")]
+    # Older versions of JAX have no kinds: their unreduced values are sums.
     kind = getattr(getattr(spec, "unreduced_kind", None), "name", "sum")
     if kind != "sum":
         raise NotationError(
@@ -130,6 +131,7 @@ def _names(digits: Digits, sharding: Layout) -> tuple[str, ...]:
         raise ShardingError(
             f"{sharding.text()} on {mesh!r} has no PartitionSpec: {error}"
         ) from None
+    # A spec names whole axes only.
     partial = [ref for ref in refs if ref.size is not None]
     if partial:
         raise ShardingError(

@@ -40,6 +40,7 @@ def assignments(text: str, what: str, example: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for pair in pairs:
         name, equals, size = (part.strip() for part in pair.partition("="))
+        # A repeated name could be a typing error, so the last one does not win silently.
         if not (name and equals and _is_number(size)) or name in found:
             raise NotationError(
                 f"{what}: {pair!r} in {text!r}; write NAME=SIZE, each name once, as in {example}."
@@ -105,6 +106,7 @@ def parse(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Layout
     Raises:
       NotationError: the text has no known notation, is malformed, or does not fit shape or mesh.
     """
+    # The first characters decide the notation, so that errors speak of one notation only.
     for start, read in _NOTATIONS.items():
         if isinstance(text, str) and re.compile(start).match(text):
             return read(text, shape, mesh)
@@ -120,6 +122,7 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
     held: dict[str, Digits] = {}
     stated = ""
     while not reader.word(")"):
+        # Keyword arguments may follow the entries, each of them once.
         kind = next((kind for kind in _HELD if kind not in held and reader.word(kind)), None)
         if kind is not None:
             held[kind] = _spec_class(reader, mesh)
@@ -132,6 +135,7 @@ def read_spec(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> La
         if reader.expect(",", ")") == ")":
             break
     reader.end()
+    # JAX: dimensions without an entry are not partitioned.
     dims += [Dim((), False, 0)] * (len(shape) - len(dims))
     classes = {_HELD[kind]: digits for kind, digits in held.items()}
     return layout_of(mesh, shape, tuple(dims), classes)
@@ -154,6 +158,7 @@ def read_own(text: str, shape: tuple[int, ...], mesh: Mesh | None = None) -> Lay
         what = f"{len(dims)} entries for the {len(shape)} dimensions of {shape}"
         raise reader.error(what, start)
     held: dict[str, Digits] = {}
+    # The classes follow in the order in which `Layout.text` prints them.
     for mark, kind in (("U", "unreduced"), ("R", "replicated"), ("M", "manual")):
         if reader.take(rf"\{{\s*{mark}\s*:"):
             rows = reader.items(_own_axis(reader, mesh), "}")
@@ -189,6 +194,7 @@ def _spec_entry(reader: Reader, mesh: Mesh) -> Dim:
         return Dim((), True, 0)
     if not reader.word("("):
         return Dim((_spec_axis(reader, mesh),), False, 0)
+    # Python writes a tuple of one axis with a comma at its end: ('x',).
     found, closed = [], reader.word(")")
     while not closed:
         found.append(_spec_axis(reader, mesh))
@@ -255,6 +261,7 @@ def _own_axis(reader: Reader, mesh: Mesh) -> Callable[[], Digits]:
         if not name and reader.text[start : start + 1].isdigit():
             return (_numbered(reader, mesh),)
         name = name or reader.quoted(_QUOTES, "an axis")
+        # `AxisRef` prints the axis of an unnamed mesh as "device".
         name = "" if mesh.is_unnamed and name == "device" else name
         ref = AxisRef(name)
         if reader.word(":"):

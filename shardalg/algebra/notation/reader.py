@@ -125,6 +125,7 @@ class Reader:
 
     def metadata(self) -> None:
         """Skip the rest of `metadata={...}` after its opening brace; quoted braces do not count."""
+        # One token per step: a quoted text, a run of other characters, or a brace.
         depth = 1
         while depth:
             token = self.take(r'"(?:[^"\\]|\\.)*"|[^"{}]+|[{}]')
@@ -144,6 +145,7 @@ class Reader:
     def error(self, what: str, at: int | None = None) -> NotationError:
         """Return an error at index `at` (default: here), with a caret below a piece of the text."""
         column = self.skip() if at is None else at
+        # Show a piece of a long text, with unprintable characters as blanks to keep the columns.
         first = max(0, column - SHOWN)
         piece = self.text[first : column + SHOWN]
         shown = "".join(char if char.isprintable() else " " for char in piece)
@@ -166,6 +168,7 @@ def iota(reader: Reader) -> Digits:
         raise reader.error(
             f"extents are at least 1 and number at most {MAX_DEVICES} devices", start
         )
+    # Without a transpose the numbers are in order.
     order = tuple(range(len(sizes)))
     if reader.word("T"):
         reader.expect("(")
@@ -174,6 +177,7 @@ def iota(reader: Reader) -> Digits:
         if sorted(order) != list(range(len(sizes))):
             what = f"{list(order)} is no permutation of {len(sizes)} numbers"
             raise reader.error(what, start)
+    # The reshape gives each dimension a stride in the number; the transpose orders the digits.
     strides, below = [], math.prod(sizes)
     for size in sizes:
         below //= size
@@ -203,6 +207,7 @@ def iota_text(order: Sequence[int]) -> str | None:
     >>> iota_text((0, 2, 4, 1, 3, 5)), iota_text((0, 1, 2)), iota_text((0, 2, 1))
     ('[3,2]T(1,0)', '[3]', None)
     """
+    # An iota lists each of 0, ..., n - 1 once.
     place = {device: number for number, device in enumerate(order)}
     if any(device not in place for device in range(len(order))):
         return None

@@ -176,6 +176,7 @@ def _forced(script: _Script, verdict: Verdict) -> None:
     """
     for merged in (s for s in verdict.pair if s not in verdict.operands):
         for place in (p for p, _ in merged.split_places if p != "replicated"):
+            # Compare by device: operands may order their devices differently.
             offsets = [offset_at(merged, place, d) for d in merged.mesh.order]
             for operand in verdict.operands:
                 if [offset_at(operand, place, d) for d in merged.mesh.order] == offsets:

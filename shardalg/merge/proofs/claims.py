@@ -207,6 +207,7 @@ class HaloClaim:
         base, first = w.base_dilation, f"({h.step}*p - {w.padding_low})"
         start, limit = _text(h.start), _text(h.limit)
         device = f"0 <= p, p < {h.parts}"
+        # Element k is read by tap `tap` of output x of partition p; all of them exist.
         reads = (
             f"{device}, 0 <= x, x < {h.out_block}, p*{h.out_block} + x < {h.out_size}, 0 <= tap, "
             f"tap < {w.size}, 0 <= k, k < {h.size}, "

@@ -55,6 +55,7 @@ def conditions(text: str) -> tuple[IntegerFormula, ...]:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as fault:
         raise ProofError(f"{text!r} is no list of conditions: {fault.msg}.") from None
+    # Conditions that are separated by commas are a tuple for Python.
     parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
     found = []
     for part in parts:
@@ -163,6 +164,7 @@ def _call(reader: _ConditionReader, node: ast.Call) -> Value:
         raise reader.unknown(node)
     if len(node.args) != _ARITY[name]:
         raise reader.unknown(node, f"has {len(node.args)} arguments for {_ARITY[name]}")
+    # `implies` takes conditions, the other functions take numbers.
     if name == "implies":
         return z3.Implies(*map(reader.truth, node.args))
     values = map(reader.number, node.args)
