@@ -1,4 +1,4 @@
-"""Numbers with names: exact formulas, records of what was asked of them, and facts about them.
+"""Named sizes: exact formulas, facts about them, and records of the questions of planning.
 
-Formulas at many points: quickly in double precision, or without rounding.
+A formula can be evaluated at many points, quickly in double precision or without rounding.
 """

@@ -1,7 +1,4 @@
-"""Amounts, numbers or formulas, divided and weighed: floats of numbers, exact of formulas.
-
-Block sizes as numbers or formulas, and what is known to divide what.
-"""
+"""Arithmetic on amounts that are numbers or formulas, block sizes, and divisibility."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from shardalg.sizes.formula import Ceil, Formula, ceiling, symbol
 
 
 def over(amount: Any, rate: float) -> Any:
-    """`amount / rate`: a float of a number; exact of a formula, the rate being its decimals.
+    """Return `amount / rate`: a float for a number; exact for a formula, with the rate's decimals.
 
     >>> from shardalg.sizes.formula import symbol
     >>> over(3, 1e9), over(symbol("B"), 1e9), over(symbol("B"), math.inf)
@@ -30,7 +27,7 @@ def _over(amount: Formula, rate: float) -> Formula:
 
 
 def times(amount: Any, figure: float) -> Any:
-    """`amount * figure`, as `over`.
+    """Return `amount * figure`, with the same types as `over`.
 
     >>> from shardalg.sizes.formula import symbol
     >>> times(3, 1e-6), times(symbol("X") - 1, 1e-6)
@@ -40,7 +37,7 @@ def times(amount: Any, figure: float) -> Any:
 
 
 def quotient(above: Any, below: Any) -> Any:
-    """`above / below` without rounding: an int where it comes out, else a Fraction or a formula.
+    """Return `above / below` exactly: an int if it is whole, else a Fraction or a formula.
 
     >>> quotient(12, 4), quotient(3, 4)
     (3, Fraction(3, 4))
@@ -61,10 +58,10 @@ Divides = Iterable[tuple[Formula | int, Formula | int]]
 
 
 def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:
-    """Elements of a block of a dimension in `parts`: `ceil(size / parts)`, padding included.
+    """Return the block size of a dimension in `parts`: `ceil(size / parts)`, padding included.
 
-    Numbers give a number. A formula comes out without a ceiling where `parts` divides `size` as
-    polynomials do, or where that follows from `divides`.
+    Numbers give a number. A formula has no ceiling if `parts` divides `size` as polynomials do, or
+    if that follows from `divides`.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, V, X, Y = symbols("M V X Y")
@@ -79,7 +76,7 @@ def tile(size: Any, parts: Any, *, divides: Divides = ()) -> Any:
 
 
 def given(formula: Formula, divides: Divides) -> Formula:
-    """A formula without the ceilings that `divides` makes exact, within sums too.
+    """Return a formula without the ceilings that `divides` makes exact, also inside sums.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X, Y = symbols("B M X Y")
@@ -94,24 +91,22 @@ def given(formula: Formula, divides: Divides) -> Formula:
         if type(factor) is not Ceil:
             return symbol(factor)
         ratio = given(factor.ratio, divides_again)
-        return ratio if is_whole(ratio, facts) else _ceiling_of_rest(ratio, facts)
+        if is_whole(ratio, facts):
+            return ratio
+        # ceil(k + r) = k + ceil(r) for a whole number k: only the rest keeps its ceiling.
+        alone = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
+        return Formula(alone) + ceiling(ratio - Formula(alone))
 
     divides_again = tuple((fact, 1) for fact in facts)
     return formula.replace(new)
 
 
-def _ceiling_of_rest(ratio: Formula, facts: tuple[Formula, ...]) -> Formula:
-    """The terms that are whole, and the ceiling of those that are not."""
-    alone = {m: c for m, c in ratio.terms.items() if is_whole(Formula({m: c}), facts)}
-    outside = Formula(alone)
-    return outside + ceiling(ratio - outside)
-
-
 def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
-    """Whether a formula certainly is an integer, each formula of `facts` being one.
+    """Return whether a formula certainly is an integer, if each formula of `facts` is one.
 
-    It is one if its coefficients are and nothing divides; if each of its terms is one; or if it is
-    a multiple of a fact and the other factor is one. Incomplete: False means "not known".
+    It is one in three cases: its coefficients are integers and nothing divides; each of its terms
+    is one; or it is a multiple of a fact and the other factor is one. Incomplete: False means "not
+    known".
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X, Y = symbols("B M X Y")
@@ -124,14 +119,16 @@ def is_whole(ratio: Formula, facts: tuple[Formula, ...] = ()) -> bool:
     terms = ratio.terms.items()
     if len(terms) > 1 and all(is_whole(Formula({m: c}), facts) for m, c in terms):
         return True
+    # Only quotients that are closer to a polynomial are tried, so that the recursion ends.
     left = (multiple(ratio, fact) for fact in facts)
     return any(_debt(rest) < debt and is_whole(rest, facts) for rest in left if rest is not None)
 
 
 def multiple(formula: Formula, unit: Formula) -> Formula | None:
-    """The monomial c with `formula = c * unit`; None if there is none."""
+    """Return the monomial c with `formula = c * unit`, or None if there is none."""
     if len(formula.terms) != len(unit.terms) or not unit:
         return None
+    # The unit's first term must come from one of the formula's terms: try each quotient.
     monomial, coefficient = next(iter(unit.terms.items()))
     first = Formula({monomial: coefficient})
     candidates = (Formula({m: c}) / first for m, c in formula.terms.items())
@@ -139,6 +136,6 @@ def multiple(formula: Formula, unit: Formula) -> Formula | None:
 
 
 def _debt(ratio: Formula) -> int:
-    """How far a formula is from a polynomial with integer coefficients."""
+    """Return how far a formula is from a polynomial with integer coefficients; 0 if it is one."""
     powers = sum(-e for m in ratio.terms for _, e in m if e < 0)
     return powers + sum(Fraction(c).denominator - 1 for c in ratio.terms.values())

@@ -1,8 +1,8 @@
-"""Formulas over numpy arrays: one program for several of them, which shares what they share.
+"""Formulas over numpy arrays: one program for several of them, which computes shared parts once.
 
-A formula becomes steps of numpy, each written down once however many formulas have it. Run on
-arrays that broadcast, a step whose sizes span few points is done once on those. What is left runs
-on blocks of points that stay in the cache.
+A formula becomes numpy steps, and equal steps of several formulas are one. The program runs on
+arrays that broadcast. A step whose sizes span few points is computed once, on these points. All
+other steps run on blocks of points that fit into the cache.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Powers = frozenset[tuple[Any, int]]
 Step = tuple[Any, ...]
 Index = tuple[slice, ...]
 
-# Points that are evaluated together: an operand of 8-byte numbers stays in the cache.
+# Points that are evaluated together: an operand of 8-byte numbers fits into the cache.
 BLOCK = 1 << 14
-# What spans so many times fewer points is done once, before the blocks.
+# A step that spans this many times fewer points than there are is computed once, before the blocks.
 FEWER = 8
 NAME, NUMBER = "name", "number"
 _DO: dict[str, Callable[..., Any]] = {
@@ -35,10 +35,10 @@ _COMMUTE = ("add", "multiply", "max", "min")
 
 
 class Code:
-    """Steps in the order in which they can be taken; equal ones are one.
+    """Steps in an order of evaluation; equal steps are one.
 
     Attributes:
-      steps: (what is done, the numbers of the steps that it is done to) to its number.
+      steps: (operation, the numbers of its operand steps) to the step's number.
 
     >>> code = Code()
     >>> x, y = code.name("x"), code.name("y")
@@ -49,29 +49,34 @@ class Code:
     """
 
     def __init__(self) -> None:
+        # The dictionary keeps the order of insertion, in which operands come before their readers.
         self.steps: dict[Step, int] = {}
 
     def step(self, what: str, *operands: Any) -> int:
-        """The number of a step, which is added if it is new."""
+        """Return the number of a step, which is added if it is new."""
+        # Sorted operands make `a + b` and `b + a` one step.
         given = tuple(sorted(operands)) if what in _COMMUTE else operands
         return self.steps.setdefault((what, *given), len(self.steps))
 
     def name(self, name: str) -> int:
-        """The values of a size."""
+        """Return the step with the values of a size."""
         return self.step(NAME, name)
 
     def number(self, number: Any) -> int:
-        """A number, in double precision."""
+        """Return the step with a number, in double precision."""
         return self.step(NUMBER, float(number))
 
     def factor(self, factor: Any) -> int:
-        """A factor of a monomial: a name, or what writes its own steps."""
+        """Return the step of a monomial's factor: a name, or an atom that adds its own steps."""
         return self.name(factor) if type(factor) is str else factor.steps(self)
 
     def polynomial(self, terms: Mapping[Powers, Any]) -> int:
-        """`sum coefficient * prod factor**exponent`; what divides is inverted, once."""
+        """Return the step of `sum coefficient * prod factor**exponent`.
+
+        Each divisor is inverted once.
+        """
         found: dict[Powers, Any] = {}
-        for powers, coefficient in _with_least(terms).items():
+        for powers, coefficient in _with_minima(terms).items():
             product: Counter[int] = Counter()
             for factor, exponent in powers:  # two factors may be one step
                 product[self.power(factor, exponent)] += abs(exponent)
@@ -80,14 +85,15 @@ class Code:
         return self.sum(found)
 
     def power(self, factor: Any, exponent: int) -> int:
-        """The factor, or 1 over it where the exponent is negative."""
+        """Return the step of a factor, or of 1 over it if the exponent is negative."""
         base = self.factor(factor)
         return base if exponent > 0 else self.step("divide", self.number(1), base)
 
     def sum(self, terms: Mapping[Powers, Any]) -> int:
-        """The same of steps, by Horner's scheme in several variables.
+        """Return the step of a sum of products of steps, by Horner's scheme in several variables.
 
-        The step that most terms share is taken out, inside and outside of the bracket again.
+        The step that most terms share is factored out, recursively inside and outside of the
+        bracket.
         """
         if not terms:
             return self.number(0)
@@ -95,36 +101,42 @@ class Code:
         base, users = max(shared.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
         if users < 2:
             parts = [self.product(powers, c) for powers, c in terms.items()]
-            return _folded(self, "add", parts)
+            return _fold(self, "add", parts)
+        # Factor out the smallest power that all of these terms have.
         least = min(e for powers in terms for b, e in powers if b == base)
-        inside = {_without(p, base, least): c for p, c in terms.items() if base in dict(p)}
+        inside = {_divide_out(p, base, least): c for p, c in terms.items() if base in dict(p)}
         outside = {p: c for p, c in terms.items() if base not in dict(p)}
         bracket = self.step("multiply", self.sum(inside), self.product(frozenset({(base, least)})))
         return self.step("add", bracket, self.sum(outside)) if outside else bracket
 
     def product(self, powers: Powers, coefficient: Any = 1) -> int:
-        """A number times powers of steps."""
+        """Return the step of a number times powers of steps."""
         parts = [base for base, exponent in sorted(powers) for _ in range(exponent)]
         if coefficient != 1 or not parts:
             parts.append(self.number(coefficient))
-        return _folded(self, "multiply", parts)
+        return _fold(self, "multiply", parts)
 
 
-def _folded(code: Code, what: str, parts: Sequence[int]) -> int:
+def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
     first, *rest = parts
     for part in rest:
         first = code.step(what, first, part)
     return first
 
 
-def _with_least(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
-    """The sum with `min(a, b)` for each `a + b - max(a, b)`, which a formula has in its place."""
+def _with_minima(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
+    """Return the sum with `min(a, b)` for each `a + b - max(a, b)`.
+
+    Formulas store a minimum in this form.
+    """
     found = dict(terms)
     for powers, coefficient in terms.items():
         for factor, exponent in powers:
             pair = () if type(factor) is str or exponent != 1 or coefficient > 0 else factor.pair
             rest = powers - {(factor, exponent)}
-            both = [(_times(rest, p), -coefficient * c) for side in pair for p, c in side.items()]
+            both = [
+                (_multiply(rest, p), -coefficient * c) for side in pair for p, c in side.items()
+            ]
             if both and all(found.get(p) == c for p, c in both) and powers in found:
                 for gone in (powers, *(p for p, _ in both)):
                     del found[gone]
@@ -132,24 +144,24 @@ def _with_least(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
     return found
 
 
-def _times(left: Powers, right: Powers) -> Powers:
+def _multiply(left: Powers, right: Powers) -> Powers:
     powers = Counter(dict(left))
     powers.update(dict(right))
     return frozenset((f, e) for f, e in powers.items() if e)
 
 
-def _without(powers: Powers, factor: Hashable, exponent: int) -> Powers:
+def _divide_out(powers: Powers, factor: Hashable, exponent: int) -> Powers:
     left = ((f, e - exponent if f == factor else e) for f, e in powers)
     return frozenset((f, e) for f, e in left if e)
 
 
 def run(code: Code, roots: Sequence[int], values: Mapping[str, Any]) -> list[np.ndarray]:
-    """The steps `roots` of a program at arrays by name, which broadcast against each other."""
+    """Return steps `roots` of a program at arrays by name, which broadcast against each other."""
     return Points(values).run(code, roots)
 
 
-def straight(code: Code, root: int, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """One step of a program whose steps all lead to it, at a row of points."""
+def run_row(code: Code, root: int, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return one step of a program at a row of points; all steps of the program must lead to it."""
     found: list[Any] = []
     for what, *operands in code.steps:
         if what in (NAME, NUMBER):
@@ -160,28 +172,33 @@ def straight(code: Code, root: int, values: Mapping[str, np.ndarray]) -> np.ndar
 
 
 class Points:
-    """Arrays of sizes that broadcast against each other, and how they are gone through.
+    """Arrays of sizes that broadcast against each other, and the order in which points are visited.
 
     Attributes:
-      shape: of the results. inner: as they are gone through. arrays: by name, each with as many
-        dimensions.
+      shape: shape of the results. inner: shape in which points are visited.
+      arrays: array per name, all with the rank of `inner`.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         arrays = {name: np.asarray(value, dtype=float) for name, value in values.items()}
         self.shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
-        # Points that are not a grid are a row of them.
+        # Arrays of the full shape form no grid, so their points are visited as one row.
         is_row = all(array.shape == self.shape or array.size == 1 for array in arrays.values())
         self.inner = (math.prod(self.shape),) if is_row else self.shape
-        self.arrays = {n: _with_dims(a, self.inner, is_row) for n, a in arrays.items()}
+        self.arrays = {
+            name: array.reshape(-1)
+            if is_row
+            else array.reshape((1,) * (len(self.inner) - array.ndim) + array.shape)
+            for name, array in arrays.items()
+        }
 
     @property
     def count(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return math.prod(self.inner)
 
     def run(self, code: Code, roots: Sequence[int]) -> list[np.ndarray]:
-        """The steps `roots` of a program at all points."""
+        """Return steps `roots` of a program at all points."""
         plan = _StepSchedule(code, roots, self)
         found = [np.empty(self.inner) for _ in roots]
         for index in blocks(self.inner):
@@ -190,14 +207,8 @@ class Points:
         return [result.reshape(self.shape) for result in found]
 
 
-def _with_dims(array: np.ndarray, shape: tuple[int, ...], is_row: bool) -> np.ndarray:
-    if is_row:
-        return array.reshape(-1)
-    return array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-
-
 def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
-    """Where the blocks of an array are, of no more than so many points.
+    """Yield the indices of an array's blocks, each with at most `most` points.
 
     >>> list(blocks((2, 3))), len(list(blocks((3, 5000), 4096)))
     ([(slice(0, 2, None),)], 6)
@@ -206,6 +217,7 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
         yield ()
         return
     inside = math.prod(shape[1:])
+    # Whole rows of the trailing dimensions, or, if these are too large, blocks within one row.
     rows = max(1, most // max(1, inside))
     for start in range(0, shape[0], rows):
         own = slice(start, min(start + rows, shape[0]))
@@ -214,12 +226,12 @@ def blocks(shape: tuple[int, ...], most: int = BLOCK) -> Iterator[Index]:
 
 
 class _StepSchedule:
-    """Which steps are taken once, and which ones at every block.
+    """The steps that are computed once, and the steps that are computed for every block.
 
     Attributes:
       sizes: per step, the sizes that it depends on.
       once: number of a step to its array over the points that its sizes span.
-      here: the steps of a block. frees: per step of these, what it reads last.
+      per_block: the steps of a block. frees: per such step, the steps that it is the last to read.
     """
 
     def __init__(self, code: Code, roots: Sequence[int], points: Points) -> None:
@@ -232,9 +244,9 @@ class _StepSchedule:
             found = own if is_leaf else frozenset().union(*(self.sizes[n] for n in operands))
             self.sizes.append(frozenset(found))
         self.once: dict[int, Any] = {}
-        self.here = self._needed()
-        last = {n: at for at, number in enumerate(self.here) for n in self._operands(number)}
-        self.frees: list[list[int]] = [[] for _ in self.here]
+        self.per_block = self._block_steps()
+        last = {n: at for at, number in enumerate(self.per_block) for n in self._operands(number)}
+        self.frees: list[list[int]] = [[] for _ in self.per_block]
         for number, at in last.items():
             if number not in roots:
                 self.frees[at].append(number)
@@ -243,64 +255,64 @@ class _StepSchedule:
         what, *operands = self.all[number]
         return () if what in (NAME, NUMBER) else tuple(operands)
 
-    def _needed(self) -> list[int]:
-        """The steps of a block; what is taken once is taken."""
+    def _block_steps(self) -> list[int]:
+        """Return the steps of a block; evaluate all other steps that these need."""
         needed, here = set(self.roots), []
         for number in range(len(self.all) - 1, -1, -1):
-            if number in needed and not self._done_once(number):
+            if number in needed and not self._evaluate_if_small(number):
                 needed.update(self._operands(number))
                 here.append(number)
         return here[::-1]
 
-    def _done_once(self, number: int) -> bool:
-        """Take a step that spans few points; whether that is so."""
+    def _evaluate_if_small(self, number: int) -> bool:
+        """Evaluate a step that spans few points, and return whether it does."""
         names, points = self.sizes[number], self.points
         shape = np.broadcast_shapes(*(points.arrays[name].shape for name in names))
+        # A step without sizes is a number and is always evaluated once.
         if math.prod(shape) * FEWER > points.count and names and points.count > 1:
             return False
-        self._taken(number)
+        self._evaluate_once(number)
         return True
 
-    def _taken(self, number: int) -> Any:
-        """A step at all points that its sizes span."""
+    def _evaluate_once(self, number: int) -> Any:
+        """Return a step at all points that its sizes span."""
         if number not in self.once:
             what, *operands = self.all[number]
             if what in (NAME, NUMBER):
                 self.once[number] = operands[0] if what == NUMBER else self._name(operands[0])
             else:
-                self.once[number] = _DO[str(what)](*map(self._taken, operands))
+                self.once[number] = _DO[str(what)](*map(self._evaluate_once, operands))
         return self.once[number]
 
     def _name(self, name: Any) -> np.ndarray:
         return self.points.arrays[name]
 
     def at(self, index: Index) -> list[Any]:
-        """The results at a block."""
-        held: dict[Any, Any] = {}
+        """Return the results at a block."""
+        known: dict[Any, Any] = {}
 
         def value(number: Any) -> Any:
-            if number not in held:
-                held[number] = self._part(number, index)
-            return held[number]
+            if number not in known:
+                # The block of a step that was computed once.
+                array = self.once[number]
+                is_array = isinstance(array, np.ndarray)
+                known[number] = rows_of(array, index) if is_array else array
+            return known[number]
 
-        for number, free in zip(self.here, self.frees, strict=True):
+        for number, free in zip(self.per_block, self.frees, strict=True):
             what, *operands = self.all[number]
             if what == NAME:
-                held[number] = rows_of(self._name(operands[0]), index)
+                known[number] = rows_of(self._name(operands[0]), index)
             else:
-                held[number] = _DO[str(what)](*map(value, operands))
+                known[number] = _DO[str(what)](*map(value, operands))
+                # Free operands after their last use, so that few arrays fill the cache.
                 for done in free:
-                    held.pop(done, None)
+                    known.pop(done, None)
         return [value(root) for root in self.roots]
-
-    def _part(self, number: int, index: Index) -> Any:
-        """A block of what was done once."""
-        known = self.once[number]
-        return rows_of(known, index) if isinstance(known, np.ndarray) else known
 
 
 def rows_of(array: np.ndarray, index: Index) -> np.ndarray:
-    """The block of an array; of what is repeated along a dimension, its one row."""
+    """Return the block of an array; a repeated dimension has one row."""
     if array.size == 1:
         return array
     own = (slice(None) if n == 1 else at for n, at in zip(array.shape, index, strict=False))

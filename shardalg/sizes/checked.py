@@ -1,7 +1,7 @@
-"""Facts about sizes at many points at once, exactly.
+"""Exact check of facts about sizes at many points at once.
 
-A fact that follows from the least and the largest sizes is not looked at; the others are asked in
-the order in which they rule points out, each only where all before it hold.
+A fact that follows from the smallest and largest sizes is not evaluated. The other facts are
+checked in the order in which they exclude points, each only where all earlier ones hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardalg.sizes.array_steps import FEWER, Code, Points, straight
+from shardalg.sizes.array_steps import FEWER, Code, Points, run_row
 from shardalg.sizes.facts import BROKEN, NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fact
 from shardalg.sizes.formula import Ceil, Formula, Number
 
@@ -34,7 +34,7 @@ Ranges = Mapping[str, tuple[float, float]]
 
 
 class Checked:
-    """Facts with some sizes known, to be asked at arrays of the others.
+    """Facts with some sizes known, which are checked at arrays of the other sizes.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -44,16 +44,16 @@ class Checked:
     """
 
     def __init__(self, facts: Iterable[Fact], known: Mapping[str, Number]) -> None:
-        asked = dict.fromkeys(Fact(f.formula.subs(known), f.relation) for f in facts)
-        numbers = [f for f in asked if f.formula.number is not None]
+        checks = dict.fromkeys(Fact(f.formula.subs(known), f.relation) for f in facts)
+        numbers = [f for f in checks if f.formula.number is not None]
         self.never = not all(f.holds({}) for f in numbers)
-        self.checks = [_Check(f) for f in asked if f.formula.number is None]
+        self.checks = [_Check(f) for f in checks if f.formula.number is None]
 
     def hold(self, values: Mapping[str, Any], among: np.ndarray | None = None) -> np.ndarray:
-        """Where every fact holds, at arrays that broadcast against each other.
+        """Return where every fact holds, at arrays that broadcast against each other.
 
         Args:
-          among: the points that are asked about; the others come out as False.
+          among: the points to check; the others are False.
         """
         points = Points(values)
         ranges = {n: (float(a.min()), float(a.max())) for n, a in points.arrays.items() if a.size}
@@ -62,69 +62,68 @@ class Checked:
             found &= among.reshape(points.inner)
         if found.size and found.any():
             largest = {name: most for name, (_, most) in ranges.items()}
-            asked = [
-                _AskedFact(check, _most(largest, check.fact.formula))
+            checks = [
+                _AskedFact(check, _largest_intermediate(largest, check.fact.formula))
                 for check in self.checks
                 if not check.follows(ranges)
             ]
-            self._ask(asked, points, found)
+            self._rule_out(checks, points, found)
         return found.reshape(points.shape)
 
-    def _ask(self, asked: list[_AskedFact], points: Points, found: np.ndarray) -> None:
-        """Rule out points: first by the facts of few sizes, at the points that these span."""
+    def _rule_out(self, checks: list[_AskedFact], points: Points, found: np.ndarray) -> None:
+        """Exclude points: first by the facts of few sizes, at the points that these span."""
         arrays, many = points.arrays, []
         groups: dict[frozenset[str], list[_AskedFact]] = {}
-        for one in asked:
+        for one in checks:
             groups.setdefault(one.check.names, []).append(one)
-        for names, checks in groups.items():
+        for names, group in groups.items():
             shape = np.broadcast_shapes(*(arrays[name].shape for name in names))
             if math.prod(shape) * FEWER > points.count:
-                many += checks
+                many += group
                 continue
             inside = np.ones(shape, bool)
-            _staged(checks, {name: arrays[name] for name in names}, inside)
+            _check_in_stages(group, {name: arrays[name] for name in names}, inside)
             found &= inside
-        _staged(many, arrays, found)
+        _check_in_stages(many, arrays, found)
 
 
-def _staged(checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray) -> None:
-    """Rule out points fact by fact, block by block."""
+def _check_in_stages(
+    checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray
+) -> None:
+    """Exclude points fact by fact, block by block."""
     if not checks or not found.any():
         return
-    ordered = _by_failures(checks, arrays, found.shape)
+    # A sample of the points tells which facts fail most often: these are checked first.
+    sample = np.linspace(0, math.prod(found.shape) - 1, _SAMPLE).astype(int)
+    some = _values_at(sample, arrays, found.shape)
+    ordered = sorted(checks, key=lambda one: one.at(some).sum())
     names = sorted(frozenset().union(*(one.check.names for one in checks)))
     places = np.flatnonzero(found)
     found[...] = False
     for start in range(0, places.size, _CHUNK):
         left = places[start : start + _CHUNK]
-        held = _at(left, {name: arrays[name] for name in names}, found.shape)
+        known_values = _values_at(left, {name: arrays[name] for name in names}, found.shape)
         for one in ordered:
-            good = one.at(held)
+            good = one.at(known_values)
             if not good.all():
-                left, held = left[good], {name: values[good] for name, values in held.items()}
+                left, known_values = (
+                    left[good],
+                    {name: values[good] for name, values in known_values.items()},
+                )
                 if not left.size:
                     break
         found.reshape(-1)[left] = True
 
 
-def _at(
+def _values_at(
     places: np.ndarray, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Arrays at places of the shape that they broadcast to, numbered in order."""
+    """Return the arrays' values at flat indices of the shape to which they broadcast."""
     along = np.unravel_index(places, shape)
     return {
         name: array[tuple(0 if n == 1 else at for n, at in zip(array.shape, along, strict=True))]
         for name, array in arrays.items()
     }
-
-
-def _by_failures(
-    checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> list[_AskedFact]:
-    """What fails most often first, by some of the points."""
-    places = np.linspace(0, math.prod(shape) - 1, _SAMPLE).astype(int)
-    some = _at(places, arrays, shape)
-    return sorted(checks, key=lambda one: one.at(some).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +134,7 @@ class _Check:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The sizes that it is about."""
+        """The sizes that it depends on."""
         return self.fact.formula.names
 
     @cached_property
@@ -145,58 +144,53 @@ class _Check:
 
     @cached_property
     def program(self) -> tuple[Code, int]:
-        """What is compared, as steps on arrays: of a comparison, the numerator."""
+        """The compared number as steps on arrays; comparisons with 0 need the numerator only."""
         code, divides = Code(), self.fact.relation in (WHOLE, BROKEN)
         return code, (self.fact.formula if divides else self.sides[0]).steps(code)
 
     def follows(self, ranges: Ranges) -> bool:
-        """Whether it holds at all points, by the least and the largest sizes."""
+        """Return whether it holds at all points, by the smallest and largest sizes."""
         if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or self.sides[0].atoms:
             return False
-        low, high = _between(self.sides[0], ranges)
-        rounded = _ROUNDED * _most(
+        # Interval arithmetic: each product is monotonic in every size, so its ends bound it.
+        low = high = 0.0
+        for m, c in self.sides[0].terms.items():
+            ends = [float(c) * math.prod(ranges[f][end] ** e for f, e in m) for end in (0, 1)]
+            low, high = low + min(ends), high + max(ends)
+        rounded = _ROUNDED * _largest_intermediate(
             {name: most for name, (_, most) in ranges.items()}, self.sides[0]
         )
         return low > rounded or (self.fact.relation == NONZERO and high < -rounded)
 
 
 class _AskedFact(NamedTuple):
-    """A fact that is asked at points, and the largest number that its evaluation meets at them."""
+    """A fact that is checked at points, and the largest number in its evaluation there."""
 
     check: _Check
     most: float
 
-    def at(self, held: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Whether it holds, at each of a row of points."""
+    def at(self, known_values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return whether it holds, at each of a row of points."""
         fact, (code, root) = self.check.fact, self.check.program
-        number = straight(code, root, held)
+        number = run_row(code, root, known_values)
         good = _COMPARE[fact.relation](number)
         if self.most < _EXACT:
             return good
-        # Beyond the whole numbers of double precision what is not clear is asked of the formula.
+        # Double precision is inexact beyond 2**52: there, decide doubtful points by the formula.
         is_clear = fact.relation not in (WHOLE, BROKEN) and not fact.formula.atoms
         doubtful = np.abs(number) <= self.most * _ROUNDED if is_clear else np.full(good.shape, True)
         for at in np.flatnonzero(doubtful):
-            good[at] = fact.holds({name: int(held[name][at]) for name in self.check.names})
+            good[at] = fact.holds({name: int(known_values[name][at]) for name in self.check.names})
         return good
 
 
-def _between(formula: Formula, ranges: Ranges) -> tuple[float, float]:
-    """What a polynomial lies between."""
-    low = high = 0.0
-    for monomial, c in formula.terms.items():
-        ends = [float(c) * math.prod(ranges[f][end] ** e for f, e in monomial) for end in (0, 1)]
-        low, high = low + min(ends), high + max(ends)
-    return low, high
-
-
-def _most(largest: Mapping[Any, float], formula: Formula) -> float:
-    """The largest number that its evaluation meets; whatever divides is at least 1."""
+def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> float:
+    """Return a bound of all numbers in the evaluation of a formula; divisors are at least 1."""
     known: dict[Any, Any] = dict(largest)
     inside = [0.0]
     for atom in formula.atoms:
         within = [atom.ratio] if type(atom) is Ceil else [atom.first, atom.second]
-        most = max(_most(largest, part) for part in within)
+        most = max(_largest_intermediate(largest, part) for part in within)
         inside.append(most)
         known[atom] = most + 1
     scale: Any = math.lcm(*(c.denominator for c in formula.terms.values()))

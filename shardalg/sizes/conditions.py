@@ -1,9 +1,9 @@
-"""What was found of sizes at the hints, for people: in words, how near it is, where it flips."""
+"""Facts that were found at the hints, for people: in words, with their margins and their limits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,11 @@ from shardalg.sizes.growth import Shardings, without_ceilings
 
 
 def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
-    """Whether a formula is certainly >= 0 for all sizes >= 1 that keep D >= n for each sharding.
+    """Return whether a formula is certainly >= 0 for all sizes >= 1 with D >= n for each sharding.
 
-    It is if, each size s written as 1 + s, no coefficient is negative. A dimension D over n is
-    written as n*d with d >= 1 before, a ceiling as a size >= 1 or as its argument and a rest >= 0.
-    Sufficient: False means "not known".
+    It is if no coefficient is negative once each size s is written as 1 + s. Before that, a
+    dimension D over n is written as n*d with d >= 1, and a ceiling as a size >= 1, or as its
+    argument and a rest >= 0. Sufficient: False means "not known".
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -28,12 +28,23 @@ def always(difference: Formula, *, shardings: Shardings = ()) -> bool:
     (True, False, True)
     """
     known = tuple(shardings)
-    forms = {_opened(difference, low) for low in (_at_least_one, _at_least_ratio)}
-    return any(_nonnegative(_widened(form, known).fraction[0]) for form in forms)
+    # Two lower bounds of a ceiling q: q >= 1, and q >= ratio (with q = ratio + fresh - 1).
+    bounds: tuple[Callable[[Ceil, Formula], Formula], ...] = (
+        lambda atom, fresh: fresh,
+        lambda atom, fresh: atom.ratio + fresh - 1,
+    )
+    forms = {_replace_ceilings(difference, low) for low in bounds}
+    return any(_nonnegative(_substitute_quotients(form, known).fraction[0]) for form in forms)
 
 
-def _opened(formula: Formula, low: Callable[[Ceil, Formula], Formula], depth: int = 0) -> Formula:
-    """The formula with each ceiling in terms of a new size; one that divides is a size itself."""
+def _replace_ceilings(
+    formula: Formula, low: Callable[[Ceil, Formula], Formula], depth: int = 0
+) -> Formula:
+    """Return the formula with a new size for each ceiling.
+
+    `low` writes the ceiling in terms of the new size. A ceiling that divides is the new size
+    itself.
+    """
     if not formula.atoms:
         return formula
     atoms = sorted(formula.atoms, key=str)
@@ -41,38 +52,31 @@ def _opened(formula: Formula, low: Callable[[Ceil, Formula], Formula], depth: in
     divide = {factor for monomial in formula.terms for factor, power in monomial if power < 0}
     written = {a: size if a in divide else low(a, size) for a, size in fresh.items()}
     opened = formula.replace(lambda f: written[f] if f in written else symbol(f))
-    return _opened(opened, low, depth + 1)
+    return _replace_ceilings(opened, low, depth + 1)
 
 
-def _at_least_one(atom: Ceil, fresh: Formula) -> Formula:
-    return fresh
+def _substitute_quotients(formula: Formula, shardings: Shardings) -> Formula:
+    """Return the formula with `n*d` for each dimension D; the name of D then means `d = D/n`.
 
-
-def _at_least_ratio(atom: Ceil, fresh: Formula) -> Formula:
-    return atom.ratio + fresh - 1
-
-
-def _widened(formula: Formula, shardings: Shardings) -> Formula:
-    """The formula with `n*d` for each dimension D, `d = D/n` taking over the name of D.
-
-    Where D is a part count itself, what divides by it learns less than is true, never more.
+    If D is a part count itself, terms that divide by it use less than is true, never more.
     """
+
+    def degree(product: Formula) -> tuple[int, Number]:
+        [(monomial, coefficient)] = product.terms.items()
+        return sum(e for _, e in monomial), coefficient
+
+    # Of several shardings of one dimension the finest is used.
     parts: dict[str, Formula] = {}
     for size, count in shardings:
         [name, *others] = Formula.of(size).names or [""]
         if not others and size == symbol(name or "_"):
-            parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=_extent)
+            parts[name] = max(parts.get(name, Formula.of(1)), Formula.of(count), key=degree)
     return formula.subs({name: n * symbol(name) for name, n in parts.items()})
 
 
-def _extent(parts: Formula) -> tuple[int, Number]:
-    """Sorts products: by degree, then by coefficient."""
-    [(monomial, coefficient)] = parts.terms.items()
-    return sum(e for _, e in monomial), coefficient
-
-
 def _nonnegative(polynomial: Formula) -> bool:
-    """Whether no coefficient is negative once each size is written as 1 + s."""
+    """Return whether no coefficient is negative once each size is written as 1 + s."""
+    # At sizes 1 the polynomial is the sum of its coefficients: a quick way to say no.
     if sum(polynomial.terms.values()) < 0:
         return False
     if all(c >= 0 for c in polynomial.terms.values()):
@@ -82,9 +86,9 @@ def _nonnegative(polynomial: Formula) -> bool:
 
 
 def primitive(formula: Formula) -> Formula:
-    """The formula divided by its largest common product, so that proportional ones are equal.
+    """Return the formula divided by its largest common product; proportional ones become equal.
 
-    The product is positive at all sizes: the formula keeps its sign.
+    The product is positive at all sizes, so the sign of the formula is kept.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -98,31 +102,30 @@ def primitive(formula: Formula) -> Formula:
     least = {f: min(p.get(f, 0) for p in powers) for f in factors}
     left = ({**p, **{f: p.get(f, 0) - e for f, e in least.items()}} for p in powers)
     monomials = (frozenset((f, e) for f, e in p.items() if e) for p in left)
-    return Formula(dict(zip(monomials, _coprime(formula.terms.values()), strict=True)))
+    # Coefficients become coprime integers.
+    fractions = [Fraction(n) for n in formula.terms.values()]
+    scale = math.lcm(*(n.denominator for n in fractions))
+    whole = [n.numerator * (scale // n.denominator) for n in fractions]
+    coprime = [n // math.gcd(*whole) for n in whole]
+    return Formula(dict(zip(monomials, coprime, strict=True)))
 
 
 def is_positive(formula: Formula) -> bool:
-    """Whether a formula is a sum of positive products: positive at all sizes."""
+    """Return whether a formula is a sum of positive products, which is positive at all sizes."""
     factors = (f for monomial in formula.terms for f, _ in monomial)
     return all(c > 0 for c in formula.terms.values()) and all(map(_is_size, factors))
 
 
 def _is_size(factor: Any) -> bool:
-    """Whether a factor is at least 1 at all sizes: a name, or a ceiling of what is positive."""
+    """Return whether a factor is at least 1 at all sizes.
+
+    Names are, and ceilings of positive ratios.
+    """
     return type(factor) is str or is_positive(factor.ratio)
 
 
-def _coprime(numbers: Iterable[Number]) -> list[int]:
-    """Numbers divided by the largest one of which they are multiples."""
-    fractions = [Fraction(n) for n in numbers]
-    scale = math.lcm(*(n.denominator for n in fractions))
-    whole = [n.numerator * (scale // n.denominator) for n in fractions]
-    shared = math.gcd(*whole)
-    return [n // shared for n in whole]
-
-
 def _by_power(formula: Formula, name: str) -> dict[int, Formula]:
-    """The coefficients of a polynomial in one size."""
+    """Return the coefficients of a polynomial in one size, per power."""
     found: dict[int, Formula] = {}
     for monomial, coefficient in formula.terms.items():
         power = dict(monomial).get(name, 0)
@@ -134,20 +137,20 @@ def _by_power(formula: Formula, name: str) -> dict[int, Formula]:
 def crossovers(
     difference: Formula, name: str, *, values: Mapping[str, Number] | None = None
 ) -> tuple[float, ...]:
-    """Where, above 1, a difference of two costs changes its sign as one size grows.
+    """Return the sizes above 1 at which a difference of two costs changes its sign.
 
     `ceil(D/n)` counts as D/n, so that a crossover of uneven sizes is right up to one block.
 
     Args:
-      values: all sizes but `name`.
+      values: values of all sizes except `name`.
+
+    Raises:
+      FormulaError: a size has no value.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
     >>> crossovers(M * X - 12 * B, "X", values={"M": 2, "B": 8})
     (48.0,)
-
-    Raises:
-      FormulaError: a size has no value.
     """
     others = {n: v for n, v in (values or {}).items() if n != name}
     smooth = difference
@@ -160,13 +163,14 @@ def crossovers(
     numbers = [float(by_power.get(k, 0)) for k in range(max(by_power, default=0), -1, -1)]
     roots = np.roots(numbers) if len(numbers) > 1 else np.array([])
     real = sorted({float(r.real) for r in roots if abs(r.imag) < 1e-9 * abs(r) and r.real > 1})
+    # A root counts only if the sign changes there: compare the middles of both neighbouring ranges.
     between = [1.0, *real, 2 * real[-1]] if real else []
     signs = [np.polyval(numbers, (low + high) / 2) > 0 for low, high in pairwise(between)]
     return tuple(root for root, (a, b) in zip(real, pairwise(signs), strict=True) if a != b)
 
 
 def words(fact: Fact) -> str:
-    """A fact as people write it: an inequality of sums, or what divides what.
+    """Return a fact as people write it: an inequality of sums, or a statement of divisibility.
 
     >>> from shardalg.sizes.formula import ceiling, symbols
     >>> B, M, X = symbols("B M X")
@@ -189,7 +193,7 @@ _SIGNS = {POSITIVE: "<", NONNEGATIVE: "<=", ZERO: "=", NONZERO: "!="}
 
 
 def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
-    """The size and the number of parts of a fact about a split; None of another fact.
+    """Return the size and the number of parts of a fact about a split, or None for another fact.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -202,29 +206,30 @@ def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
 
 
 def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
-    """`(a, b)` of `a - b * ceil(a / b)`, up to signs: what a split leaves over, or lacks."""
+    """Return `(a, b)` of `a - b * ceil(a / b)`, up to signs: the elements that a split lacks."""
     for monomial, coefficient in formula.terms.items():
         for atom in (f for f, e in monomial if type(f) is Ceil and e == 1):
             parts = Formula({monomial - {(atom, 1)}: -coefficient})
             size = parts * atom.ratio
             if formula + parts * Formula({frozenset([(atom, 1)]): 1}) == size:
-                return _positive(size), _positive(parts)
+                return _as_positive(size), _as_positive(parts)
     return None
 
 
-def _positive(product: Formula) -> Formula:
+def _as_positive(product: Formula) -> Formula:
+    """Return a product or its negative, whichever is positive."""
     return product if is_positive(product) else -product
 
 
 def sides(difference: Formula) -> tuple[Formula, Formula]:
-    """The terms below 0 and those above it, both as positive sums: right - left is the formula."""
+    """Return the negative and the positive terms as positive sums: right - left is the formula."""
     terms = difference.terms.items()
     left = Formula({m: -c for m, c in terms if c < 0})
     return left, Formula({m: c for m, c in terms if c > 0})
 
 
 def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
-    """How far apart both sides are, as a share of the larger one; None where nothing is compared.
+    """Return the distance of both sides as a share of the larger one, or None without a comparison.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -238,7 +243,7 @@ def margin(fact: Fact, hints: Mapping[str, Number]) -> float | None:
 
 
 def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
-    """Whether a fact may fail at some sizes >= 1 that keep D >= n for each sharding.
+    """Return whether a fact may fail at some sizes >= 1 with D >= n for each sharding.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -257,9 +262,9 @@ def is_open(fact: Fact, *, shardings: Shardings = ()) -> bool:
 
 
 def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Per size the numbers nearest to its hint, below and above, at which a comparison turns.
+    """Return, per size, the nearest numbers below and above its hint at which a comparison changes.
 
-    The other sizes stay at their hints.
+    The other sizes keep their hints.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -268,28 +273,29 @@ def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """
     if fact.relation not in (POSITIVE, NONNEGATIVE):
         return {}
-    found = ((name, _flips(fact, name, hints)) for name in sorted(fact.formula.names))
+    found = ((name, _flip_points(fact, name, hints)) for name in sorted(fact.formula.names))
     return {name: sizes for name, sizes in found if sizes}
 
 
-def _flips(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
+def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
     hint, roots = hints[name], crossovers(fact.formula, name, values=hints)
     low, high = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
-    # Of ceilings the root is right up to a block.
+    # With ceilings, a root is exact only up to one block, so its neighbourhood is tried as well.
     below = [n for root in low if root <= hint for n in (root, root - 1, root // 2)]
     above = [n for root in high if root >= hint for n in (root, root + 1, root * 2)]
 
     def holds(size: int) -> bool:
         return fact.holds({**hints, name: size})
 
-    outside = ((*(n for n in below if n >= 1), 1), above)
-    ends = (next((n for n in side if not holds(n)), None) for side in outside)
-    return tuple(_turn(holds, hint, end) for end in ends if end is not None)
-
-
-def _turn(holds: Callable[[int], bool], inside: int, outside: int) -> int:
-    """The first number that fails, on the way from one that holds to one that does not."""
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
-    return outside
+    found = []
+    for side in ((*(n for n in below if n >= 1), 1), above):
+        outside = next((n for n in side if not holds(n)), None)
+        if outside is None:
+            continue
+        # Bisect between the hint, where the fact holds, and a size where it fails.
+        inside = hint
+        while abs(outside - inside) > 1:
+            middle = (inside + outside) // 2
+            inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+        found.append(outside)
+    return tuple(found)

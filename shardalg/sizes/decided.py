@@ -1,9 +1,9 @@
-"""Pure functions that decide on sizes: recorded call by call, and asked again where a fact fails.
+"""Pure functions that decide on sizes: recorded call by call, and called again if a fact fails.
 
-The facts of a whole run (`sizes.recorded`) are more than what its outcome needs: a search for the
-cheapest path also compares what it then drops. So each call of a `decided` function is recorded by
-itself. Where one of its facts fails, the function is asked again in numbers, and the call stands if
-its result is the same there.
+The facts of a whole run (`sizes.recorded`) are more than its outcome needs: a search for the
+cheapest path also compares candidates that it then drops. So each call of a `decided` function is
+recorded separately. If one of its facts fails at other sizes, the function is called again with
+numbers, and the call is still valid if its result is the same.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class DecidedCall:
     """One call of a decided function, or a whole run.
 
     Attributes:
-      function, args, result: of the call, in recorded numbers; None for the run.
-      facts: what it found of its sizes, each with what was being decided (`Recorder.about`).
-      uses: the calls inside of it, whose results it read, each with what was being decided.
+      function, args, result: the call in recorded numbers; None for the run.
+      facts: its facts about sizes, each with the decision that it was for (`Recorder.about`).
+      uses: the calls inside it whose results it read, each with the decision that it was for.
     """
 
     function: Callable[..., Any] | None = None
@@ -44,10 +44,12 @@ class DecidedCall:
 
 
 class Calls:
-    """All calls of a run, each distinct one recorded once, those inside of a call before it.
+    """All calls of a run.
+
+    Each distinct one is recorded once, after the calls inside it.
 
     Attributes:
-      keys: the recorder in whose numbers arguments and results are kept.
+      keys: the recorder whose numbers the stored arguments and results use.
     """
 
     def __init__(self, hints: Mapping[str, int]) -> None:
@@ -57,14 +59,14 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class _Host:
-    """Where the recorder of a run stands: its call, and all calls."""
+    """Context of a recorder: the current call, and all calls of the run."""
 
     call: DecidedCall
     calls: Calls
 
 
 def recorder(hints: Mapping[str, int]) -> Recorder:
-    """A recorder of a whole run of planning."""
+    """Return a recorder of a whole run of planning."""
     calls = Calls(hints)
     return Recorder(calls.keys.answers, host=_Host(DecidedCall(), calls))
 
@@ -72,10 +74,11 @@ def recorder(hints: Mapping[str, int]) -> Recorder:
 def decided(
     maxsize: int, numbers: Callable[..., Iterable[Any]]
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """`lru_cache` for a pure function of hashable values that decides on sizes.
+    """Decorate a pure function of hashable values that decides on sizes, like `lru_cache`.
 
     Args:
-      numbers: of the arguments, sizes among which there is a recorded one if there is any.
+      numbers: function of the arguments that gives sizes; a recorded one is among them if any
+        argument has one.
     """
 
     def decorator(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -83,39 +86,39 @@ def decided(
         @wraps(function)
         def cached(*args: Any) -> Result:
             asks = recorder_of(numbers(*args))
-            return function(*args) if asks is None else _recorded(asks, (cached, function), args)
+            return function(*args) if asks is None else _record_call(asks, (cached, function), args)
 
         return cached
 
     return decorator
 
 
-def _recorded(
+def _record_call(
     asks: Recorder, functions: tuple[Callable[..., Any], ...], args: tuple[Any, ...]
 ) -> Any:
-    """The result of a call, in the numbers of the run that asks."""
-    calls, (function, bare) = asks.host.calls, functions
-    args = moved(args, calls.keys)
+    """Return the result of a call, in the numbers of the current run."""
+    calls, (function, plain) = asks.host.calls, functions
+    args = rerecord(args, calls.keys)
     call = calls.found.get((function, args))
     if call is None:
-        # A recorder of its own, so that nothing it asks was answered by a cache before.
+        # A new recorder has an empty cache, so that every question of this call is noted.
         call = DecidedCall(function, args)
         inside = Recorder(asks.answers, host=_Host(call, calls))
-        call.result = moved(bare(*moved(args, inside)), calls.keys)
+        call.result = rerecord(plain(*rerecord(args, inside)), calls.keys)
         call.facts = dict(inside.facts)
         calls.found[function, args] = call
     asks.host.call.uses.setdefault(call, asks.about)
-    return moved(call.result, asks)
+    return rerecord(call.result, asks)
 
 
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
 ) -> DecidedCall:
-    """Return a call beside a run: it stands at sizes where a formula has the number found there.
+    """Return a call outside a run, which is valid where a formula has the number found there.
 
     Args:
-      whole: of the run. work: asks a recorder of its own what the number depends on.
-      there: the number at sizes that are given by name.
+      whole: recorder of the run. work: asks a recorder of its own for all that the number needs.
+      there: function that gives the number at sizes by name.
     """
     host: _Host = whole.host
     names = tuple(whole.answers.hints)
@@ -131,20 +134,20 @@ def asked_again(
     return call
 
 
-def moved(value: Any, target: Recorder) -> Any:
-    """A value with the same sizes, recorded by another recorder."""
+def rerecord(value: Any, target: Recorder) -> Any:
+    """Return a value with the same sizes, recorded by another recorder."""
     return Replaced(Recorded, lambda size: target.size(size.formula))(value)
 
 
 class Replaced:
-    """Values with other numbers in place of those of a kind."""
+    """Copies of values in which all numbers of a kind are replaced."""
 
     def __init__(self, kind: type, number: Callable[[Any], Any]) -> None:
         self.kind, self.number = kind, number
         self.meshes: dict[Mesh, Mesh] = {}
 
     def __call__(self, value: Any) -> Any:
-        """The value with its numbers replaced; itself where there is none."""
+        """Return the value with its numbers replaced, or itself if it has none."""
         kind = type(value)
         if kind is self.kind:
             return self.number(value)
@@ -155,14 +158,14 @@ class Replaced:
         return self.record(value) if is_dataclass(kind) else value
 
     def sequence(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The tuple with each item replaced; itself where nothing changes."""
+        """Return the tuple with each item replaced, or itself if nothing changes."""
         made = [self(value) for value in values]
         if all(a is b for a, b in zip(made, values, strict=True)):
             return values
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
-        """The mesh with its sizes replaced; one object per mesh."""
+        """Return the mesh with its sizes replaced; one object per mesh."""
         if mesh not in self.meshes:
             sizes = {name: self(size) for name, size in mesh.axes}
             same = all(sizes[name] is size for name, size in mesh.axes)
@@ -170,7 +173,7 @@ class Replaced:
         return self.meshes[mesh]
 
     def record(self, value: Any) -> Any:
-        """The dataclass with each field replaced; itself where nothing changes."""
+        """Return the dataclass with each field replaced, or itself if nothing changes."""
         parts = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
         made = {name: self(part) for name, part in parts.items()}
         same = all(made[name] is part for name, part in parts.items())
@@ -178,12 +181,12 @@ class Replaced:
 
 
 class Guards:
-    """What a run found, call by call: tells whether it goes the same way at other sizes.
+    """The facts of a run, call by call: they tell whether it decides the same at other sizes.
 
     Attributes:
-      traced: the facts that are not known to be needed: without them a trace has to show that
-        the function is the same one.
-      beside: calls that the run does not make itself, of which each has to stand too.
+      traced: facts that may not be needed. If one fails, only a new trace can show that the
+        function is the same program.
+      beside: calls outside the run, each of which has to be valid too.
     """
 
     def __init__(
@@ -210,64 +213,70 @@ class Guards:
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Whether the run takes the same way at these sizes, as far as known without a trace."""
+        """Return whether the run decides the same at these sizes, as far as known.
+
+        Facts in `traced` may fail although a new trace would show the same program.
+        """
         if not all(fact.holds(values) for fact in self.traced):
             return False
         failing = self.facts.failing(values)
         if not failing:
             return True
+        # A failing fact of the run itself is decisive. One of a call may still give its old result.
         doubtful = {call for fact in failing for call in self.asked[fact]}
         return self.whole not in doubtful and not self._other(values, doubtful)
 
     def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
-        """Whether the run reads another result of a call, once the doubtful ones are asked."""
-        there = _There(values)
+        """Return whether the run reads another result of a call; call the doubtful ones again."""
+        there = _PointCalls(values)
         other: set[DecidedCall] = set()
+        # Inner calls come first, so that a call whose inner results changed is called again.
         for call in self.calls[:-1]:
             if (call in doubtful or not other.isdisjoint(call.uses)) and not there.same(call):
                 other.add(call)
         return not other.isdisjoint({*self.whole.uses, *self.beside})
 
     def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
-        """Whether the run takes the same way, at each of many points."""
+        """Return whether the run decides the same, at each of many points."""
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
-        held = np.ones(len(points), bool)
+        holding_points = np.ones(len(points), bool)
         for fact in (*self.whole.facts, *self.traced):
-            held &= holds[fact]
+            holding_points &= holds[fact]
         other: dict[DecidedCall, np.ndarray] = {}
         for call in self.calls[:-1]:
             doubtful = np.zeros(len(points), bool)
             for places in (*(~holds[f] for f in call.facts), *(other[c] for c in call.uses)):
                 doubtful |= places
-            doubtful &= held
+            doubtful &= holding_points
             other[call] = doubtful & ~self._same(call, exact, doubtful)
         for call in (*self.whole.uses, *self.beside):
-            held &= ~other[call]
-        return held
+            holding_points &= ~other[call]
+        return holding_points
 
     def _same(self, call: DecidedCall, exact: ExactPoints, places: np.ndarray) -> np.ndarray:
-        """Whether a call gives the recorded result, at some of the points.
+        """Return whether a call gives the recorded result, at some of the points.
 
-        It is recorded again at the first of them, which answers for all points at which everything
-        that it asks there has the same answer; and so on.
+        The call is recorded again at the first point. That record answers for all points at which
+        its facts hold. The remaining points are treated in the same way.
         """
         same, waiting = np.zeros(len(places), bool), places.copy()
         while waiting.any():
             first = int(np.argmax(waiting))
             point = exact.points[first]
-            found = None if call in self.beside else _again(call, point)
+            found = None if call in self.beside else _record_again(call, point)
             if found is None:
-                same[first], waiting[first] = _There(point).same(call), False
+                same[first], waiting[first] = _PointCalls(point).same(call), False
                 continue
             result, facts = found
+            # Points at which all facts of the new record hold have the same result as this one.
             arrays = {name: exact.of(symbol(name)) for name in point}
             here = Checked(facts, {}).hold(arrays, waiting)
             assert here[first], "what was asked there is so there"
             waiting &= ~here
             pairs: list[tuple[Any, Any]] = []
-            if _alike(call.result, result, pairs):
+            if _same_except_sizes(call.result, result, pairs):
                 for recorded, size in pairs:
                     here &= exact.of(recorded) == exact.of(size)
                 same |= here
@@ -275,12 +284,12 @@ class Guards:
 
     @property
     def decisive(self) -> list[Fact]:
-        """The facts of the run and of the calls that it makes, without those of calls beside it."""
+        """The facts of the run and of its calls; facts of calls outside the run are left out."""
         apart = {*self.beside, *(used for call in self.beside for used in call.uses)}
         return [fact for fact, calls in self.asked.items() if not apart.issuperset(calls)]
 
 
-class _There:
+class _PointCalls:
     """Calls in the numbers of one point."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
@@ -289,43 +298,45 @@ class _There:
         self.replaced = Replaced(Recorded, self.number)
 
     def number(self, size: Recorded) -> Number:
-        """The number that a recorded size has at the point."""
+        """Return the number that a recorded size has at the point."""
         found = self.known.get(size.formula)
         if found is None:
             found = self.known[size.formula] = size.formula.at(self.values)
         return found
 
     def same(self, call: DecidedCall) -> bool:
-        """Whether the function gives the recorded result there."""
+        """Return whether the function gives the recorded result at the point."""
         assert call.function is not None  # the whole run alone has none
         return self.agree(call.result, call.function(*self.replaced(call.args)))
 
     def agree(self, recorded: Any, found: Any) -> bool:
-        """Whether what was found at the point is what was recorded."""
+        """Return whether a result at the point equals the recorded one."""
         pairs: list[tuple[Any, Any]] = []
-        alike = _alike(recorded, found, pairs)
+        alike = _same_except_sizes(recorded, found, pairs)
         return alike and all(self.number(size) == number for size, number in pairs)
 
 
-def _again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
-    """Return the result of a call that is recorded at a point, and all that it asks there.
+def _record_again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
+    """Return the result of a call that is recorded at a point, and all its facts there.
 
-    None where it computes what a record cannot follow.
+    None if it computes something that a record cannot follow.
     """
     assert call.function is not None  # the whole run alone has none
     asks = recorder(point)
     try:
-        result = call.function(*moved(call.args, asks))
+        result = call.function(*rerecord(call.args, asks))
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
     inside = asks.host.calls.found.values()
     return result, [*asks.facts, *(fact for one in inside for fact in one.facts)]
 
 
-def _alike(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) -> bool:
-    """Whether two values are the same but for sizes; of these, add the pairs to be compared."""
+def _same_except_sizes(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) -> bool:
+    """Return whether two values are equal except for sizes, and collect the pairs of sizes."""
     kind = type(recorded)
     if kind is Recorded or type(found) is Recorded:
+        # Sizes may be numbers on one side and formulas on the other: the caller compares their
+        # values.
         pairs.append((recorded, found))
         return isinstance(recorded, _SIZES) and isinstance(found, _SIZES)
     if kind is not type(found):
@@ -334,7 +345,7 @@ def _alike(recorded: Any, found: Any, pairs: list[tuple[Any, Any]]) -> bool:
         if isinstance(recorded, tuple) and len(recorded) != len(found):
             return False
         both = zip(_parts(recorded), _parts(found), strict=False)
-        return all(_alike(a, b, pairs) for a, b in both)
+        return all(_same_except_sizes(a, b, pairs) for a, b in both)
     return bool(kind is Mesh or recorded is found or recorded == found)
 
 

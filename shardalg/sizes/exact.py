@@ -37,6 +37,7 @@ class ExactPoints:
         formula = formula_of(size)
         if formula not in self._known:
             above, below = map(self._polynomial, formula.fraction)
+            # Most quotients are whole at all points: only otherwise are Fractions needed.
             found = above // below
             if (found * below != above).any():
                 pairs = zip(above.tolist(), below.tolist(), strict=True)
@@ -45,8 +46,9 @@ class ExactPoints:
         return self._known[formula]
 
     def _polynomial(self, formula: Formula) -> np.ndarray:
-        """Return a sum of products of whole numbers, in 64 bits where these suffice."""
+        """Return a sum of products of whole numbers, in 64 bits if these suffice."""
         columns = [{f: self._column(f) for f, _ in monomial} for monomial in formula.terms]
+        # A bound of the sum decides the type: Python integers are exact, but much slower.
         terms = list(zip(columns, formula.terms.items(), strict=True))
         most = sum(
             abs(c) * math.prod(int(max(abs(of[f]))) ** e for f, e in monomial)
@@ -77,6 +79,7 @@ class ExactPoints:
         >>> points.each(lambda n, m: {"half": n / m}, Formula({frozenset({("B", 1)}): 1}), 2)
         {'half': array([6., 3., 6.])}
         """
+        # Many points share their sizes: call the function once per distinct row.
         key = (function, *map(formula_of, sizes))
         if key not in self._called:
             rows = list(zip(*(self.of(size).tolist() for size in sizes), strict=True))

@@ -1,6 +1,7 @@
-"""Facts about sizes, and thousands of them checked at a point in a fraction of a millisecond.
+"""Facts about sizes, and a fast check of thousands of them at a point.
 
-What the formulas of a program take for granted: they are right wherever it is so.
+A program's formulas are valid at all sizes at which its facts hold. The check takes a fraction of a
+millisecond.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _HOLDS: dict[str, Callable[[Number], bool]] = {
 }
 _REST = (WHOLE, BROKEN)
 _EXACT = float(1 << 62)
-"""Below it sums of 64-bit integers do not overflow."""
+"""Bound below which sums of 64-bit integers do not overflow."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What was found of a formula at the hints: that it is positive, zero, a whole number, ...
+    """A statement about a formula that was true at the hints: it is positive, zero, whole, ...
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -45,7 +46,7 @@ class Fact:
     relation: str
 
     def holds(self, values: Mapping[str, Number]) -> bool:
-        """Whether it is so at these sizes."""
+        """Return whether the statement is true at these sizes."""
         return _HOLDS[self.relation](self.formula.at(values))
 
     def __repr__(self) -> str:
@@ -66,10 +67,12 @@ class Facts:
         self.facts = tuple(dict.fromkeys(facts))
 
     def failing(self, values: Mapping[str, int]) -> tuple[Fact, ...]:
-        """The facts that do not hold at these sizes."""
+        """Return the facts that do not hold at these sizes."""
         known = [values[name] for name in self._names]
+        # Inner ceilings come first in `_order`, so their values are known here.
         for above, below in self._atoms:
             known.append(-(-_sum(above, known) // _sum(below, known)))
+        # 64-bit arithmetic may overflow with large sizes: evaluate the formulas exactly then.
         if not self.facts or max(map(abs, known), default=0) >= _EXACT:
             return tuple(fact for fact in self.facts if not fact.holds(values))
         wrong = self._wrong(np.array([1, *known], np.int64))
@@ -78,8 +81,9 @@ class Facts:
         return tuple(self.facts[i] for i in np.flatnonzero(wrong))
 
     def _wrong(self, known: np.ndarray) -> np.ndarray | None:
-        """Per fact, whether it fails; None where 64 bits may not suffice."""
+        """Return, per fact, whether it fails, or None if 64 bits may not suffice."""
         factors, coefficients, starts, below, scale, relations = self._arrays
+        # The sum of absolute values in floats bounds all intermediate integers.
         sizes = known.astype(float)[factors].prod(axis=1)
         if np.add.reduceat(np.abs(coefficients) * sizes, starts).max() >= _EXACT:
             return None
@@ -87,6 +91,7 @@ class Facts:
         rest = np.zeros_like(number)
         divided = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
         under = known[below[divided]].prod(axis=1)
+        # A quotient is whole if its denominator divides its numerator.
         rest[divided] = number[divided] % (under * scale[divided])
         return ~np.choose(
             relations, [number > 0, number >= 0, number == 0, number != 0, rest == 0, rest != 0]
@@ -98,22 +103,32 @@ class Facts:
 
     @cached_property
     def _order(self) -> dict[Any, int]:
-        """Name, or ceiling after those inside of it, to its place."""
+        """Index of each name and ceiling; a ceiling comes after the ceilings inside it."""
         order: dict[Any, int] = {name: i for i, name in enumerate(self._names)}
         for fact in self.facts:
-            _place(fact.formula, order)
+            _add_ceilings(fact.formula, order)
         return order
 
     @cached_property
     def _atoms(self) -> list[tuple[Any, ...]]:
-        """Numerator and denominator of every ceiling."""
+        """Numerator and denominator of every ceiling.
+
+        Each is a list of (coefficient, indices of the factors) per term.
+        """
         atoms = [atom for atom in self._order if type(atom) is Ceil]
-        return [tuple(_rows(side, self._order) for side in atom.ratio.fraction) for atom in atoms]
+        order = self._order
+        return [
+            tuple(
+                [(int(c), _factors(m, order)) for m, c in side.terms.items()]
+                for side in atom.ratio.fraction
+            )
+            for atom in atoms
+        ]
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:
         sides = [_fraction(fact.formula) for fact in self.facts]
-        # The place of 1 is 0, so that shorter products are filled up with it.
+        # Index 0 is the number 1, which pads shorter products.
         above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]
         counts = [max(len(side.terms), 1) for side, _ in sides]
         scale = [int(next(iter(below.terms.values()))) for _, below in sides]
@@ -133,8 +148,9 @@ _CODE = {relation: code for code, relation in enumerate(_HOLDS)}
 
 
 def _fraction(formula: Formula) -> tuple[Formula, Formula]:
-    """`Formula.fraction`, at once for the many that divide by nothing."""
+    """Return `Formula.fraction`, with a shortcut for the many formulas without a divisor."""
     terms = formula.terms.items()
+    # Most facts have no division at all.
     plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
     return (formula, _ONE) if plain else formula.fraction
 
@@ -142,16 +158,11 @@ def _fraction(formula: Formula) -> tuple[Formula, Formula]:
 _ONE = Formula({frozenset(): 1})
 
 
-def _place(formula: Formula, order: dict[Any, int]) -> None:
+def _add_ceilings(formula: Formula, order: dict[Any, int]) -> None:
     for atom in sorted(formula.atoms, key=str):
         if atom not in order:
-            _place(atom.ratio, order)
+            _add_ceilings(atom.ratio, order)
             order[atom] = len(order)
-
-
-def _rows(polynomial: Formula, order: Mapping[Any, int]) -> list[tuple[int, list[int]]]:
-    """(coefficient, places of its factors) of every term."""
-    return [(int(c), _factors(m, order)) for m, c in polynomial.terms.items()]
 
 
 def _factors(monomial: Monomial, order: Mapping[Any, int]) -> list[int]:
@@ -163,7 +174,7 @@ def _sum(rows: list[tuple[int, list[int]]], known: list[int]) -> int:
 
 
 def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
-    """A row of places per product, one more than in `order`, filled up with 0."""
+    """Return a row of indices per product, each one more than in `order`, padded with 0."""
     found = [[i + 1 for i in _factors(m, order)] for m in monomials]
     width = max(map(len, found), default=0) or 1
     return np.array([row + [0] * (width - len(row)) for row in found], np.intp)
@@ -174,7 +185,7 @@ Size = Formula | int
 
 @dataclass(frozen=True)
 class Divides:
-    """That `parts` divides `size`, or that it does not.
+    """The statement that `parts` divides `size`, or that it does not.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -190,27 +201,27 @@ class Divides:
     divides: bool
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether it is so at these sizes."""
+        """Return whether the statement is true at these sizes."""
         size, count = (Formula.of(side).at(values) for side in (self.size, self.parts))
         return (size % count == 0) == self.divides
 
     @property
     def where(self) -> str:
-        """What it is of."""
+        """The size and the number of parts."""
         return f"{self.size} in {self.parts}"
 
     def otherwise(self, values: Mapping[str, int]) -> str:
-        """What is so at these sizes, where this is not."""
+        """Return the opposite statement, which is true at sizes where this one is not."""
         return str(replace(self, divides=not self.divides))
 
     @property
     def fact(self) -> Fact:
-        """The same as a fact."""
+        """The same statement as a fact."""
         return Fact(Formula.of(self.size) / self.parts, WHOLE if self.divides else BROKEN)
 
     @property
     def divided(self) -> tuple[tuple[Size, Size], ...]:
-        """The size with the number that divides it, if one does."""
+        """The size and its divisor as a pair, if the statement is that one divides the other."""
         return ((self.size, self.parts),) if self.divides else ()
 
     def __repr__(self) -> str:
@@ -220,9 +231,10 @@ class Divides:
 
 @dataclass(frozen=True)
 class Exactly:
-    """That an axis has the size of its hint: a collective runs along a part of it, a number.
+    """The statement that an axis has the size of its hint.
 
-    Which part that is depends on the factors of the sizes, for which there is no formula.
+    A collective runs along a part of this axis, which is a number. It depends on the factors of the
+    sizes, for which there is no formula.
 
     >>> from shardalg.sizes.formula import symbol
     >>> fact = Exactly(symbol("X"), 4)
@@ -236,26 +248,26 @@ class Exactly:
     number: int
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether it is so at these sizes."""
+        """Return whether the statement is true at these sizes."""
         return self.size.at(values) == self.number
 
     @property
     def where(self) -> str:
-        """What it is of."""
+        """The axis."""
         return str(self.size)
 
     def otherwise(self, values: Mapping[str, int]) -> str:
-        """What is so at these sizes, where this is not."""
+        """Return the statement that is true at sizes where this one is not."""
         return f"{self.size} = {self.size.at(values)}"
 
     @property
     def fact(self) -> Fact:
-        """The same as a fact."""
+        """The same statement as a fact."""
         return Fact(self.size - self.number, ZERO)
 
     @property
     def divided(self) -> tuple[tuple[Size, Size], ...]:
-        """Nothing: it is about one size."""
+        """No pair, because the statement has one size."""
         return ()
 
     def __repr__(self) -> str:

@@ -1,10 +1,10 @@
 """Exact prices in named sizes: Laurent polynomials in which `ceil(D/n)` is one factor.
 
 A price is `sum coefficient * product of sizes to integer powers`. The code that prices a collective
-or a block only adds, multiplies and divides by products, so that it runs on `int`, `Fraction` and
+or a block only adds, multiplies and divides by products, so it runs on `int`, `Fraction` and
 `Formula` alike. Every size is a positive integer; tensor dimensions and mesh axes share one name
-space. Against sympy: equality is a dictionary compare, and no expansion is ever needed.
-`sizes.amounts` makes the ceilings, `sizes.growth` says how a formula grows.
+space. Compared with sympy, equality is a dictionary compare, and expansion is never needed.
+`sizes.amounts` creates the ceilings, and `sizes.growth` gives the order of a formula.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ UNIT: Monomial = frozenset()
 
 
 class FormulaError(ShardalgError, ValueError):
-    """An operation that leaves the formulas, or a size without a value."""
+    """An operation whose result is no formula, or a size without a value."""
 
 
-def _lifted(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any], Any]:
-    """An operator that takes exact numbers for formulas, and leaves other types to them."""
+def _formula_operator(method: Callable[[Formula, Formula], Any]) -> Callable[[Formula, Any], Any]:
+    """Decorate an operator: exact numbers become formulas, and other types get NotImplemented."""
 
     @wraps(method)
     def operator(self: Formula, other: Any) -> Any:
@@ -55,46 +55,47 @@ def _constant(value: Any) -> Formula:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Formula:
-    """`sum coefficient * monomial`, exact and hashable; equal to a number that it is constantly.
+    """`sum coefficient * monomial`, exact and hashable; a constant formula equals its number.
 
     Attributes:
-      terms: coefficient (int or Fraction) per monomial, a monomial being the set of its
-        (factor, exponent); a factor is a name, a `Ceil` or a `largest.Max`.
+      terms: coefficient (int or Fraction) per monomial. A monomial is the set of its
+        (factor, exponent). A factor is a name, a `Ceil`, a `MaximumFactor` or a `SumFactor`.
+
+    Raises:
+      FormulaError: division by a sum, a power that is no integer.
 
     >>> B, M, X, Y = symbols("B M X Y")
     >>> 2 * B * M * (X - 1) / X
     2*B*M - 2*B*M/X
     >>> (X - 1) * (X + 1) == X**2 - 1, (M / X).at({"M": 12, "X": 8})
     (True, Fraction(3, 2))
-
-    Raises:
-      FormulaError: division by a sum, a power that is no integer.
     """
 
     terms: Mapping[Monomial, Number]
 
     def __post_init__(self) -> None:
         terms = self.terms.items()
-        kept = {m: c if type(c) is int else _reduced(c) for m, c in terms if c}
+        # Terms are unique and nonzero, so that equal formulas have equal dictionaries.
+        kept = {m: c if type(c) is int else _normalize(c) for m, c in terms if c}
         object.__setattr__(self, "terms", kept)
 
     @staticmethod
     def of(value: Formula | Number) -> Formula:
-        """A number as a formula; a formula as it is."""
+        """Return a number as a formula, and a formula unchanged."""
         if type(value) is Formula:
             return value
         if not isinstance(value, Rational):
             raise FormulaError(f"{value!r} is no exact number: give an int or a Fraction.")
         return _constant(value)
 
-    @_lifted
+    @_formula_operator
     def __add__(self, other: Formula) -> Formula:
         total = dict(self.terms)
         for monomial, coefficient in other.terms.items():
             total[monomial] = total.get(monomial, 0) + coefficient
         return Formula(total)
 
-    @_lifted
+    @_formula_operator
     def __mul__(self, other: Formula) -> Formula:
         total: dict[Monomial, Number] = {}
         for left, a in self.terms.items():
@@ -108,27 +109,27 @@ class Formula:
     def __neg__(self) -> Formula:
         return Formula({m: -c for m, c in self.terms.items()})
 
-    @_lifted
+    @_formula_operator
     def __sub__(self, other: Formula) -> Formula:
         return self + -other
 
-    @_lifted
+    @_formula_operator
     def __rsub__(self, other: Formula) -> Formula:
         return other + -self
 
-    @_lifted
+    @_formula_operator
     def __truediv__(self, other: Formula) -> Formula:
         return self * other._inverse()
 
-    @_lifted
+    @_formula_operator
     def __rtruediv__(self, other: Formula) -> Formula:
         return other * self._inverse()
 
-    @_lifted
+    @_formula_operator
     def __floordiv__(self, other: Formula) -> Formula:
         return flooring(self / other)
 
-    @_lifted
+    @_formula_operator
     def __rfloordiv__(self, other: Formula) -> Formula:
         return other // self
 
@@ -145,12 +146,13 @@ class Formula:
         inverse = frozenset((f, -e) for f, e in monomial)
         return Formula({inverse: 1 / Fraction(coefficient)})
 
-    @_lifted
+    @_formula_operator
     def __eq__(self, other: Formula) -> bool:
         return self.terms == other.terms
 
     @cached_property
     def _hash(self) -> int:
+        # A constant formula has the hash of its number, because it is equal to it.
         number = self.number
         return hash(frozenset(self.terms.items()) if number is None else number)
 
@@ -162,13 +164,13 @@ class Formula:
 
     @property
     def number(self) -> Number | None:
-        """The number that the formula is without any size; None if it has sizes."""
+        """The number that the formula equals, or None if it depends on sizes."""
         terms = self.terms
         return terms.get(UNIT) if len(terms) == 1 else None if terms else 0
 
     @cached_property
     def atoms(self) -> frozenset[Any]:
-        """The ceilings in it and the largest of several, not those inside of others."""
+        """The ceilings, maxima and sums that are factors, without those inside other factors."""
         factors = {factor for monomial in self.terms for factor, _ in monomial}
         return frozenset(factor for factor in factors if type(factor) is not str)
 
@@ -190,24 +192,32 @@ class Formula:
         for monomial in self.terms:
             for factor, exponent in monomial:
                 powers[factor] = max(powers.get(factor, 0), -exponent)
+        # The denominator is one product: the largest negative power of each factor, times the least
+        # common multiple of the denominators.
         scale = math.lcm(*(Fraction(c).denominator for c in self.terms.values()))
         below = Formula({frozenset((f, e) for f, e in powers.items() if e): scale})
         return self * below, below
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """The exact value at sizes: an int where it is one, else a Fraction.
-
-        >>> ceiling(symbol("M") / symbol("X")).at({"M": 10, "X": 4})
-        3
+        """Return the exact value at sizes: an int if it is whole, else a Fraction.
 
         Raises:
           FormulaError: a size has no value, or a divisor is 0.
+
+        >>> ceiling(symbol("M") / symbol("X")).at({"M": 10, "X": 4})
+        3
         """
         self._demand(values)
         known: dict[Any, Number] = {**values}
         known |= {atom: atom.at(values) for atom in self.atoms}
         try:
-            return _reduced(sum(_value(m, c, known) for m, c in self.terms.items()))
+            total: Number = 0
+            for monomial, c in self.terms.items():
+                # One Fraction per term, because its arithmetic is much slower than that of ints.
+                above = c * math.prod(known[f] ** e for f, e in monomial if e > 0)
+                below = math.prod(known[f] ** -e for f, e in monomial if e < 0)
+                total += above * Fraction(1, below) if below != 1 else above
+            return _normalize(total)
         except ZeroDivisionError:
             zero = sorted(name for name in self.names if values[name] == 0)
             raise FormulaError(f"{self} divides by {', '.join(zero)}, which is 0.") from None
@@ -217,7 +227,7 @@ class Formula:
             raise FormulaError(f"{self} needs {', '.join(missing)}; given are {sorted(values)}.")
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
-        """The formula with some sizes replaced, by numbers or by formulas.
+        """Return the formula with some sizes replaced by numbers or formulas.
 
         >>> B, M, X, b = symbols("B M X b")
         >>> (B * M / X).subs({"B": b * X, "M": 8})
@@ -232,17 +242,17 @@ class Formula:
         return self.replace(new)
 
     def replace(self, new: Callable[[Any], Formula]) -> Formula:
-        """The formula with each factor, a name or an atom, replaced by a formula."""
+        """Return the formula with each factor, a name or an atom, replaced by a formula."""
         total = Formula({})
         for monomial, coefficient in self.terms.items():
             total += math.prod((new(f) ** e for f, e in monomial), start=coefficient)
         return total
 
     def lambdify(self) -> Callable[..., np.ndarray]:
-        """A numpy function of the sizes, for sweeps: keyword arguments that broadcast.
+        """Return a numpy function of the sizes, for sweeps: keyword arguments that broadcast.
 
-        Values are of double precision; ceilings are exact while their numerators stay below
-        2**52. Other sizes are ignored.
+        Values have double precision. Ceilings are exact while their numerators are below 2**52.
+        Other sizes are ignored.
 
         >>> cost = (ceiling(symbol("M") / symbol("X")) * 3).lambdify()
         >>> cost(M=np.array([8, 9, 13]), X=4)
@@ -258,9 +268,9 @@ class Formula:
         return sweep
 
     def steps(self, code: Code) -> int:
-        """The formula as one division of two polynomials.
+        """Return the step of the formula as one division of two polynomials.
 
-        A product with 1/n would be off where `ceil(D/n)` jumps.
+        A product with 1/n would be inexact where `ceil(D/n)` jumps.
         """
         above, below = (code.polynomial(part.terms) for part in self.fraction)
         return above if below == code.number(1) else code.step("divide", above, below)
@@ -268,12 +278,12 @@ class Formula:
     def sympy(
         self, *, factored: bool = True, symbols: Mapping[str, sympy.Symbol] | None = None
     ) -> sympy.Expr:
-        """The formula in sympy, in positive integer symbols.
+        """Return the formula in sympy, in positive integer symbols.
 
         Args:
-          factored: as a product where it is one, as the price of one collective is; else a sum of
+          factored: give a product if it is one, as the price of one collective is; else a sum of
             products that differ in more than the sizes that divide.
-          symbols: the symbols of names that have their own, such as one with a hint.
+          symbols: symbols for some of the names, for example ones with a hint.
 
         >>> B, M, X = symbols("B M X")
         >>> (2 * B - 2 * B / X).sympy(), (2 * M - 2 * M / X + B * X + B).sympy()
@@ -288,7 +298,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Ceil:
-    """The factor `ceil(ratio)` of a monomial: an integer, and nothing else is known of it."""
+    """The factor `ceil(ratio)` of a monomial: an integer about which nothing else is known."""
 
     ratio: Formula
     pair = ()
@@ -306,15 +316,15 @@ class Ceil:
         return self.ratio.names
 
     def at(self, values: Mapping[str, Number]) -> int:
-        """The integer at sizes."""
+        """Return the integer at sizes."""
         return math.ceil(self.ratio.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
-        """With some sizes replaced."""
+        """Return the ceiling with some sizes replaced."""
         return ceiling(self.ratio.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Of arrays."""
+        """Return its step in a program on arrays."""
         return code.step("ceil", self.ratio.steps(code))
 
     def __repr__(self) -> str:
@@ -322,7 +332,7 @@ class Ceil:
         return f"ceil({text(above.terms, within='/')}/{text(below.terms, within='**')})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """`ceiling(ratio)`."""
+        """Return `ceiling(ratio)`."""
         import sympy
 
         above, below = self.ratio.fraction
@@ -334,7 +344,7 @@ def has_formula(sizes: Iterable[Any]) -> bool:
     return any(type(size) is Formula for size in sizes)
 
 
-def _reduced(number: Number) -> Number:
+def _normalize(number: Number) -> Number:
     return int(number.numerator) if number.denominator == 1 else number
 
 
@@ -346,15 +356,9 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
     return frozenset((f, e) for f, e in powers.items() if e)
 
 
-def _value(monomial: Monomial, coefficient: Number, known: Mapping[Any, Number]) -> Number:
-    above = math.prod(known[f] ** e for f, e in monomial if e > 0)
-    below = math.prod(known[f] ** -e for f, e in monomial if e < 0)
-    return coefficient * above * Fraction(1, below) if below != 1 else coefficient * above
-
-
 @lru_cache(maxsize=4096)
 def symbol(name: str) -> Formula:
-    """The size `name`, a positive integer.
+    """Return the size `name`, a positive integer.
 
     Raises:
       FormulaError: `name` is no identifier.
@@ -365,39 +369,43 @@ def symbol(name: str) -> Formula:
 
 
 def symbols(names: str) -> tuple[Formula, ...]:
-    """Several sizes, their names separated by blanks."""
+    """Return several sizes, whose names are separated by blanks."""
     return tuple(symbol(name) for name in names.split())
 
 
 @lru_cache(maxsize=1 << 14)
 def ceiling(ratio: Formula) -> Formula:
-    """The least integer at or above a formula.
+    """Return the smallest integer at or above a formula.
 
-    `ceil(k + r) = k + ceil(r)` for an integer k; `ceil(ceil(a)/n) = ceil(a/n)` for an integer
-    n >= 1 (Graham, Knuth, Patashnik, "Concrete Mathematics", 3.11); `ceil(1/n) = 1`.
+    `ceil(k + r) = k + ceil(r)` for an integer k; `ceil(ceil(a)/n) = ceil(a/n)` for an integer n >=
+    1 (Graham, Knuth, Patashnik, "Concrete Mathematics", 3.11); `ceil(1/n) = 1`.
 
     >>> M, V, X, Y = symbols("M V X Y")
     >>> ceiling((V + X - 1) / X), ceiling(ceiling(M / X) / (2 * Y)), ceiling(4 * M * X / X)
     (ceil((V - 1)/X) + 1, ceil(M/(2*X*Y)), 4*M)
     """
-    outside = Formula({m: c for m, c in ratio.terms.items() if _is_whole(m, c)})
+    # Terms without division and with integer coefficients are integers: they leave the ceiling.
+    outside = Formula(
+        {m: c for m, c in ratio.terms.items() if type(c) is int and all(e > 0 for _, e in m)}
+    )
     rest = ratio - outside
     if rest.number is not None:
         return outside + math.ceil(rest.number)
     if len(rest.terms) == 1:
         [(monomial, coefficient)] = rest.terms.items()
-        if inner := _nested(monomial, coefficient):
+        if inner := _nested_ceiling(monomial, coefficient):
             return outside + ceiling(inner)
+        # 1/n is in (0, 1] for every n >= 1.
         if 0 < coefficient <= 1 and all(e < 0 for _, e in monomial):
             return outside + 1
     return outside + Formula({frozenset({(Ceil(rest), 1)}): 1})
 
 
 def flooring(ratio: Formula) -> Formula:
-    """The largest integer at or below a formula.
+    """Return the largest integer at or below a formula.
 
-    `floor(a/n) = ceil((a + 1)/n) - 1` for integers a and n >= 1, so that a floor of a positive
-    formula is made of ceilings of positive ones.
+    `floor(a/n) = ceil((a + 1)/n) - 1` for integers a and n >= 1. So the floor of a positive formula
+    consists of ceilings of positive ones.
 
     >>> H, X = symbols("H X")
     >>> flooring((H + 1) / 2), flooring((H - 1) / 2), flooring(H / X)
@@ -409,12 +417,8 @@ def flooring(ratio: Formula) -> Formula:
     return ceiling(ratio + 1 / below) - 1 if whole and grows else -ceiling(-ratio)
 
 
-def _is_whole(monomial: Monomial, coefficient: Number) -> bool:
-    return type(coefficient) is int and all(e > 0 for _, e in monomial)
-
-
-def _nested(monomial: Monomial, coefficient: Number) -> Formula | None:
-    """`a/n` for the monomial `ceil(a)/n`."""
+def _nested_ceiling(monomial: Monomial, coefficient: Number) -> Formula | None:
+    """Return `a/n` for the monomial `ceil(a)/n`, or None for another one."""
     above = [(f, e) for f, e in monomial if e > 0]
     if len(above) != 1 or above[0][1] != 1 or type(above[0][0]) is not Ceil:
         return None

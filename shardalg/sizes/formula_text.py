@@ -1,4 +1,4 @@
-"""How a formula reads: as a line of text, and in sympy."""
+"""Formulas as a line of text, and in sympy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Terms = Mapping[frozenset[tuple[Any, int]], Any]
 
 
 def text(terms: Terms, *, within: str = "") -> str:
-    """A formula in Python's notation, highest degree first.
+    """Return a formula in Python's notation, highest degree first.
 
     Args:
       within: "/" puts a sum in brackets, "**" a sum or a product, as a divisor needs.
@@ -24,15 +24,15 @@ def text(terms: Terms, *, within: str = "") -> str:
     >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
     '-3*B/(2*X) + 1'
     """
-    ordered = sorted(terms.items(), key=lambda term: _place(term[0]))
+    ordered = sorted(terms.items(), key=lambda term: _sort_key(term[0]))
     lines = [_term(monomial, Fraction(coefficient)) for monomial, coefficient in ordered]
     line = " + ".join(lines).replace("+ -", "- ") or "0"
-    bare = len(lines) < 2 and not (within == "**" and _is_product(line))
-    return line if bare or not within else f"({line})"
+    unbracketed = len(lines) < 2 and not (within == "**" and _is_product(line))
+    return line if unbracketed or not within else f"({line})"
 
 
-def _place(monomial: frozenset[tuple[Any, int]]) -> tuple[bool, int, str]:
-    """Where a term stands in a sum: the number last."""
+def _sort_key(monomial: frozenset[tuple[Any, int]]) -> tuple[bool, int, str]:
+    """Return the position of a term in a sum: by degree, the number last."""
     return not monomial, -sum(e for _, e in monomial), _product(monomial)
 
 
@@ -59,21 +59,21 @@ def _product(powers: Iterable[tuple[Any, int]]) -> str:
 
 
 def _name(factor: Any) -> str:
-    """A name, or an atom as text."""
+    """Return a name, or the text of an atom."""
     return factor if type(factor) is str else _text_of(factor)
 
 
-# Few atoms are in many prices, and a formula is asked for its text to be put in order.
+# Many prices share few atoms, and terms are sorted by their text.
 @lru_cache(maxsize=1 << 14)
 def _text_of(atom: Any) -> str:
     return str(atom)
 
 
 def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """A formula as a sum in sympy; a name without a symbol gets a positive integer one.
+    """Return a formula as a sum in sympy; a name without a symbol gets a positive integer one.
 
     Args:
-      symbols: by name, or by ceiling.
+      symbols: symbol by name, or by ceiling.
     """
     import sympy
 
@@ -87,7 +87,7 @@ def to_sympy(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 
 
 def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.Expr:
-    """A product of powers, in the order in which sympy would put them: to let it is dear."""
+    """Return a product of powers in sympy's order, without sympy's slow sorting."""
     import sympy
 
     number = _number_in_sympy(coefficient, alone=not powers)
@@ -128,7 +128,7 @@ def _number_in_sympy(number: Any, *, alone: bool) -> sympy.Rational | sympy.Floa
 
 @lru_cache(maxsize=1 << 14)
 def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], ...]:
-    """Names and exponents of a product of symbols as sympy sorts them, whatever their hints."""
+    """Return names and exponents of a product of symbols in sympy's order, whatever their hints."""
     import sympy
 
     from shardalg.algebra.dims import Size
@@ -146,17 +146,17 @@ def _symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, positive=True, integer=True)
 
 
-# A sum of more terms is no product that a reader would look for, and slow to factor.
+# Readers expect no product in a sum of more terms, and factoring it is slow.
 _PRODUCT_TERMS = 12
 
 
 def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-    """A formula in sympy as one product, or as a sum of few products.
+    """Return a formula in sympy as one product, or as a sum of few products.
 
-    Terms that differ only in sizes that divide somewhere (the mesh axes) are factored together:
-    that is one collective, or several of one tensor.
+    Terms that differ only in sizes that divide somewhere (the mesh axes) are factored together.
+    They are one collective, or several of one tensor.
     """
-    # Symbols stand for the ceilings meanwhile: sympy.factor would expand what is inside of them.
+    # Symbols replace the ceilings during factoring, because sympy would expand their arguments.
     atoms = {f for monomial in terms for f, _ in monomial if type(f) is not str}
     hidden = {atom: _symbol(_name(atom)) for atom in atoms}
     shown = _products(terms, {**symbols, **hidden})
@@ -164,7 +164,7 @@ def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Exp
 
 
 def _in_sympy(atom: Any, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """An atom in the symbols of its names."""
+    """Return an atom in the symbols of its names."""
     return _atom_once(atom, frozenset((n, symbols[n]) for n in atom.names if n in symbols))
 
 
@@ -185,12 +185,12 @@ def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 
 
 def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
-    """The product of what all terms share and of the factors of the rest."""
+    """Return the product of the common factor of all terms and the factors of the rest."""
     used = ((f, symbols[f]) for f in {f for m in terms for f, _ in m} if f in symbols)
     return _factored_once(frozenset(terms.items()), frozenset(used))
 
 
-# The classes of memory recur in its peak, and compute in the step time.
+# Prices share sums: classes of memory occur in the peak again, and compute in the step time.
 @lru_cache(maxsize=4096)
 def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
     import sympy
@@ -198,17 +198,17 @@ def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
     terms, symbols = dict(items), dict(used)
     if len(terms) < 2:
         return to_sympy(terms, symbols)
-    shared, rest = _shared(terms)
+    shared, rest = _common_factor(terms)
     number, bracket = _factors(frozenset(rest.items()))
     bracket = bracket.xreplace({_symbol(_name(f)): symbol for f, symbol in used})
     outside = to_sympy(shared, symbols) * number
-    # sympy would multiply a mere number into the bracket.
+    # sympy would distribute a number over the bracket.
     kept = outside.is_Number and outside != 1 and bracket.is_Add
     return sympy.Mul(outside, bracket, evaluate=not kept)
 
 
-def _shared(terms: Terms) -> tuple[Terms, Terms]:
-    """The largest product that all terms share, and a polynomial of coprime integers."""
+def _common_factor(terms: Terms) -> tuple[Terms, Terms]:
+    """Return the largest product that all terms share, and a polynomial of coprime integers."""
     powers = [dict(monomial) for monomial in terms]
     names = {factor for found in powers for factor in found}
     least = {f: min(found.get(f, 0) for found in powers) for f in names}
@@ -225,10 +225,10 @@ def _shared(terms: Terms) -> tuple[Terms, Terms]:
     return {frozenset((f, e) for f, e in least.items() if e): number}, rest
 
 
-# Few brackets make up all prices, such as X - 1; sympy takes milliseconds for each.
+# All prices consist of few brackets, such as X - 1; sympy takes milliseconds for each.
 @lru_cache(maxsize=4096)
 def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
-    """A polynomial of coprime terms, in plain symbols, as a number and a product."""
+    """Return a polynomial of coprime terms, in plain symbols, as a number and a product."""
     import sympy
 
     plain = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
@@ -242,7 +242,10 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
 
 
 def _is_irreducible(powers: Sequence[Mapping[Any, int]]) -> bool:
-    """Whether a size stands in one term only, and there once: `a*v + b`, a and b being coprime."""
+    """Return whether some size occurs in one term only, with exponent 1.
+
+    Then the polynomial is `a*v + b` with coprime a and b.
+    """
     counts = Counter(factor for found in powers for factor in found)
     return any(e == 1 and counts[f] == 1 for found in powers for f, e in found.items())
 

@@ -1,4 +1,4 @@
-"""How a formula grows: the O(...) of a cost in some of its sizes."""
+"""The order of a formula: the O(...) of a cost in some of its sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Order:
 
     Attributes:
       terms: the products, coefficients 1; none for a formula that is 0.
-      leading: the terms of the formula that they come from, with all sizes.
+      leading: the terms of the formula that give them, with all sizes.
     """
 
     terms: tuple[Formula, ...]
@@ -32,15 +32,18 @@ class Order:
 
 
 def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()) -> Order:
-    """The order of a cost that is never negative, in the sizes that grow.
+    """Return the order of a nonnegative cost in the sizes that grow.
 
     1. A term is dropped if another one bounds it, up to a constant, wherever all sizes are >= 1 and
        D/n >= 1 for each sharding: `a <= b` there exactly if `b/a` is a product of nonnegative
        powers of those (Farkas' lemma on the exponents).
-    2. What is left is projected on `growing`, all other sizes being constants.
-    3. Products that another one bounds are dropped again.
+    2. The remaining terms are projected on `growing`, where all other sizes are constants. 3.
+    Products that another one bounds are dropped again.
 
     `ceil(D/n)` counts as its bound `D/n + 1`, of which 1 is dropped if the sharding is known.
+
+    Raises:
+      FormulaError: a negative term that no other bounds; division by a ceiling.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, S, X, Y = symbols("B M S X Y")
@@ -48,13 +51,11 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
     O(1/(X*Y))
     >>> print(order(6 * B * M * S / (X * Y) + 16 * B * S / X, growing="XY"))
     O(1/X)
-
-    Raises:
-      FormulaError: a negative term that no other bounds; division by a ceiling.
     """
     bound = _upper_bound(Formula.of(formula))
     cone = _Cone.of(shardings)
     leading = _largest(_positive(bound), cone.dominates)
+    # A cost is nonnegative, so each negative term must be bounded by a positive one.
     negative = [m for m, c in bound.terms.items() if c < 0]
     for monomial in negative:
         if not any(cone.dominates(other, monomial) for other in leading):
@@ -62,6 +63,7 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
                 f"{formula} may be negative: nothing bounds its term "
                 f"{Formula({monomial: bound.terms[monomial]})} on {cone}."
             )
+    # Other sizes are constants, so only the powers of growing sizes count.
     wanted = frozenset(growing)
     projected = {frozenset((f, e) for f, e in m if f in wanted) for m in leading}
     kept = _largest(list(projected), _Cone(()).dominates)
@@ -72,7 +74,7 @@ def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()
 
 
 def _upper_bound(formula: Formula) -> Formula:
-    """The formula without ceilings: `q <= ceil(q) <= q + 1`, by the sign of the term."""
+    """Return an upper bound without ceilings: `q <= ceil(q) <= q + 1`, by the term's sign."""
     total = Formula({})
     for monomial, coefficient in formula.terms.items():
         if any(e < 0 for f, e in monomial if type(f) is Ceil):
@@ -87,15 +89,16 @@ def _positive(formula: Formula) -> list[Monomial]:
 
 
 def without_ceilings(rounding: int) -> Callable[[Any], Formula]:
-    """What `Formula.replace` needs to put `q + rounding` for `ceil(q)`."""
+    """Return the argument of `Formula.replace` that puts `q + rounding` for `ceil(q)`."""
     return lambda f: f.ratio + rounding if type(f) is Ceil else symbol(f)
 
 
 def _largest(
     monomials: Sequence[Monomial], dominates: Callable[[Monomial, Monomial], bool]
 ) -> list[Monomial]:
-    """The monomials that no other bounds; of several that bound each other the first."""
+    """Return the monomials that no other bounds; of several that bound each other the first."""
     kept: list[Monomial] = []
+    # A fixed order makes the first of several equal bounds the same in every run.
     for monomial in sorted(monomials, key=lambda m: (-sum(e for _, e in m), str(Formula({m: 1})))):
         if any(dominates(other, monomial) for other in kept):
             continue
@@ -106,20 +109,20 @@ def _largest(
 
 @dataclass(frozen=True)
 class _Cone:
-    """All sizes >= 1, and all of `ratios` >= 1."""
+    """The region in which all sizes and all `ratios` are at least 1."""
 
     ratios: tuple[Monomial, ...]
 
     @staticmethod
     def of(shardings: Shardings) -> _Cone:
-        """The cone of sizes at which every sharded dimension has an element per part."""
+        """Return the region in which every sharded dimension has an element per part."""
         ratios = [Formula.of(size) / parts for size, parts in shardings]
         # A size such as V - 1 is at most a constant times its largest term, if it has one.
         tops = [_largest(_positive(_upper_bound(ratio)), _Cone(()).dominates) for ratio in ratios]
         return _Cone(tuple(dict.fromkeys(top[0] for top in tops if len(top) == 1)))
 
     def dominates(self, big: Monomial, small: Monomial) -> bool:
-        """Whether `small <= constant * big` everywhere on the cone."""
+        """Return whether `small <= constant * big` everywhere in the region."""
         need = _quotient(big, small)
         if all(e >= 0 for _, e in need):
             return True
@@ -139,9 +142,10 @@ def _quotient(big: Monomial, small: Monomial) -> Monomial:
 
 @lru_cache(maxsize=1 << 14)
 def _in_cone(need: Monomial, ratios: tuple[Monomial, ...]) -> bool:
-    """Whether exponents are a nonnegative combination of ratios and single sizes."""
+    """Return whether exponents are a nonnegative combination of ratios and single sizes."""
     from scipy.optimize import nnls
 
+    # Nonnegative least squares: the distance is 0 exactly if such a combination exists.
     names = sorted({f for monomial in (need, *ratios) for f, _ in monomial})
     row = {name: i for i, name in enumerate(names)}
     columns = np.zeros((len(names), len(names) + len(ratios)))

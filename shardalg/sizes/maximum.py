@@ -1,4 +1,4 @@
-"""The larger of two prices: one factor of a formula, where sizes decide which of them it is."""
+"""Maxima, minima and sums as factors of a formula, where the sizes decide which one is larger."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class MaximumFactor:
         return self.first.names | self.second.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """The exact value at sizes."""
+        """Return the exact value at sizes."""
         return max(self.first.at(values), self.second.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Any:
-        """With some sizes replaced."""
+        """Return the maximum with some sizes replaced."""
         return larger(self.first.subs(values), self.second.subs(values))
 
     @property
@@ -55,7 +55,7 @@ class MaximumFactor:
         return Least(self)
 
     def steps(self, code: Code) -> int:
-        """Of arrays."""
+        """Return its step in a program on arrays."""
         return code.step("max", *map(code.polynomial, self.pair))
 
     def __repr__(self) -> str:
@@ -88,27 +88,27 @@ class SumFactor:
         return self.inside.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
-        """The exact value at sizes."""
+        """Return the exact value at sizes."""
         return self.inside.at(values)
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
-        """With some sizes replaced."""
+        """Return the sum with some sizes replaced."""
         return grouped(self.inside.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Of arrays."""
+        """Return its step in a program on arrays."""
         return self.inside.steps(code)
 
     def __repr__(self) -> str:
         return f"({self.inside})"
 
     def sympy(self, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
-        """The sum."""
+        """Return the sum in sympy."""
         return to_sympy(self.inside.terms, symbols)
 
 
 def grouped(amount: Any) -> Any:
-    """Return a formula with which others can be divided: of a sum, one factor.
+    """Return a formula by which others can be divided: a sum becomes one factor.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, H = symbols("B H")
@@ -117,29 +117,29 @@ def grouped(amount: Any) -> Any:
     """
     if type(amount) is not Formula or len(amount.terms) == 1:
         return amount
-    shared = _shared(amount, amount)
+    shared = _common_factor(amount, amount)
     return shared * Formula({frozenset({(SumFactor(amount / shared), 1)}): 1})
 
 
 @dataclass(frozen=True)
 class Least:
-    """The smaller one of two prices, where formulas are swept."""
+    """The smaller of two prices, in programs on arrays."""
 
     of: MaximumFactor
 
     def steps(self, code: Code) -> int:
-        """Of arrays."""
+        """Return its step in a program on arrays."""
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
 _SHIFTED_TERMS = 8
-"""Longest difference that is tested for being positive in sizes less 1."""
+"""Largest number of terms of a difference that is tested for positivity in sizes less 1."""
 
 
 def larger(first: Any, second: Any) -> Any:
-    """The larger of two numbers or formulas; a factor of both stands outside.
+    """Return the larger of two numbers or formulas, with a common factor outside the maximum.
 
-    Every size is at least 1, so that a difference of positive products alone decides.
+    Every size is at least 1, so a difference of positive products alone decides.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -152,7 +152,7 @@ def larger(first: Any, second: Any) -> Any:
 
 
 def largest_of(amounts: Sequence[Any]) -> Any:
-    """The largest of several numbers or formulas.
+    """Return the largest of several numbers or formulas.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M = symbols("B M")
@@ -166,7 +166,7 @@ def largest_of(amounts: Sequence[Any]) -> Any:
 
 
 def smaller(first: Any, second: Any) -> Any:
-    """The smaller of two numbers or formulas.
+    """Return the smaller of two numbers or formulas.
 
     >>> from shardalg.sizes.formula import symbols
     >>> smaller(2, 3), smaller(*symbols("B M"))
@@ -174,31 +174,38 @@ def smaller(first: Any, second: Any) -> Any:
     """
     if type(first) is not Formula and type(second) is not Formula:
         return min(first, second)
+    # min(a, b) = a + b - max(a, b), so that formulas need one kind of factor only.
     return first + second - larger(first, second)
 
 
 @lru_cache(maxsize=1 << 12)
 def _larger(first: Formula, second: Formula) -> Formula:
-    if _never_less(first - second):
+    if _is_nonnegative(first - second):
         return first
-    if _never_less(second - first):
+    if _is_nonnegative(second - first):
         return second
-    shared = _shared(first, second)
+    shared = _common_factor(first, second)
+    # Sorted arguments make `max(a, b)` and `max(b, a)` one factor.
     inside = MaximumFactor(*sorted((first / shared, second / shared), key=repr))
     return shared * Formula({frozenset({(inside, 1)}): 1})
 
 
-def _never_less(difference: Formula) -> bool:
-    """Whether a formula is at least 0 at all sizes: a sum of positive products, in sizes less 1."""
+def _is_nonnegative(difference: Formula) -> bool:
+    """Return whether a formula is a sum of positive products in sizes less 1.
+
+    It is then at least 0 at all sizes.
+    """
     factors = {factor for monomial in difference.terms for factor, _ in monomial}
-    least = {factor: _least(factor) for factor in factors}
+    least = {factor: _lower_bound(factor) for factor in factors}
+    # Without a lower bound of each factor nothing is known about the products.
     if None in least.values():
         return False
     if all(c >= 0 for c in difference.terms.values()):
         return True
-    smooth = _between_ceilings(difference)
+    # Ceilings are monotonic: if the arguments are ordered, so are the ceilings.
+    smooth = _drop_ceilings(difference)
     if smooth is not None:
-        return _never_less(smooth)
+        return _is_nonnegative(smooth)
     # In H - 1 the size is 1 or more: with h = H - 1, a sum without negative terms is left.
     divides = any(e < 0 for monomial in difference.terms for _, e in monomial)
     if divides or len(difference.terms) > _SHIFTED_TERMS:
@@ -209,11 +216,11 @@ def _never_less(difference: Formula) -> bool:
     return all(c >= 0 for c in shifted.terms.values())
 
 
-def _between_ceilings(difference: Formula) -> Formula | None:
+def _drop_ceilings(difference: Formula) -> Formula | None:
     """Return `a - b + q` for `ceil(a) - ceil(b) + q`; None for a difference of another form.
 
-    q is a whole number, so that the difference is `ceil(a + q) - ceil(b)`: it is at least 0 where
-    `a + q` is at least b.
+    q is an integer, so the difference is `ceil(a + q) - ceil(b)`. It is at least 0 where `a + q` is
+    at least b.
     """
     ends: dict[int, Formula] = {}
     rest: dict[Monomial, Number] = {}
@@ -232,21 +239,23 @@ def _between_ceilings(difference: Formula) -> Formula | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def _least(factor: Any) -> int | None:
-    """A number that a factor is never below, 1 or 0; None where neither is known."""
+def _lower_bound(factor: Any) -> int | None:
+    """Return a number that a factor is never below, 1 or 0, or None if neither is known."""
     if type(factor) is str:
         return 1
     if type(factor) is not Ceil:
         return None
-    if all(c > 0 for c in factor.ratio.terms.values()) and all(map(_least, factor.ratio.atoms)):
+    if all(c > 0 for c in factor.ratio.terms.values()) and all(
+        map(_lower_bound, factor.ratio.atoms)
+    ):
         return 1
-    return 0 if _never_less(factor.ratio) else None
+    return 0 if _is_nonnegative(factor.ratio) else None
 
 
-def _shared(first: Formula, second: Formula) -> Formula:
-    """The largest product of positive factors that is in every term of both."""
+def _common_factor(first: Formula, second: Formula) -> Formula:
+    """Return the largest product of positive factors that is in every term of both."""
     terms = [dict(m) for formula in (first, second) for m in formula.terms]
-    factors = {factor for found in terms for factor in found if _least(factor)}
+    factors = {factor for found in terms for factor in found if _lower_bound(factor)}
     least = {f: min(found.get(f, 0) for found in terms) for f in factors}
     numbers = [Fraction(c) for formula in (first, second) for c in formula.terms.values()]
     above = math.gcd(*(n.numerator for n in numbers))

@@ -16,15 +16,17 @@ from fractions import Fraction
 
 
 def from_sympy(expression: sympy.Expr | int) -> Formula:
-    """A sympy expression of names, numbers, `+ - * /`, powers, ceilings and floors as a formula.
+    """Return a sympy expression as a formula.
+
+    It may contain names, numbers, `+ - * /`, powers, ceilings and floors.
+
+    Raises:
+      FormulaError: anything else, such as a root or a maximum, or division by a sum.
 
     >>> import sympy
     >>> B, S, X = sympy.symbols("B S X", positive=True, integer=True)
     >>> from_sympy(4 * B * (S - 1) / X), from_sympy(sympy.ceiling(B / X))
     (4*B*S/X - 4*B/X, ceil(B/X))
-
-    Raises:
-      FormulaError: anything else, such as a root or a maximum, or division by a sum.
     """
     import sympy
 

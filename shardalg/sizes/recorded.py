@@ -1,11 +1,12 @@
-"""Numbers that know their formula: code that computes with them leaves a record of what it asked.
+"""Numbers that know their formula: code that computes with them leaves a record of its questions.
 
-Planning is ordinary code on integers. Run once on `Recorded` sizes in place of them it takes the
-same way, and every question that it puts to a size (which is larger, does it divide, is it this
-number) is noted with its answer as a `Fact`. Wherever all facts hold, that code takes the same way
-again: they are complete by construction, for no number leaves a `Recorded` without a note.
+Planning is ordinary code on integers. With `Recorded` sizes in their place it runs the same way.
+Every question about a size (which is larger, does it divide, is it this number) is noted with its
+answer as a `Fact`. Wherever all facts hold, the code runs the same way again. The facts are
+complete by construction, because no number leaves a `Recorded` without a note.
 
-Sums of many prices, numbers or formulas; of several sums the least, and where it stays that.
+The file also has sums of many prices, and the smallest of several sums with the range in which it
+stays the smallest.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from shardalg.sizes.formula import UNIT, Formula, Number, ceiling
 
 Compared = tuple[Number, Formula]
 Answer = tuple[Any, tuple[Fact, ...]]
-"""What an operation gives (a `Compared`, a number or a truth), and what it found."""
+"""Result of an operation (a `Compared`, a number or a truth value), and its facts."""
 
 
 class Answers:
-    """Formulas and operations on them, known once for all recorders of one plan.
+    """Formulas and operations on them, computed once for all recorders of one plan.
 
     Attributes:
-      hints: the number that each name stands for.
+      hints: the number of each name.
     """
 
     def __init__(self, hints: Mapping[str, int]) -> None:
@@ -40,14 +41,15 @@ class Answers:
         self.found: dict[Hashable, Answer] = {}
 
     def side(self, formula: Formula) -> Compared:
-        """The number at the hints and the formula; equal formulas are one object."""
+        """Return the number at the hints and the formula; equal formulas are one object."""
         found = self.sides.get(formula)
         if found is None:
             found = self.sides[formula] = (formula.at(self.hints), formula)
         return found
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Answer:
-        """What an operation gives on two sides of this table, or a number on the right."""
+        """Return the result of an operation on two sides, or on a side and a number."""
+        # Sides are one object per formula and live as long as the table, so an `id` is a quick key.
         number = None if isinstance(b, tuple) else b
         key = (name, id(a), id(b) if number is None else None, number)
         found = self.found.get(key)
@@ -61,13 +63,13 @@ class Answers:
 
 @dataclass(eq=False)
 class Recorder:
-    """What was asked of the sizes of one run.
+    """The questions that one run asked about sizes.
 
     Attributes:
-      answers: of the plan.
-      facts: what was found, in that order, each with what was first being decided then.
-      about: what is being decided, as whoever asks says it; None where nobody does.
-      host: what the run keeps of the calls inside of it; see `sizes.decided`.
+      answers: answers shared by the plan.
+      facts: the facts in their order, each with the decision during which it was first noted.
+      about: the current decision, as the caller describes it, or None.
+      host: the run's record of the calls inside it; see `sizes.decided`.
     """
 
     answers: Answers
@@ -80,7 +82,10 @@ class Recorder:
         self.done: dict[Hashable, Any] = {}
 
     def size(self, formula: Formula | Number) -> Any:
-        """The size that a formula is; a number where it is one. Equal formulas are one object."""
+        """Return the size with a formula, or a number if it is one.
+
+        Equal formulas are one object.
+        """
         formula = Formula.of(formula)
         number = formula.number
         return self._of(self.answers.side(formula)) if number is None else number
@@ -92,13 +97,13 @@ class Recorder:
         return found
 
     def ask(self, name: str, a: Compared, b: Compared | Number) -> Any:
-        """What an operation gives, in numbers of this recorder; what it finds is noted."""
+        """Return the result of an operation in numbers of this recorder, and note its facts."""
         result, facts = self.answers.ask(name, a, b)
         self.note(facts)
         return self._of(result) if type(result) is tuple else result
 
     def note(self, facts: tuple[Fact, ...]) -> None:
-        """Keep what was found, and what it was asked for."""
+        """Store facts with the current decision."""
         for fact in facts:
             if self.facts.get(fact) is None:
                 self.facts[fact] = self.about
@@ -108,6 +113,7 @@ def _operator(name: str) -> Callable[[Recorded, Any], Any]:
     def method(self: Recorded, other: Any) -> Any:
         recorder = self.recorder
         if type(other) is Recorded:
+            # Sizes of two runs may not be mixed: their facts would be noted in one run only.
             if other.recorder is not recorder:
                 return NotImplemented
             key: Hashable = (name, id(self), id(other))
@@ -137,20 +143,22 @@ def _product(a: Compared, b: Compared) -> Answer:
 
 
 def _quotient(a: Compared, b: Compared) -> Answer:
-    """`a / b`; where that is no formula, both stay the numbers that they are."""
+    """Return `a / b`; if that is no formula, note that both keep their numbers."""
     ratio = _ratio(a[1], b[1])
     if ratio is None:
-        return Fraction(a[0]) / b[0], (*_stays(*a), *_stays(*b))
+        return Fraction(a[0]) / b[0], (*_fixed_facts(*a), *_fixed_facts(*b))
     return ratio, ()
 
 
 def _floor(a: Compared, b: Compared) -> Answer:
-    """`a // b`: without a floor where it comes out at the hints, which is noted."""
+    """Return `a // b`, without a floor if the quotient is whole at the hints, which is noted."""
     ratio = _ratio(a[1], b[1])
     if ratio is None:
-        return a[0] // b[0], (*_stays(*a), *_stays(*b))
+        return a[0] // b[0], (*_fixed_facts(*a), *_fixed_facts(*b))
+    # floor(r) = -ceil(-r) is exact at all sizes, so that nothing is noted.
     if a[0] % b[0]:
         return -ceiling(-ratio), ()
+    # The sign of the fact follows the numbers, so that equal questions give equal facts.
     facts = () if is_whole(ratio) else (Fact(ratio if a[0] * b[0] > 0 else -ratio, WHOLE),)
     return ratio, facts
 
@@ -161,26 +169,29 @@ def _rest(a: Compared, b: Compared) -> Answer:
 
 
 def _ratio(above: Formula, below: Formula) -> Formula | None:
-    """The quotient as a formula; None where it is none, or the divisor may be 0."""
+    """Return the quotient as a formula, or None if it is none or the divisor may be 0."""
     if not is_positive(below):
         return None
     return above / below if len(below.terms) == 1 else multiple(above, below)
 
 
-def _stays(value: Number, formula: Formula) -> tuple[Fact, ...]:
+def _fixed_facts(value: Number, formula: Formula) -> tuple[Fact, ...]:
+    """Return the fact that a formula keeps its number, or none if it is a number."""
     return () if formula.number is not None else (Fact(primitive(formula - value), ZERO),)
 
 
 def _is_above(a: Compared, b: Compared) -> Answer:
-    """`a > b`."""
-    return _signed(a[1] - b[1], True, a[0] > b[0])
+    """Return `a > b`."""
+    return _sign_answer(a[1] - b[1], True, a[0] > b[0])
 
 
 def _is_at_least(a: Compared, b: Compared) -> Answer:
-    return _signed(a[1] - b[1], False, a[0] >= b[0])
+    return _sign_answer(a[1] - b[1], False, a[0] >= b[0])
 
 
-def _signed(difference: Formula, strict: bool, outcome: bool) -> Answer:
+def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
+    """Return a comparison's outcome, with the fact that it rests on if sizes decide it."""
+    # not (d > 0) is -d >= 0, and not (d >= 0) is -d > 0.
     if not outcome:
         difference, strict = -difference, not strict
     found = primitive(difference)
@@ -190,31 +201,32 @@ def _signed(difference: Formula, strict: bool, outcome: bool) -> Answer:
 
 def _is_equal(a: Compared, b: Compared) -> Answer:
     outcome, found = a[0] == b[0], primitive(a[1] - b[1])
+    # A difference that is positive at all sizes needs no note: it is never 0.
     known = not outcome and (is_positive(found) or is_positive(-found))
     if known or found.number is not None:
         return outcome, ()
     return outcome, (Fact(found, ZERO if outcome else NONZERO),)
 
 
-def _swapped(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:
+def _swap_operands(act: Callable[[Compared, Compared], Answer]) -> Callable[..., Answer]:
     return lambda a, b: act(b, a)
 
 
 _DO: dict[str, Callable[[Compared, Compared], Answer]] = {
     "add": _sum,
     "sub": _difference,
-    "rsub": _swapped(_difference),
+    "rsub": _swap_operands(_difference),
     "mul": _product,
     "truediv": _quotient,
-    "rtruediv": _swapped(_quotient),
+    "rtruediv": _swap_operands(_quotient),
     "floordiv": _floor,
-    "rfloordiv": _swapped(_floor),
+    "rfloordiv": _swap_operands(_floor),
     "mod": _rest,
-    "rmod": _swapped(_rest),
+    "rmod": _swap_operands(_rest),
     "gt": _is_above,
-    "lt": _swapped(_is_above),
+    "lt": _swap_operands(_is_above),
     "ge": _is_at_least,
-    "le": _swapped(_is_at_least),
+    "le": _swap_operands(_is_at_least),
     "eq": _is_equal,
 }
 
@@ -222,9 +234,9 @@ _DO: dict[str, Callable[[Compared, Compared], Answer]] = {
 class Recorded:
     """A number that is a formula of named sizes; made by `Recorder.size`.
 
-    It stands wherever a number may: arithmetic gives another one, and what is asked of it is noted.
-    Where plain code needs the bare number (a `range`, a `gcd`), the note is that it stays this one.
-    It is no `int`, so that nothing reads the number behind its back.
+    It can be used like a number: arithmetic gives another one, and each question about it is noted.
+    Where code needs a plain number (a `range`, a `gcd`), the note is that the size keeps this
+    number. It is no `int`, so that nothing reads the number without a note.
 
     >>> from shardalg.sizes.formula import symbols
     >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
@@ -238,7 +250,7 @@ class Recorded:
     def __init__(self, recorder: Recorder, side: Compared) -> None:
         self.recorder, self.side = recorder, side
         self.value, self.formula = side
-        # Of its run too: what one run found must not answer another one from a cache.
+        # The hash includes the run, so that a cache never answers one run with another's facts.
         self._hash = hash((id(recorder), self.formula))
 
     def __hash__(self) -> int:
@@ -260,7 +272,7 @@ class Recorded:
         return self if self >= 0 else -self
 
     def __index__(self) -> int:
-        self.recorder.note(_stays(*self.side))
+        self.recorder.note(_fixed_facts(*self.side))
         return int(self.value)
 
     __int__ = __index__
@@ -292,15 +304,15 @@ _NUMBERS = {int, bool, Fraction}
 
 
 def first_largest(amounts: Sequence[Any]) -> int:
-    """The place of the first of the largest amounts.
+    """Return the place of the first of the largest amounts.
 
-    Each amount is compared with the largest one alone, so that of recorded amounts no more is noted
-    than makes it the largest.
+    Each amount is compared with the largest one only. So no more is noted of recorded amounts than
+    makes it the largest.
 
     >>> first_largest([3, 7, 5, 7])
     1
     """
-    place = max(range(len(amounts)), key=lambda i: _bare(amounts[i]))
+    place = max(range(len(amounts)), key=lambda i: _value_of(amounts[i]))
     most = amounts[place]
     if type(most) is Recorded:
         before = all(most > amount for amount in amounts[:place])
@@ -314,16 +326,18 @@ def first_least(
     ranks: Sequence[Callable[[], tuple[Any, ...]]],
     about: Callable[[int, int], Any],
 ) -> int:
-    """The place of the first of the least ranks.
+    """Return the place of the first of the least ranks.
 
-    Ranks are asked for in the order of their bounds, until the rest are above the least. Of
-    recorded sizes all are, and each is compared with the least one alone, so that no more is noted
-    than makes it the least, and what else it could have been.
+    Ranks are computed in the order of their bounds, until the remaining bounds exceed the least
+    rank. With recorded sizes all ranks are computed, and each is compared with the least one only.
+    So no more is noted than makes it the least, and the alternatives.
 
     Args:
-      numbers: sizes among which there is a recorded one if there is any.
-      bounds: what the first number of each rank is at least.
-      about: of the places of the least rank and of another one, what lies between them.
+      numbers: sizes; a recorded one is among them if there is any.
+      bounds: lower bounds of the first number of each rank.
+      ranks: functions that compute the ranks.
+      about: function of the place of the least rank and of another one, which describes the choice
+        between them.
 
     >>> from shardalg.sizes.formula import symbols
     >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
@@ -338,13 +352,18 @@ def first_least(
     if recorder is None:
         return _least_number(bounds, ranks)
     found = [rank() for rank in ranks]
-    bare = [tuple(map(_bare, rank)) for rank in found]
-    least = min(range(len(found)), key=bare.__getitem__)
+    plain = [tuple(map(_value_of, rank)) for rank in found]
+    least = min(range(len(found)), key=plain.__getitem__)
     before = recorder.about
     for place, rank in enumerate(found):
         if place != least:
             recorder.about = about(least, place)
-            _follows(found[least], rank)
+            # Each comparison is noted. The first different amounts decide, as in tuples.
+            for low, high in zip(found[least], rank, strict=True):
+                if _value_of(low) != _value_of(high):
+                    assert low < high
+                    break
+                assert low <= high
     recorder.about = before
     return least
 
@@ -362,15 +381,6 @@ def _least_number(
     return best[1]
 
 
-def _follows(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
-    """Note what makes one rank come after another one: where amounts are equal, the next does."""
-    for low, high in zip(first, second, strict=True):
-        if _bare(low) != _bare(high):
-            assert low < high
-            return
-        assert low <= high
-
-
 def formula_of(size: Any) -> Formula:
     """Return the formula of a recorded size, of a number, or a formula as it is."""
     return size.formula if type(size) is Recorded else Formula.of(size)
@@ -382,19 +392,19 @@ def are_numbers(sizes: Iterable[Any]) -> bool:
 
 
 def recorder_of(numbers: Iterable[Any]) -> Recorder | None:
-    """Whose numbers these are; None where none of them is recorded."""
+    """Return the recorder of these numbers, or None if none is recorded."""
     return next((number.recorder for number in numbers if type(number) is Recorded), None)
 
 
-def _bare(amount: Any) -> Number:
+def _value_of(amount: Any) -> Number:
     return amount.value if type(amount) is Recorded else amount
 
 
 def summed(tally: Mapping[tuple[Hashable, Any, Any], int]) -> dict[Any, Any]:
-    """Sum per quantity of amounts, each times a factor.
+    """Return the sum of amounts, each times a factor, per quantity.
 
     Args:
-      tally: (quantity, amount, factor) to how often it occurs.
+      tally: (quantity, amount, factor) to its number of occurrences.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, L = symbols("B L")
@@ -405,23 +415,24 @@ def summed(tally: Mapping[tuple[Hashable, Any, Any], int]) -> dict[Any, Any]:
     for (quantity, amount, factor), times in tally.items():
         amounts[quantity][factor].append((amount, times))
     return {
-        quantity: total([added(found) * factor for factor, found in factors.items()])
+        quantity: total([weighted_sum(found) * factor for factor, found in factors.items()])
         for quantity, factors in amounts.items()
     }
 
 
 def total(amounts: Iterable[Any]) -> Any:
-    """The sum of amounts: a formula if one of them is.
+    """Return the sum of amounts: a formula if one of them is.
 
     >>> from shardalg.sizes.formula import symbol
     >>> total([symbol("B"), 2, symbol("B")]), total([])
     (2*B + 2, 0)
     """
-    return added((amount, 1) for amount in amounts)
+    return weighted_sum((amount, 1) for amount in amounts)
 
 
-def added(amounts: Iterable[tuple[Any, int]]) -> Any:
-    """The sum of amounts, each that many times: a formula if one of them is."""
+def weighted_sum(amounts: Iterable[tuple[Any, int]]) -> Any:
+    """Return the sum of amounts, each times a number: a formula if one of them is."""
+    # All terms go into one dictionary: adding formulas one by one would copy the sum each time.
     terms: dict[Any, Any] = {}
     number = 0
     for amount, times in amounts:
@@ -434,7 +445,7 @@ def added(amounts: Iterable[tuple[Any, int]]) -> Any:
 
 
 _FARTHEST = 1 << 10
-"""How many times the number at the hints `least_sum` asks about at most."""
+"""Largest multiple of the number at the hints that `least_sum` checks."""
 
 
 def least_sum(
@@ -442,13 +453,14 @@ def least_sum(
 ) -> frozenset[int]:
     """Return the places whose sizes have the least sum of all sets that `ask` chooses from.
 
-    Of recorded sizes `a*x + c` of one number x, the range of x is noted in which the same set is
-    the least. Two ends of it suffice: the sum of a set is a line in x, and the least of several
-    lines is concave, so that a line which is the least at two points is so in between. Recorded
-    sizes of another form are noted to stay the numbers that they are.
+    For recorded sizes `a*x + c` of one number x, the range of x is noted in which the same set has
+    the least sum. Its two ends suffice: the sum of a set is a line in x, and the least of several
+    lines is concave. So a line that is the least at two points is the least in between. Recorded
+    sizes of another form are noted to keep their numbers.
 
     Args:
-      ask: of numbers the set of the least sum; of sets of equal sums one that contains no other.
+      ask: function of numbers that returns the set with the least sum; of sets with equal sums, one
+        that contains no other.
 
     >>> from shardalg.sizes.formula import symbol
     >>> from shardalg.sizes.recorded import Answers, Recorder
@@ -470,19 +482,19 @@ def least_sum(
     ]
     x = recorder.size(Formula({monomial: 1}))
     found = ask(tuple(a * x.value + c for a, c in lines))
-    assert x <= _end(lines, ask, found, (x.value, x.value * _FARTHEST))
-    low = _end(lines, ask, found, (x.value, 1))
+    assert x <= _range_end(lines, ask, found, (x.value, x.value * _FARTHEST))
+    low = _range_end(lines, ask, found, (x.value, 1))
     assert low == 1 or x >= low
     return found
 
 
-def _end(
+def _range_end(
     lines: Sequence[tuple[int, ...]],
     ask: Callable[[tuple[int, ...]], frozenset[int]],
     found: frozenset[int],
     ends: tuple[int, int],
 ) -> int:
-    """Return the last number, on the way from the first end to the other, with the same answer."""
+    """Return the last number on the way from the first end to the other with the same answer."""
     here, far = ends
     step = 1 if far > here else -1
     slope, height = (sum(lines[place][i] for place in found) for i in (0, 1))
@@ -490,7 +502,7 @@ def _end(
         other = ask(tuple(a * far + c for a, c in lines))
         if other == found:
             break
-        # where both sums are equal, or the whole number before it
+        # Both lines cross at `meet`. The answer can change there first, so try just before it.
         a, c = (sum(lines[place][i] for place in other) for i in (0, 1))
         meet = Fraction(c - height, slope - a)
         before = math.floor(meet) if step > 0 else math.ceil(meet)

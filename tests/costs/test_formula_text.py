@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardalg.algebra.dims import Size
 from shardalg.sizes.formula import UNIT, Formula, ceiling, symbols
-from shardalg.sizes.formula_text import _factors, _shared, to_sympy
+from shardalg.sizes.formula_text import _common_factor, _factors, to_sympy
 from shardalg.sizes.maximum import larger
 from tests.costs import fuzz_formulas
 
@@ -46,7 +46,7 @@ def test_a_sum_of_products_is_what_sympy_makes(above, below):
 def test_brackets_are_factored_as_sympy_does(first, second):
     product = (first * second).terms
     assume(len(product) > 1)
-    _, rest = _shared(product)
+    _, rest = _common_factor(product)
     found = _factors(frozenset(rest.items()))
     assert found == sympy.factor(to_sympy(rest, {})).as_coeff_Mul()
 

@@ -1,4 +1,4 @@
-"""What a row says of sizes: equally long dimensions, products, sums and shifts."""
+"""Relations between sizes that a row implies: equal dimensions, products, sums and shifts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRODUCT, SUM = "product", "sum"
 
 @dataclass(frozen=True)
 class Equation:
-    """The product, or the sum, of the sizes on both sides is one number."""
+    """The products, or the sums, of the sizes on both sides are equal."""
 
     kind: str
     left: tuple[TensorDim, ...]
@@ -29,14 +29,13 @@ class Equation:
 
 @dataclass(frozen=True)
 class Shift:
-    """`target` walks over `source` with an affine index: its size follows, but for a constant.
+    """`target` iterates over `source` with an affine index: the source's size gives its size.
 
-    `target = floor((base * source + c) / stride)`; the row does not say what is cut off or padded
-    behind, so c is unknown: `slack` lists its likely values.
-    `repeats`: the target walks over the source several times (tile).
-    `free`: the row does not tie the two (the place of a window is a run-time number, the target
-    counts taps): a reading needs evidence.
-    `start`: where the target begins in the source, if it walks over it element by element.
+    `target = floor((base * source + c) / stride)`. The row does not say how much is cut off or
+    padded at the end, so c is unknown: `slack` lists its likely values. `repeats`: the target
+    iterates over the source several times (tile). `free`: the row does not relate the two sizes (a
+    window has a run-time place, or the target counts taps), so a reading needs evidence. `start`:
+    first element of the target in the source, if it iterates element by element.
     """
 
     source: TensorDim
@@ -66,7 +65,7 @@ class Extents:
 
 @lru_cache(maxsize=65536)
 def extents(signature: Signature) -> Extents:
-    """The relations that the rows of one primitive hold; none if it has no row.
+    """Return the relations that the rows of one primitive imply; none if it has no row.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, y = ValueType((6, 5), "float32"), ValueType((2, 3, 5), "float32")
@@ -78,7 +77,7 @@ def extents(signature: Signature) -> Extents:
 
 
 class _IndexSorter:
-    """Sorts every index of the rows: one loop, nested loops, folded, or shifted."""
+    """Sorts the indices of the rows into single loops, nested, folded and shifted ones."""
 
     def __init__(self, signature: Signature) -> None:
         self.count = len(signature.operands)
@@ -87,7 +86,7 @@ class _IndexSorter:
         self.equal: list[tuple[TensorDim, TensorDim]] = []
         self.nested: list[tuple[TensorDim, tuple[tuple[str, int], ...]]] = []
         self.folded: dict[str, dict[int, list[TensorDim]]] = {}
-        self.moved: list[tuple[TensorDim, Index, Rule]] = []
+        self.shifted: list[tuple[TensorDim, Index, Rule]] = []
         self.inner: list[int] = []
         self.rules = rules(signature) or ()
         for number, rule in enumerate(self.rules):
@@ -99,28 +98,32 @@ class _IndexSorter:
     def _index(self, rule: Rule, tensor: int, dim: int, place: TensorDim) -> None:
         index = rule.indices(tensor)[dim]
         loops = dim_loops(rule, tensor, dim)
+        # A reversed index runs over the whole loop too, so the sizes are equal.
         if len(loops) == 1 or _is_reversed(rule, index, (tensor, dim)):
             first = self.loop_at.setdefault(index.variables[0], place)
             if first != place:
                 self.equal.append((first, place))
+        # Several loops in one dimension: its size is the product of their extents.
         elif loops:
             self.nested.append((place, loops))
         elif len(index.terms) == 1 and not index.exact and (index.mod or index.div > 1):
             self.folded.setdefault(index.variables[0], {}).setdefault(place[0], []).append(place)
         elif index.terms:
-            self.moved.append((place, index, rule))
+            self.shifted.append((place, index, rule))
 
     def extents(self) -> Extents:
-        """What was found."""
-        repeats = list(self._repeats())
+        """Return the relations that were found."""
+        # A repeated dimension is no product of independent loops, and tiles of a concatenation are
+        # no shifts: the more specific relation replaces the general one.
+        repeats = list(self._repeat_shifts())
         repeated = {shift.target for shift in repeats}
         self.nested = [found for found in self.nested if found[0] not in repeated]
         products = [*self._products(), *self._folds()]
-        shifts = list(self._shifts())
+        shifts = list(self._affine_shifts())
         sums = list(_tilings(shifts, self._sizes()))
         summed = {e.left[0] for e in sums}
         kept = [shift for shift in shifts if shift.target not in summed]
-        kept += [*repeats, *self._selected(), *self._taps(), *self._blocks()]
+        kept += [*repeats, *self._window_shifts(), *self._tap_shifts(), *self._block_shifts()]
         equations = (*products, *sums)
         return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
 
@@ -135,14 +138,14 @@ class _IndexSorter:
         return self.loop_at[name]
 
     def _folds(self) -> Iterator[Equation]:
-        """`[i//4, i%4] -> [i//6, i%6]`: the same elements in dimensions that do not nest."""
+        """Yield products for `[i//4, i%4] -> [i//6, i%6]`, dimensions that do not nest."""
         for sides in self.folded.values():
             if len(sides) == 2:
                 left, right = sides.values()
                 yield Equation(PRODUCT, tuple(left), tuple(right))
 
-    def _repeats(self) -> Iterator[Shift]:
-        """A dimension, as often as a loop says that is in no other index."""
+    def _repeat_shifts(self) -> Iterator[Shift]:
+        """Yield dimensions that are repeated by a loop which no other index has."""
         found = [name for _, loops in self.nested for name, _ in loops]
         for place, loops in self.nested:
             sources = [self.loop_at[name] for name, _ in loops if name in self.loop_at]
@@ -150,25 +153,28 @@ class _IndexSorter:
             if len(sources) == 1 and len(times) == 1 and found.count(times[0]) == 1:
                 yield Shift(sources[0], place, repeats=True)
 
-    def _shifts(self) -> Iterator[Shift]:
-        for place, index, rule in self.moved:
+    def _affine_shifts(self) -> Iterator[Shift]:
+        for place, index, rule in self.shifted:
             names = [v for v in index.variables if v in rule.result_loops]
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
-                # "SAME" pads by the size, so that of a plain image its constant is the first guess.
-                # A dilated image says by its padding which constant it has.
-                guesses = self._padded(names[0], index, rule), _slack(index, rule, stride)
+                # "SAME" padding depends on the size, so its constant is the first guess for a plain
+                # image. The padding of a dilated image gives its constant.
+                guesses = (
+                    self._padding_constants(names[0], index, rule),
+                    _likely_constants(index, rule, stride),
+                )
                 slack = tuple(chain(*guesses if base > 1 else reversed(guesses)))
                 plain = stride == base == len(index.terms) == 1
                 start = index.constant if plain else None
                 yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)
 
-    def _padded(self, loop: str, index: Index, rule: Rule) -> Iterator[int]:
-        """The constant of a shift, of an operator that says what is padded on both sides.
+    def _padding_constants(self, loop: str, index: Index, rule: Rule) -> Iterator[int]:
+        """Yield the constant of a shift whose operator states the padding on both sides.
 
-        `floor((base*(n - 1) + 1 + low + high - span) / stride) + 1` windows fit. It is the likely
-        value only: padding that follows from the size, as "SAME" does, is another one elsewhere.
+        `floor((base*(n - 1) + 1 + low + high - span) / stride) + 1` windows fit. This is only the
+        likely value: padding that follows from the size, as "SAME" does, differs at other sizes.
         """
         padding = self.padding
         if loop[0] == "o" and loop[1:].isdigit() and padding and int(loop[1:]) < len(padding):
@@ -177,23 +183,26 @@ class _IndexSorter:
             stride = abs(dict(index.terms)[loop])
             yield 1 - base + low + high - _span(index, rule) + stride
 
-    def _selected(self) -> Iterator[Shift]:
-        """`k == o + $t`: a window at a run-time place in k."""
+    def _window_shifts(self) -> Iterator[Shift]:
+        """Yield a free shift for `k == o + $t`: a window at a run-time place in k."""
         for rule in self.rules:
             for guard in rule.guards:
                 whole, part = guard.loop.loop, [v for v in guard.index.variables if v[0] != "$"]
                 if whole in self.loop_at and len(part) == 1 and part[0] in self.loop_at:
                     yield Shift(self.loop_at[whole], self.loop_at[part[0]], free=True)
 
-    def _taps(self) -> Iterator[Shift]:
-        """A kernel's taps (in a kernel's gradient: the size of the result's cotangent)."""
-        for place, index, rule in self.moved:
+    def _tap_shifts(self) -> Iterator[Shift]:
+        """Yield a free shift per kernel tap; in a kernel's gradient, of the result's cotangent."""
+        for place, index, rule in self.shifted:
             for name, stride in index.terms:
                 if name in self.loop_at and name not in rule.result_loops:
                     yield Shift(place, self.loop_at[name], abs(stride), free=True)
 
-    def _blocks(self) -> Iterator[Shift]:
-        """A block read and a block written: a real transform makes n//2 + 1 of n, or 2n - 2."""
+    def _block_shifts(self) -> Iterator[Shift]:
+        """Yield free shifts from a block read to a block written.
+
+        A real Fourier transform makes n//2 + 1 of n, or 2n - 2.
+        """
         for rule in self.rules:
             for read in sorted(rule.whole & rule.operand_loops - rule.result_loops):
                 for made in sorted(rule.whole & rule.result_loops - rule.operand_loops):
@@ -211,23 +220,24 @@ class _IndexSorter:
         return found
 
 
-def _slack(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
-    """Nothing padded behind, as much as in front, or a result of `ceil(size / stride)`.
+def _likely_constants(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
+    """Return the likely constants of a shift.
 
-    A window of `span` elements fits `floor((size + low + high - span) / stride) + 1` times.
+    They are those without padding at the end, with equal padding, and for `ceil(size / stride)`. A
+    window of `span` elements fits `floor((size + low + high - span) / stride) + 1` times.
     """
     span, low = _span(index, rule), -index.constant
     return low - span + stride, 2 * low - span + stride, stride - 1
 
 
 def _span(index: Index, rule: Rule) -> int:
-    """Elements from the first to the last one that a window reads."""
+    """Return the number of elements from the first to the last one that a window reads."""
     taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms if v not in rule.result_loops)
     return 1 + sum(c * (n - 1) for c, n in taps)
 
 
 def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
-    """`n-1-d` over all of a dimension."""
+    """Return whether an index is `n-1-d` over all of a dimension."""
     shape = rule.shape(at[0])
     if len(index.terms) != 1 or index.mod or index.div > 1 or shape is None:
         return False
@@ -237,13 +247,15 @@ def _is_reversed(rule: Rule, index: Index, at: TensorDim) -> bool:
 
 
 def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equation]:
-    """Pieces that fill one dimension without a gap: concatenate, by their starts."""
+    """Yield a sum for pieces that fill one dimension without a gap, as in concatenate."""
     groups: dict[TensorDim, list[tuple[int, TensorDim]]] = {}
     for shift in shifts:
         if shift.start is not None:
             groups.setdefault(shift.target, []).append((-shift.start, shift.source))
     for place, pieces in groups.items():
         starts, places = zip(*sorted(pieces), strict=True)
+        # Each piece must begin where the previous one ends, and the last must end with the
+        # dimension.
         ends = [start + sizes[p] for start, p in zip(starts, places, strict=True)]
         if len(pieces) > 1 and (*starts, sizes[place]) == (0, *ends):
             yield Equation(SUM, (place,), places)

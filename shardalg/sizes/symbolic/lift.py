@@ -18,10 +18,10 @@ Shape = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class Constant:
-    """A size that no argument reaches: it stays a number in every formula.
+    """A size that no argument determines: it remains a number in every formula.
 
     Attributes:
-      value: the first value that has it, by its name.
+      value: name of the first value with this size.
       varies: whether a second trace had another size there; None without one.
     """
 
@@ -43,7 +43,7 @@ class Lifted:
     Attributes:
       shapes: per value, an int or a sympy expression per dimension.
       trip_counts: per region, executions per step.
-      constants: the sizes that stayed numbers, one per size and source line.
+      constants: the sizes that remained numbers, one per size and source line.
     """
 
     graph: Graph
@@ -52,32 +52,29 @@ class Lifted:
     constants: tuple[Constant, ...] = field(default=())
 
     def shapes_at(self, values: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """Every shape in numbers, names in `values` at those sizes, the others at their hints."""
-        known: dict[Expr, int] = {}
-        return tuple(tuple(_number(e, values, known) for e in shape) for shape in self.shapes)
-
-
-def _number(expression: Expr, values: Mapping[str, int], known: dict[Expr, int]) -> int:
-    if isinstance(expression, int):
-        return expression
-    if expression not in known:
-        known[expression] = evaluate(expression, values)
-    return known[expression]
+        """Return every shape in numbers, at sizes by name and the hints of the others."""
+        # Few expressions occur in many shapes, and sympy is slow: evaluate each one once.
+        distinct = {e for shape in self.shapes for e in shape if not isinstance(e, int)}
+        known = {e: evaluate(e, values) for e in distinct}
+        return tuple(
+            tuple(e if isinstance(e, int) else known[e] for e in shape) for shape in self.shapes
+        )
 
 
 @collection_paused()
 def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
-    """Name every dimension of a normalised graph that was traced at the hints.
+    """Return formulas for every dimension of a normalised graph that was traced at the hints.
 
-    Dimensions on one loop of a row are one size. Reshapes give products, joined and split
-    dimensions sums; slices, padding and windows an affine formula. A name thus travels along loops,
-    never because two numbers are equal. What no argument reaches stays a number and is listed.
+    Dimensions on one loop of a row have one size. Reshapes give products, joined and split
+    dimensions sums; slices, padding and windows an affine formula. So a name propagates along
+    loops, never because two numbers are equal. Sizes that no argument determines remain numbers and
+    are listed.
 
     Args:
       argument_dims: per flattened argument, an int or a sympy expression in `dims` per dimension.
-      second: the function traced at other sizes. One trace cannot tell `x[:S-1]` from `x[:1023]`
-        or which factor of `reshape(B, S, 8, M//8)` is the number; two can. Give it wherever it can
-        be made; without it, the likelier reading is taken.
+      second: the function traced at other sizes. One trace cannot distinguish `x[:S-1]` from
+        `x[:1023]`, or say which factor of `reshape(B, S, 8, M//8)` is the number; two can. Give it
+        whenever it can be made; without it, the likelier reading is used.
 
     Raises:
       SymbolError: declared sizes do not fit the arguments, a hint is 1, two sizes meet on one
@@ -94,7 +91,7 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     >>> found.shapes[flat.results[0]]
     (B*M - 1,)
     """
-    _check(graph, argument_dims)
+    _check_declared(graph, argument_dims)
     names = Names(graph, second)
     for value, dims in zip(graph.arguments, argument_dims, strict=True):
         for dim, size in enumerate(dims):
@@ -102,7 +99,8 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
     names.join_loops()
     names.join_regions()
     names.solve()
-    lifted = _lifted(names)
+    lifted = _with_formulas(names)
+    # Formulas were read from two traces. Check them against all sizes of the second one.
     found = compare(lifted, second, aligned=names.aligned) if second else None
     if found is not None and found.kind == "size":
         raise SymbolError(
@@ -115,12 +113,12 @@ def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = 
 def compare(
     lifted: Lifted, second: Retrace, *, aligned: Alignment | None = None
 ) -> Difference | None:
-    """Where a trace at other sizes is not what the formulas say; None if it is, everywhere.
+    """Return the first difference between a trace at other sizes and the formulas, or None.
 
     Another program comes first, then a named size that is wrong, then a constant that changed.
 
     Args:
-      aligned: both graphs, value by value, where that is at hand.
+      aligned: both graphs, value by value, if they are aligned already.
     """
     aligned = aligned or Alignment(lifted.graph, second.graph)
     if aligned.difference is not None:
@@ -150,8 +148,8 @@ def _shape_text(shape: Shape) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _check(graph: Graph, argument_dims: Sequence[Shape]) -> None:
-    """Declared dimensions fit the traced arguments."""
+def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
+    """Raise unless the declared dimensions fit the traced arguments."""
     if len(argument_dims) != len(graph.arguments):
         raise SymbolError(
             f"dimensions of {len(argument_dims)} arguments for {len(graph.arguments)}: "
@@ -175,7 +173,7 @@ def _check(graph: Graph, argument_dims: Sequence[Shape]) -> None:
         raise SymbolError(f"declared sizes that do not fit: {'; '.join(wrong[:8])}.")
 
 
-def _lifted(names: Names) -> Lifted:
+def _with_formulas(names: Names) -> Lifted:
     graph = names.graph
     classes = [names.root(slot) for slot in range(names.base[-1])]
     formula = {root: names.formula(root) for root in set(classes)}
@@ -187,14 +185,15 @@ def _lifted(names: Names) -> Lifted:
         outer = 1 if region.parent is None else trips[region.parent]
         length = names.trip.get(region.index)
         recorded = 1 if region.parent is None else graph.regions[region.parent].trip_count
-        times = region.trip_count // max(recorded, 1)  # of a while loop its iterations
+        # The trip count of a region includes the outer loops: divide to get its own iterations.
+        times = region.trip_count // max(recorded, 1)
         inside = times if length is None else names.formula(length)
         trips.append(outer if inside == 1 else outer * inside)
     return Lifted(graph, shapes, tuple(trips), tuple(_constants(names, classes)))
 
 
 def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
-    """One per size and line, at the first value that has it; lengths of loops come last."""
+    """Yield one constant per size and line, at the first value with it; loop lengths last."""
     loops = {names.root(slot): region for region, slot in names.trip.items()}
     left = {root for root in {*classes, *loops} if names.is_constant(root)}
     found: dict[tuple[int, str], Constant] = {}

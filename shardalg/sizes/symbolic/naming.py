@@ -1,4 +1,4 @@
-"""The sizes of a graph's dimensions: classes of equal ones, and a formula for each class."""
+"""The sizes of a graph's dimensions: classes of equal sizes, and a formula for each class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = sympy.Integer(1)
 
 
 class Names:
-    """Union-find over (value, dimension) slots, each class with a formula once it is known."""
+    """Union-find over (value, dimension) slots; each class has a formula once it is known."""
 
     def __init__(self, graph: Graph, second: Retrace | None) -> None:
         self.graph, self.second = graph, second
@@ -35,7 +35,7 @@ class Names:
         self.shifts: list[tuple[Node, int, int, Shift]] = []
 
     def _second_numbers(self) -> list[int | None]:
-        """Per slot its size in the second trace, if there is one."""
+        """Return, per slot, its size in the second trace, or None."""
         if self.aligned is None:
             return [None] * len(self.number)
         found = self.aligned.difference
@@ -53,24 +53,24 @@ class Names:
         return numbers
 
     def _trip(self, region: int) -> int:
-        """A slot for the length of a loop."""
+        """Return a new slot for the length of a loop."""
         self.number.append(_length(self.graph, region))
         self.other.append(_length(self.second.graph, region) if self.second else None)
         return len(self.number) - 1
 
     def root(self, slot: int) -> int:
-        """The representative of the class of `slot`."""
+        """Return the representative of the class of `slot`."""
         parent = self.parent
         while parent[slot] != slot:
-            parent[slot] = slot = parent[parent[slot]]
+            parent[slot] = slot = parent[parent[slot]]  # path halving
         return slot
 
     def span(self, value: int) -> tuple[int, int]:
-        """First and one past the last slot of a value."""
+        """Return the first slot of a value, and the one after its last."""
         return self.base[value], self.base[value + 1]
 
     def loop_result(self, region: int) -> int:
-        """A value that the loop of a region makes."""
+        """Return a value that the loop of a region computes."""
         owner = self.graph.regions[region].node
         assert owner is not None, "a loop's body has a call"
         return self.graph.nodes[owner].results[0]
@@ -80,11 +80,12 @@ class Names:
         self.name[slot] = size
 
     def join_loops(self) -> None:
-        """Dimensions on one loop are one size; keep what else the rows say."""
+        """Join dimensions on one loop, and store the other relations of the rows."""
         base, parent = self.base, self.parent
         for node in self.graph.nodes:
             if node.bodies:
                 continue
+            # `extents` is cached, so that equal operators cost one lookup.
             found = extents(node.signature)
             at = (*node.operands, *node.results)
             for (i, d), (j, e) in found.equal:
@@ -92,14 +93,17 @@ class Names:
                 if parent[first] != parent[second]:
                     self._join(first, second, node)
             if found.equations or found.shifts:
-                self._keep(node, at)
+                self._add_relations(node, at)
         self._join_pieces()
 
-    def _keep(self, node: Node, at: tuple[int, ...]) -> None:
+    def _add_relations(self, node: Node, at: tuple[int, ...]) -> None:
         found = extents(node.signature)
         first = len(self.number)
-        for size in found.inner:
-            self._new(size)
+        for size in found.inner:  # a slot for each loop that is no dimension
+            self.parent.append(len(self.number))
+            self.number.append(size)
+            self.other.append(None)
+            self.name.append(None)
 
         def slot(place: tuple[int, int]) -> int:
             return first + place[1] if place[0] < 0 else self.base[at[place[0]]] + place[1]
@@ -111,7 +115,7 @@ class Names:
             self.shifts.append((node, slot(shift.source), slot(shift.target), shift))
 
     def _join_pieces(self) -> None:
-        """Slices of one value that fill a dimension without a gap are as long as it together."""
+        """Add sums for slices of one value that fill a dimension without a gap."""
         pieces: dict[int, dict[int, tuple[int, Node]]] = {}
         for node, source, target, shift in self.shifts:
             if shift.start is not None and shift.start >= 0:
@@ -123,14 +127,8 @@ class Names:
             if len(found) > 1 and [*starts, self.number[source]] == [0, *ends]:
                 self.equations.append((found[0][1], SUM, ([source], targets)))
 
-    def _new(self, size: int) -> None:
-        self.parent.append(len(self.number))
-        self.number.append(size)
-        self.other.append(None)
-        self.name.append(None)
-
     def join_regions(self) -> None:
-        """Both sides of a region's border; what a loop walks over is as long as its trip count."""
+        """Join both sides of each region's border, and stacked dimensions with trip counts."""
         graph, base = self.graph, self.base
         for tie in graph.region_arguments:
             node = graph.nodes[tie.call]
@@ -155,7 +153,7 @@ class Names:
         name, other = self.name[a], self.name[b]
         if name is None:
             a, b = b, a
-        elif other is not None and name != other and not _same(name, other):
+        elif other is not None and name != other and not _same_formula(name, other):
             raise self._clash(node, (name, other), self.number[a])
         self.parent[b] = a
 
@@ -168,16 +166,13 @@ class Names:
         )
 
     def solve(self) -> None:
-        """Products and sums as far as they go, then one reading of a shift, and again."""
-        self._fix(self._unchanged())
-        steps = (self._equations, self._shifts, self._pairs, self._leaves)
+        """Solve products and sums, then one reading of a shift, and repeat to a fixed point."""
+        # A size that is the same in both traces is a number; 1 may also be a broadcast dimension.
+        pairs = enumerate(zip(self.number, self.other, strict=True))
+        self._fix(slot for slot, (ours, theirs) in pairs if ours == theirs != 1)
+        steps = (self._solve_equations, self._read_shifts, self._match_pairs, self._fix_leaves)
         while any(step() for step in steps):
             pass
-
-    def _unchanged(self) -> Iterator[int]:
-        """Slots with one size in both traces: numbers."""
-        pairs = enumerate(zip(self.number, self.other, strict=True))
-        return (slot for slot, (ours, theirs) in pairs if ours == theirs != 1)
 
     def _fix(self, slots: Iterator[int]) -> bool:
         before = len(self.fixed)
@@ -193,31 +188,32 @@ class Names:
         return self.name[root] or (ONE if self._is_one(root) else None)
 
     def _is_one(self, root: int) -> bool:
-        """Whether a size is 1, and no other one in the second trace."""
+        """Return whether a size is 1, and also 1 in the second trace."""
         return self.number[root] == 1 and self.other[root] in (None, 1)
 
-    def _equations(self) -> bool:
+    def _solve_equations(self) -> bool:
         before = len(self.equations)
-        self.equations = [e for e in self.equations if not self._solved(*e)]
+        self.equations = [e for e in self.equations if not self._solve_equation(*e)]
         return len(self.equations) < before
 
-    def _solved(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
-        """Whether nothing is left to do for an equation: all is known, or impossible to know."""
+    def _solve_equation(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
+        """Return whether an equation is finished: everything is known, or cannot become known."""
         unknown = [s for side in sides for s in side if self._known(s) is None]
+        # A size of 0 makes a product useless for a division.
         if len(unknown) > 1 or not all(self.number[s] for side in sides for s in side):
             return False
         left, right = ([self._known(s) for s in side if s not in unknown] for side in sides)
         if unknown:
             more, less = (right, left) if unknown[0] in sides[0] else (left, right)
-            self.name[self.root(unknown[0])] = _combined(kind, tuple(more), tuple(less))
+            self.name[self.root(unknown[0])] = _solve_for(kind, tuple(more), tuple(less))
             return True
-        pair = _combined(kind, tuple(left), ()), _combined(kind, tuple(right), ())
-        if pair[0] != pair[1] and not _same(*pair):
+        pair = _solve_for(kind, tuple(left), ()), _solve_for(kind, tuple(right), ())
+        if pair[0] != pair[1] and not _same_formula(*pair):
             raise self._clash(node, pair, _at_hints(pair[0]))
         return True
 
-    def _shifts(self) -> bool:
-        """Read every shift whose source is known; true if one was read."""
+    def _read_shifts(self) -> bool:
+        """Read every shift whose source is known, and return whether one was read."""
         kept, before = [], len(self.shifts)
         for node, source, target, shift in self.shifts:
             known = self._known(source)
@@ -234,13 +230,13 @@ class Names:
             return sympy.Integer(n)
         readings = _readings(known, (s, n), shift)
         if self.second is None:
-            return _likely(readings, (s, n), shift)
+            return _likely_reading(readings, (s, n), shift)
         actual = self.other[self.root(at[1])]
         values = self.second.values
         return next((e for e in readings if _has(e, values, actual)), None)
 
-    def _pairs(self) -> bool:
-        """Sizes in two traces that only one known formula has."""
+    def _match_pairs(self) -> bool:
+        """Name sizes by their numbers in both traces, if only one known formula has them."""
         if self.second is None:
             return False
         known: dict[tuple[int, int | None], set[sympy.Expr]] = {}
@@ -257,31 +253,36 @@ class Names:
             self.name[slot] = name
         return bool(found)
 
-    def _leaves(self) -> bool:
-        """Without a second trace: what is made of no array has a size that Python gave."""
+    def _fix_leaves(self) -> bool:
+        """Fix sizes of values without array operands, which Python gave.
+
+        Only without a second trace.
+        """
         if self.second is not None:
             return False
         values = self.graph.values
         made = [i for i, _ in self.graph.constants]
         for node in self.graph.nodes:
+            # A value without array operands (an iota, a random number) has the shape that Python
+            # wrote.
             if not node.bodies and not any(values[v].type.shape for v in node.operands):
                 made.extend(node.results)
         slots = (s for v in made for s in range(self.base[v], self.base[v + 1]))
         return self._fix(s for s in slots if self.number[s] != 1)
 
     def formula(self, slot: int) -> Expr:
-        """The size of a slot: an int, or a formula."""
+        """Return the size of a slot: an int, or a formula."""
         root = self.root(slot)
         name = self.name[root]
         return self.number[root] if name is None or name.is_Integer else name
 
     def is_constant(self, slot: int) -> bool:
-        """Whether no argument reaches the size, and it is not simply 1."""
+        """Return whether no argument determines the size, and it is not 1."""
         root = self.root(slot)
         return not self._is_one(root) and (self.name[root] is None or root in self.fixed)
 
     def varies(self, slot: int) -> bool | None:
-        """Whether the second trace has another size there; None without one."""
+        """Return whether the second trace has another size there, or None without one."""
         root = self.root(slot)
         other = self.other[root]
         return None if other is None else other != self.number[root]
@@ -293,7 +294,7 @@ def _length(graph: Graph, region: int) -> int:
 
 
 def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterator[sympy.Expr]:
-    """Formulas that a shifted size may have, each right at the hints."""
+    """Yield formulas that a shifted size may have, each of them right at the hints."""
     s, n = sizes
     stride, base = shift.stride, shift.base
     if not shift.repeats:
@@ -304,10 +305,10 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
     yield known * sympy.Rational(n, s)
 
 
-def _likely(
+def _likely_reading(
     readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
 ) -> sympy.Expr | None:
-    """One reading without evidence: an even share, most of it, or else a number."""
+    """Return one reading without evidence: an even share, most of the size, or None."""
     s, n = sizes
     found = list(readings)
     cuts = shift.stride == shift.base == 1 and n < s
@@ -315,14 +316,15 @@ def _likely(
         return None
     if not cuts:
         return found[0]
+    # An exact share of at most 8 parts is read as a quotient, a short cut as a difference.
     if s % n == 0 and s // n <= 8:
         return found[-1]
     return found[0] if 4 * (s - n) <= n else None
 
 
 @lru_cache(maxsize=4096)
-def _combined(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, ...]) -> sympy.Expr:
-    """What is left of a product, or a sum, without some of its parts."""
+def _solve_for(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, ...]) -> sympy.Expr:
+    """Return the product, or the sum, of `more` without the parts `less`."""
     if kind == PRODUCT:
         return sympy.Mul(*more) / sympy.Mul(*less)
     return sympy.Add(*more) - sympy.Add(*less)
@@ -341,8 +343,8 @@ def _has(expression: sympy.Expr, values: Mapping[str, int], number: int | None) 
 
 
 @lru_cache(maxsize=4096)
-def _same(first: sympy.Expr, second: sympy.Expr) -> bool:
-    """Whether two formulas are one number at all sizes: by algebra, else at sample points.
+def _same_formula(first: sympy.Expr, second: sympy.Expr) -> bool:
+    """Return whether two formulas are equal at all sizes: by algebra, else at sample points.
 
     The sample is needed for floors, as in `floor((S - 1)/2) + 1 = ceil(S/2)`.
     """

@@ -1,4 +1,4 @@
-"""The same function traced at other sizes, and where its graph is another one."""
+"""The same function traced at other sizes, and the first difference of its graph."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shardalg.graph.ir import Graph, Node, Signature
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a function's graph depends on its sizes in a way that no formula says.
+    """A dependence of a function's graph on its sizes that no formula expresses.
 
     Attributes:
-      kind: "graph" (another program, as after `if size > 64`), "size" (a named size is not what
-        its formula says), "constant" (a size computed in Python changed), "blocks" (a manual axis
+      kind: "graph" (another program, as after `if size > 64`), "size" (a named size differs from
+        its formula), "constant" (a size computed in Python changed), "blocks" (a manual axis
         has another size).
-      node: index in the first graph; None outside of all nodes.
+      node: index in the first graph; None outside all nodes.
       source: the user's line, "" if unknown.
     """
 
@@ -47,7 +47,10 @@ class Retrace:
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Two graphs, value by value. Literals have no partner: equal ones are one value."""
+    """Two graphs, value by value.
+
+    Literals have no partner, because equal ones are one value.
+    """
 
     first: Graph
     second: Graph
@@ -62,6 +65,8 @@ class Alignment:
         constant = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
             for a, b in zip(ours.operands, theirs.operands, strict=False):
+                # A literal is matched through the operators that read it, because it has no place
+                # of its own.
                 if found[a] < 0 and b in constant:
                     found[a] = b
         return tuple(found)
@@ -76,7 +81,7 @@ class Alignment:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """The first node that is another one, or None if the graphs agree but for numbers."""
+        """The first node that differs, or None if the graphs agree except for numbers."""
         shared = {i for i, _ in self.first.constants}
         constant = {i for i, _ in self.second.constants}
         for ours, theirs in zip(self.first.nodes, self.second.nodes, strict=False):
@@ -86,10 +91,13 @@ class Alignment:
         return self._leftover()
 
     def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
-        if ours.region != theirs.region or not _alike(ours.signature, theirs.signature):
+        if ours.region != theirs.region or not _same_except_numbers(
+            ours.signature, theirs.signature
+        ):
             return False
         partner, (shared, constant) = self.partner, constants
         for a, b in zip(ours.operands, theirs.operands, strict=True):
+            # Literals may differ: sizes that Python computed are compared later, by `compare`.
             if partner[a] != b and not (a in shared and b in constant):
                 return False
         return True
@@ -107,7 +115,7 @@ class Alignment:
 
 
 def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Difference | None:
-    """How a trace at other sizes of manual axes is another program; None where it is the same."""
+    """Return how a trace at other sizes of manual axes differs, or None if it does not."""
     if str(first) == str(second):
         return None
     axes = ", ".join(f"{name}={sizes[name]}" for name in sorted(second.traced_axes & sizes.keys()))
@@ -117,8 +125,8 @@ def other_blocks(first: Graph, second: Graph, sizes: Mapping[str, int]) -> Diffe
 
 
 @lru_cache(maxsize=65536)
-def _alike(first: Signature, second: Signature) -> bool:
-    """Whether two operators differ in sizes and parameters at most."""
+def _same_except_numbers(first: Signature, second: Signature) -> bool:
+    """Return whether two operators differ at most in sizes and parameters."""
     pairs = (first.operands, second.operands), (first.results, second.results)
     if first.primitive != second.primitive or any(len(a) != len(b) for a, b in pairs):
         return False

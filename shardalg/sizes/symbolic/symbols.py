@@ -1,7 +1,7 @@
-"""Named sizes of a traced function: its second trace, the point of `at`, and what is decided there.
+"""Named sizes of a traced function: its second trace, and the points at which `at` evaluates it.
 
-A symbolic plan is made at its hints; its symbols enter afterwards, as prices. What ties the plan to
-the hints is asked of planning itself (`planner.guards`), and compared at other sizes.
+A symbolic plan is made at its hints; its symbols enter afterwards, as prices. Planning itself notes
+the facts that make the plan valid at other sizes (`planner.guards`), and they are compared there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardalg.tables import Table
 
 Shape = tuple[Expr, ...]
 Tracer = Callable[[Mapping[str, int]], Graph]
-"""The function's normalised graph where names have those sizes, the others their hints."""
+"""Function that returns the normalised graph at sizes by name, with the others at their hints."""
 
 CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 
@@ -37,9 +37,9 @@ class Symbols:
 
     Attributes:
       dims: per flattened argument, its declared shape.
-      lifted: the formulas of all values; trip counts; the sizes that stayed numbers.
+      lifted: the formulas of all values; trip counts; the sizes that remained numbers.
       second: the sizes at which a second trace was the same program; empty in a loaded plan.
-      tracer: traces the function at other sizes; None in a loaded plan.
+      tracer: function that traces at other sizes; None in a loaded plan.
     """
 
     dims: tuple[Shape, ...]
@@ -54,12 +54,12 @@ class Symbols:
 
     @cached_property
     def constants(self) -> Table:
-        """The sizes that no argument reaches: numbers in every formula."""
+        """The sizes that no argument determines: numbers in every formula."""
         rows = ((c.size, c.source, c.value, c.varies) for c in self.lifted.constants)
         return Table(CONSTANT_COLUMNS, tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """The formulas as plain data, without the function."""
+        """Return the formulas as plain data, without the function."""
         from shardalg.algebra.dims import to_data
 
         def rows(shapes: Iterable[Shape]) -> list[list[Any]]:
@@ -74,14 +74,15 @@ class Symbols:
         }
 
     def graph_at(self, point: Mapping[str, int]) -> tuple[Graph, Difference | None]:
-        """The function's graph where the dimensions have the sizes of `point`.
+        """Return the function's graph at the sizes of `point`, and the first constant that changed.
 
-        Also the first constant that is another one there: a size that Python computed.
+        Such a constant is a size that Python computed.
 
         Raises:
-          SymbolError: the function is another program there, cannot be traced there, or is not at
-            hand (a loaded plan).
+          SymbolError: the function is another program there, cannot be traced there, or is not
+            available (a loaded plan).
         """
+        # At the hints the stored graph is valid, without another trace.
         if all(size.hint == point.get(name, size.hint) for name, size in self.sizes.items()):
             return self.lifted.graph, None
         if self.tracer is None:
@@ -102,15 +103,14 @@ class Symbols:
 
 
 def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
-    """The formulas of a function that was traced at the hints of its declared dimensions.
+    """Return the formulas of a function that was traced at the hints of its declared dimensions.
 
-    Names travel along the rows of the graph (`sizes.symbolic.lift`). A second trace, at sizes that
-    are
-    not related to each other, has to be the same program of the same formulas.
+    Names propagate along the rows of the graph (`sizes.symbolic.lift`). A second trace, at
+    unrelated sizes, has to be the same program with the same formulas.
 
     Raises:
       SymbolError: a hint is 1, two sizes meet on one loop, the function is another program at other
-        sizes, or can be traced at the hints alone.
+        sizes, or can be traced at the hints only.
     """
     _check_hints(graph, dims)
     sizes = tuple(sizes_of(size for shape in dims for size in shape).values())
@@ -133,7 +133,7 @@ def name_sizes(graph: Graph, dims: Sequence[Shape], tracer: Tracer) -> Symbols:
 
 
 def numbers_only(graph: Graph) -> Symbols:
-    """A function whose sizes are all numbers, for a plan on a symbolic mesh."""
+    """Return the symbols of a function whose sizes are all numbers, for a symbolic mesh."""
     dims = tuple(graph.values[v].type.shape for v in graph.arguments)
     shapes = tuple(value.type.shape for value in graph.values)
     trips = tuple(region.trip_count for region in graph.regions)
@@ -151,9 +151,9 @@ def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
 
 
 def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
-    """The first trace at other sizes that succeeds, and why the ones before it did not."""
+    """Return the first trace at other sizes that succeeds, and the errors of the ones before it."""
     faults: list[str] = []
-    for values in _points(sizes):
+    for values in _second_points(sizes):
         try:
             return Retrace(tracer(values), values), faults
         except Exception as error:  # the user's function may raise anything at sizes it cannot take
@@ -163,15 +163,16 @@ def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None
     return None, faults
 
 
-def _points(sizes: Sequence[Size]) -> Iterator[Mapping[str, int]]:
-    """Coprime sizes above the hints; multiples of the hints; coprime sizes below them."""
+def _second_points(sizes: Sequence[Size]) -> Iterator[Mapping[str, int]]:
+    """Yield coprime sizes above the hints, multiples of the hints, and coprime sizes below them."""
+    # Coprime sizes tell apart formulas that agree at related sizes.
     yield second_hints(sizes)
     yield second_hints(sizes, multiples=True)
     yield _below(sizes)
 
 
 def _below(sizes: Sequence[Size]) -> dict[str, int]:
-    """Sizes below the hints, pairwise coprime as far as there is room, for tables of fixed length.
+    """Return sizes below the hints, pairwise coprime if possible, for tables of fixed length.
 
     >>> _below((Size("B", 8), Size("S", 16), Size("T", 2)))
     {'B': 7, 'S': 15, 'T': 2}
@@ -189,7 +190,7 @@ def _text(point: Mapping[str, int]) -> str:
 
 
 def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
-    """The symbols of a plan, dimensions and axes in one name space.
+    """Return the symbols of a plan: dimensions and axes in one name space.
 
     Raises:
       SymbolError: a dimension and an axis have one name and two hints.
@@ -199,7 +200,7 @@ def named_sizes(symbols: Symbols, mesh: Mesh) -> dict[str, Size]:
 
 
 def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, int]:
-    """Every size of a plan: those given, and the hints of the others.
+    """Return every size of a plan: the given ones, and the hints of the others.
 
     Raises:
       SymbolError: a name that the plan does not have, or a size below 1.
@@ -210,8 +211,8 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
     unknown = [name for name in given if name not in named]
     if unknown and not named:
         raise SymbolError(
-            f"the plan has no named sizes, so it holds at no other {', '.join(unknown)}: plan with "
-            "sa.dims or Mesh(..., symbolic=True)."
+            f"all sizes of this plan are fixed, so {', '.join(unknown)} cannot be changed. To name "
+            "sizes, plan with sa.dims or Mesh(..., symbolic=True)."
         )
     if unknown:
         raise SymbolError(
@@ -227,10 +228,11 @@ def point_of(named: Mapping[str, Size], given: Mapping[str, int]) -> dict[str, i
 def points_of(
     named: Mapping[str, Size], given: Mapping[str, Any]
 ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-    """The sizes of a plan that are one number, and arrays of those that are swept.
+    """Return the sizes of a plan that are one number, and arrays of the swept ones.
 
     Raises:
-      SymbolError: what `point_of` raises, arrays of anything else or that do not broadcast, none.
+      SymbolError: an error of `point_of`, arrays that do not broadcast or are no integers, or
+        no array at all.
 
     >>> points_of({"B": Size("B", 8), "X": Size("X", 2)}, {"X": [2, 4]})
     ({'B': 8}, {'X': array([2, 4])})
@@ -263,12 +265,12 @@ def points_of(
 
 
 def _is_size(value: object) -> bool:
-    """Whether it counts elements or devices: a number of numpy does too."""
+    """Return whether a value counts elements or devices; numpy integers do too."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
-    """A symbolic mesh in numbers; another one as it is.
+    """Return a symbolic mesh in numbers, and another one unchanged.
 
     >>> mesh_at(Mesh({"X": 8, "Y": 16}, symbolic=True), {"X": 4, "Y": 16})
     Mesh(X=4, Y=16)
@@ -277,7 +279,7 @@ def mesh_at(mesh: Mesh, point: Mapping[str, int]) -> Mesh:
 
 
 def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
-    """The formulas that `Symbols.to_json` wrote, for the same graph.
+    """Return the formulas that `Symbols.to_json` wrote, for the same graph.
 
     Raises:
       PlanFileError: a value that its type does not allow.
@@ -310,7 +312,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
 
 @dataclass(frozen=True)
 class _SavedSymbols:
-    """What a file holds of the formulas."""
+    """The formulas as stored in a file."""
 
     dims: tuple[tuple[Data, ...], ...]
     shapes: tuple[tuple[Data, ...], ...]
