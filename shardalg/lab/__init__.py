@@ -59,6 +59,7 @@ __all__ = [
     "weight_update",
 ]
 
+# Each public name with the module that defines it.
 _HOME = {
     "complaints": "complaints",
     "COMPLAINTS": "complaints",
@@ -83,7 +84,6 @@ _HOME = {
     "level_bars": "weight_update",
     "levels": "weight_update",
 }
-"""Public name to the module that defines it, or that it is."""
 
 
 def __getattr__(name: str) -> object:

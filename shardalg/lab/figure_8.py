@@ -14,8 +14,8 @@ from shardalg.plan.plan import Plan, plan
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.show.figures import Panel
 
+# No two dimensions of the layer are equal, so that drawings can name a dimension by its size.
 SIZES = MoEConfig(B=16, S=64, M=128, H=512, E=8, C=32, dtype="float32")
-"""No two dimensions of the layer are equal, so that a size says which one it is."""
 DRAWN = {
     "8a: sparse, experts on X": (Mesh({"X": 8}), SPARSE),
     "8b: hybrid, experts on X, each on Y": (Mesh({"X": 2, "Y": 4}), HYBRID),

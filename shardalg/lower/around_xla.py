@@ -103,10 +103,10 @@ def _clipped(start: Array, highest: int) -> Array:
     return jnp.clip(start, 0, min(highest, int(jnp.iinfo(start.dtype).max)))
 
 
+# The position of the instruction that computes each local.
 Made = Mapping[int, int]
-"""Local to the position of the instruction that makes it."""
+# The positions of the instructions that read each local.
 Readers = Mapping[int, Sequence[int]]
-"""Local to the positions of the instructions that read it."""
 AT_ONCE = 2
 
 
@@ -222,8 +222,8 @@ def _moves(instruction: Instruction) -> bool:
 
 
 KERNEL = "pallas_call"
+# With this mesh JAX traces as if no mesh were set.
 NO_MESH = jax.sharding.AbstractMesh((), (), axis_types=())
-"""Under it JAX traces as it does where no mesh is set."""
 
 
 def kernel_binding(

@@ -307,8 +307,8 @@ def _shown(text: str, planned: str) -> str:
     return " instead of ".join(parts)
 
 
+# Characters of a long value shown before and after the first difference.
 _AROUND = 60
-"""Characters shown of a long value, before and behind where it differs."""
 
 
 def _check(pairs: Sequence[tuple[ArrayBorder, Any]]) -> None:

@@ -29,8 +29,8 @@ from shardalg.errors import DeviceError, LoweringError
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import instructions
 
+# Primitives that JAX lowers only for existing devices (jax 0.10.2).
 FOR_DEVICES = ("pure_callback", "io_callback", "custom_partitioning")
-"""Primitives that JAX lowers for devices at hand only (jax 0.10.2)."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def _place_name(mesh: Mesh, place: Digit, taken: set[str]) -> str:
     return name
 
 
+# The flag of XLA that sets how many CPU devices there are.
 FORCED = "xla_force_host_platform_device_count"
-"""The flag of XLA that sets how many CPU devices there are."""
 
 
 def host_devices(n: int) -> list[jax.Device]:
@@ -180,8 +180,8 @@ def first_device() -> jax.Device:
     return jax.devices()[0]
 
 
+# Maps a block's place, a slice with start and stop per dimension, to its elements.
 Read = Callable[[tuple[slice, ...]], Any]
-"""From the place of a block, a slice with start and stop per dimension, to its elements."""
 
 
 @dataclass(frozen=True)

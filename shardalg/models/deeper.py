@@ -236,8 +236,8 @@ _BOOKED = {
     **dict.fromkeys(("matrix", "rereads", "kernel", "kernel_rereads"), MATRIX),
     **dict.fromkeys(("traffic", "passes"), MEMORY),
 }
+# Numbers of layers of the two plans between which costs are interpolated.
 SHALLOW = (2, 3)
-"""Layers of the plans that are made."""
 
 
 def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | Hardware:

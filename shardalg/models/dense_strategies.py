@@ -49,8 +49,8 @@ class StrategyAxes:
         return StrategyAxes(batch, weights, tensor)
 
 
+# The axis of these models along which weights are repeated; it runs from slice to slice.
 SLICE = "slice"
-"""The axis of these models along which weights are repeated; it runs from slice to slice."""
 _DATA = (SLICE, "data", "fsdp")
 LAYOUTS: Mapping[str, StrategyAxes] = {
     "finalized": StrategyAxes(("X",), ("X",), ("Y",)),

@@ -48,8 +48,8 @@ Tree = Any
 StageFn = Callable[[Tree, Tree], Tree]
 
 LAYER_INPUT = "pipeline_layer_input"
+# A stage keeps for its backward pass: everything, the inputs of its layers, or its own input.
 REMAT = ("none", "layer", "stage")
-"""What is kept of a stage for its backward pass: all, the inputs of its layers, its own input."""
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ def part(name: str) -> Part:
     return PARTS[name]
 
 
+# The learning rate of stochastic gradient descent.
 RATE = 1e-3
-"""What stochastic gradient descent multiplies a gradient with."""
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ def store(name: str, answer: Compiled) -> None:
 
 
 SCRIPT = Path(__file__).with_name("aot_process.py")
+# Descriptions of GPUs for XLA's compiler, in its own format (`GpuTargetConfigProto`).
 GPUS = Path(__file__).with_name("gpus")
-"""Per GPU what XLA's compiler wants to know of one, in its own form (`GpuTargetConfigProto`)."""
 LONGEST_S = 3600
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",

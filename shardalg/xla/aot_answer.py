@@ -19,8 +19,8 @@ from shardalg.tables import Answer, Parts, Table
 from shardalg.xla.aot import Compiled, Target, compile_for
 
 LANES, SUBLANES = 128, 8
+# The smallest and the largest tile of a vector; a scalar has the smallest.
 OF_VECTORS = 256, 1024
-"""The smallest tile of a vector, which a scalar takes, and the largest."""
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
@@ -62,14 +62,14 @@ def _up(size: int, tile: int) -> int:
 COLUMNS = ("quantity", "mesh_axes", "planned", "compiled", "xla", "error", "xla_error")
 DIFFERENCE_COLUMNS = ("program", "kind", "mesh_axes", "planned", "its", "difference")
 MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
+# Bytes of collectives within this share count as equal: the difference is tile padding.
 SLACK = 0.01
-"""Bytes of collectives that are so near are the same: what is left is tile padding."""
 _REDUCES = ("reduce_scatter", "all_reduce")
 CONTRACTION = "contraction"
 MOST_FLOPS = 0.001
 
+# Executions and wire bytes of a step by kind and axes.
 Moved = Mapping[tuple[str, str], tuple[int, int | float]]
-"""Kind and axes to (executions, wire bytes) of a step."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from shardalg.graph.ir import Graph, Node
 from shardalg.lower.xla_dump.hlo_text import HloInstruction, HloModule
 from shardalg.planner.propagate.gspmd.index import post_order
 
+# Numbers of the nearest anchors above a value.
 Above = frozenset[int]
-"""Numbers of the nearest anchors above a value."""
+# Computation and name of an instruction.
 AnchorKey = tuple[str, str]
-"""Computation and name of an instruction."""
 NOTHING: Above = frozenset()
 
 HLO_KINDS = {
@@ -34,8 +34,8 @@ def graph_kind(node: Node) -> str | None:
     return GRAPH_KINDS.get(node.primitive)
 
 
+# XLA reduces values and positions together, in one instruction of two results.
 POSITIONS = ("argmax", "argmin")
-"""XLA reduces values and positions together, in one instruction of two results."""
 
 
 def _reduced(node: Node) -> int:

@@ -20,13 +20,13 @@ from shardalg.lab.evaluation.prediction import (
 from shardalg.lab.evaluation.published import Column
 from shardalg.tables import Table
 
+# The model of each table's columns; other tables are not modelled yet.
 PREDICTORS: Mapping[int, Predictor] = {
     2: two_dimensional.predict,
     3: two_dimensional.predict,
     4: pipelined_columns.predict,
     **dict.fromkeys(anchored_columns.PLANS, anchored_columns.predict),
 }
-"""Table number to what predicts its columns; a table that is not here is not modelled yet."""
 
 
 TITLES = {

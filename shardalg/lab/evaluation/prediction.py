@@ -62,11 +62,11 @@ class Undetermined:
 PEAK, STEP, UTILISATION = "peak_memory_GB", "step_time_s", "flops_util_pct"
 RAW, BUBBLES, RECOMPUTE = "raw_flops_util_pct", "bubbles_pct", "recompute_pct"
 ALL_TO_ALL = "alltoall_pct"
+# The unit of errors of each measured quantity.
 UNITS = {
     PEAK: PERCENT, STEP: PERCENT, UTILISATION: POINTS, RAW: POINTS, BUBBLES: POINTS,
     RECOMPUTE: POINTS, ALL_TO_ALL: POINTS,
 }  # fmt: skip
-"""Every measured quantity, and what its errors are in."""
 
 _TWO_D = {PEAK: Goal(5, 15), STEP: Goal(4, 10), UTILISATION: Goal(2, unit=POINTS)}
 _SCHEDULE = {BUBBLES: Goal(most=1.5, unit=POINTS), RECOMPUTE: Goal(most=2, unit=POINTS)}
@@ -78,6 +78,7 @@ _SPARSE, _HYBRID, _SPATIAL = (
     for what in ("layers, widths and sequence length", "layers, M, D and S", "channel widths")
 )
 _ROUNDED = Undetermined("sizes are not stated, and the share is rounded to a per cent")
+# Tables 5 to 8 leave sizes open, so that their seconds need one anchor each.
 GOALS: Mapping[int, Mapping[str, Goal | Undetermined]] = {
     2: _TWO_D,
     3: _TWO_D,
@@ -87,7 +88,6 @@ GOALS: Mapping[int, Mapping[str, Goal | Undetermined]] = {
     7: {PEAK: _HYBRID, STEP: _ANCHORED, UTILISATION: _HYBRID},
     8: {PEAK: _SPATIAL, STEP: _ANCHORED, UTILISATION: _SPATIAL},
 }
-"""By table and quantity. Tables 5 to 8 leave sizes open: their seconds need one anchor each."""
 MISPRINTS = {
     ("conformer-pipe-bench.c4", RECOMPUTE): Undetermined(
         "29.9 is out of line with the other five (21.3 to 22.9), a suspected misprint of 22.9"
@@ -107,8 +107,8 @@ def goal(column: Column, quantity: str) -> Goal | Undetermined:
     return MISPRINTS.get((column.id, quantity)) or GOALS[column.table][quantity]
 
 
+# The suffix of keys in plain data for each unit of errors.
 KEYS = {PERCENT: "pct", POINTS: "points"}
-"""Per unit of an error, its suffix in the keys of plain data."""
 NO_CONSTANT, TRAINED, HELD_OUT, ANCHOR = "no constant", "trained", "held out", "anchor"
 
 
@@ -127,8 +127,8 @@ class Prediction:
     how: str = NO_CONSTANT
 
 
+# Predictions of a column by quantity; a quantity that it leaves out is not predicted.
 Predictor = Callable[[Column], Mapping[str, Prediction]]
-"""Predictions of a column by quantity; a quantity that it leaves out is not predicted."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,7 @@ def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
     }
 
 
+# The anchor column of each table.
 ANCHORS = {
     4: "narrow-pipe-bench.c2",
     5: "conformer-pipe-bench.c2",
@@ -256,7 +257,6 @@ ANCHORS = {
     7: "hybrid-bench.c2",
     8: "unet-bench.c2",
 }
-"""Table number to the column that is taken."""
 CHIP, CORES = "tpu_v3", 2
 
 

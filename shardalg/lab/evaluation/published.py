@@ -17,8 +17,9 @@ from typing import Any
 
 from shardalg.errors import TableError
 
+# The paper's billion of parameters, derived: 32 of its layers are 64 * 2**30 exactly.
 PARAMETER_UNIT = 2**30
-"""What the paper calls a billion parameters; derived: 32 of its layers are 64 * 2**30 exactly."""
+# The paper's table numbers, by the names of the tables in its source.
 NUMBERS = {
     "dense-bench": 2,
     "narrow-bench": 3,
@@ -28,7 +29,6 @@ NUMBERS = {
     "hybrid-bench": 7,
     "unet-bench": 8,
 }
-"""The paper's table numbers, by the names of the tables in its source."""
 _UNITS = {"B": 1, "T": 1024}
 
 

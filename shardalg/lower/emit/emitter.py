@@ -19,8 +19,8 @@ from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.local import Start
 from shardalg.spmd.program import SpmdProgram
 
+# The prefix of an instruction's scope, before the number of its first result.
 SCOPE = "at_v"
-"""Of what an instruction is emitted as, before the number of its first result."""
 Array = Any
 A = TypeVar("A", bound=Attributes)
 Operands = ParamSpec("Operands")
@@ -69,8 +69,8 @@ class Emitter:
         return start.of({name: self.partition_id(digits) for name, digits in start.digits})
 
 
+# The emitting function of each kind of instruction: `(emitter, instruction, *operands)`.
 EMIT: dict[type[Attributes], Callable[..., list[Array]]] = {}
-"""Per kind of instruction the function that emits it: `(emitter, instruction, *operands)`."""
 
 Emit = Callable[Concatenate[Emitter, Instruction[A], Operands], list[Array]]
 

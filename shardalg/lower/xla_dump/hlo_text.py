@@ -337,8 +337,8 @@ def _attributes(text: str) -> dict[str, str]:
     return attributes
 
 
+# Returns the iterations of a while that are known without its text, else None.
 Told = Callable[[HloInstruction], int | None]
-"""The iterations of a while, where they are known before the text is read; else None."""
 
 
 def walk(

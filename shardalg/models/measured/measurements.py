@@ -126,6 +126,7 @@ def _is_mesh(value: Any) -> bool:
 
 
 _AMOUNTS = ("expansion_ratio", "per_device_batch")
+# The check of each entry of a row, and the text for the error.
 _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("gpus", "slices", "chips_per_slice", "model_dim", "heads"),
@@ -136,7 +137,6 @@ _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "activation_checkpointing": (lambda value: type(value) is bool, "True or False"),
     "strategy": (lambda value: isinstance(value, str), "the name of one"),
 }
-"""What an entry of a row may be, and what to write instead."""
 
 
 def _dims_of(row: Row, dims: Any) -> Row:

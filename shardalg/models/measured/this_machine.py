@@ -26,8 +26,8 @@ from shardalg.models.measured.calibration_programs import CalibrationProgram, pr
 from shardalg.plan.plan import Plan
 
 REPEATS = 15
+# The default name of `shardalg calibrate`.
 THIS_MACHINE = "this_machine"
-"""The name that `shardalg calibrate` gives, where none is said."""
 Say = Callable[[str], None]
 
 
@@ -118,8 +118,8 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
     )
 
 
+# Seconds per unit of a figure that no program uses.
 _NO_TIME = 1e-30
-"""Seconds of a unit whose time no program shows."""
 
 
 def _peaks(figures: Mapping[str, float]) -> dict[str, float]:

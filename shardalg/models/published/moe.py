@@ -47,8 +47,8 @@ SITES = {
     "expert_output": "EbCM",
     "combined": "eBCM",
 }
+# Weight of the loss that keeps experts equally busy; GShard, section 2.2.
 BALANCE = 0.01
-"""Weight of the loss that keeps experts equally busy; GShard, section 2.2."""
 
 
 @dataclass(frozen=True)

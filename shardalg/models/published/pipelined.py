@@ -26,8 +26,8 @@ Array = jax.Array
 
 _INSIDE: dict[str, Axes] = {"B": ("X", "L"), "b": "X", "M": "Y", "N": "Y", "H": "Y", "V": "Y"}
 TABLE_4 = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y"}, _INSIDE)
+# Gradients are reduced over the data once after the loop, not for every microbatch.
 ONCE_A_STEP = Options(switches=Switches(defer_in_loops=True))
-"""Gradients are reduced over the data once behind the loop, not for every microbatch."""
 GATHERED = DimensionAxes({"L": "L", "N": "Y", "H": "Y", "V": "Y", "M": "X"}, _INSIDE)
 SITES = {
     "attention_heads": "bSND",

@@ -29,9 +29,9 @@ from shardalg.models.transformer import Config
 from shardalg.plan.plan import Plan
 from shardalg.planner.propagate.strategy import Strategy
 
+# The strategy whose layers are stages along L, with data along X and in-layer sharding along Y
+# (`models.published.pipelined`).
 PIPELINED = "pipelined"
-"""The strategy whose layers are stages along L, with data along X and in-layer sharding along Y
-(`models.published.pipelined`)."""
 _REMAT = {False: "none", "full": "layer"}
 
 
@@ -233,8 +233,8 @@ NARROW = DenseTransformer(
     seq=1024, batch=192,
 )  # fmt: skip
 MODELS: Mapping[str, DenseTransformer] = {"narrow-16b": NARROW, "wide-64b": WIDE}
+# The sizes that may be changed in a named model; all of them define another model.
 SIZES = ("layers", "model_dim", "hidden_dim", "heads", "head_dim", "vocab", "seq", "kv_heads")
-"""What may be changed of a named model; together, sizes of another one."""
 
 
 def model_of(name: str, sizes: Mapping[str, int]) -> DenseTransformer:

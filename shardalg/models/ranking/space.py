@@ -18,17 +18,17 @@ from shardalg.models.transformer import REMAT
 
 STRATEGIES = (*LAYOUTS, PIPELINED)
 CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
+# The choices; each has a list of values.
 ORDERS = ("given", "all")
-"""What may be chosen from: each has a list of values."""
+# Values of the choices that have names; all others are numbers.
 _KNOWN: Mapping[str, tuple[Any, ...]] = {
     "strategy": STRATEGIES,
     "order": ORDERS,
     "remat": (False, *REMAT),
     "optimizer": tuple(OPTIMIZERS),
 }
-"""Values of the choices that have names; all others are numbers."""
+# The default numbers of microbatches of a pipeline, per stage.
 _PER_STAGE = (1, 2, 4)
-"""Microbatches of a pipeline, in stages, where none are asked for."""
 
 
 def chosen(
@@ -67,8 +67,8 @@ def _check(name: str, value: Any) -> None:
         raise StrategyError(f"{name} {value!r}: write one of {', '.join(map(str, known))}.")
 
 
+# A rejected candidate and the reason.
 Refused = tuple[str, str]
-"""What is no candidate, and why."""
 
 
 def candidates(

@@ -25,9 +25,9 @@ from shardalg.models.ranking.candidate import PIPELINED, Candidate
 from shardalg.planner.calls.user_call import opened
 from shardalg.planner.traced import Traced, trace_call
 
+# The sizes of a step: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers
+# of a stage in a round, T iterations of the pipeline; numbers, or recorded.
 Sizes = Mapping[str, Any]
-"""What a step depends on: b sequences of a microbatch, Q microbatches, L stages, R rounds, n layers
-of a stage in a round, T iterations of the pipeline; numbers, or recorded."""
 _POINTS = (
     {"b": 22, "Q": 26, "L": 3, "R": 5, "n": 7},
     {"b": 34, "Q": 38, "L": 11, "R": 13, "n": 17},
@@ -36,12 +36,12 @@ _POINTS = (
 
 _FIELDS = {f.name for f in fields(DenseTransformer)} - {"batch", "microbatches"}
 
+# Sizes up to this one are traced unchanged, because every program has such scalars.
 _SMALL = 2
-"""Up to it a size is traced as it is: it, or it less one, is among the scalars of any program."""
+# The sizes that determine T (`with_iterations`).
 _OF_ITERATIONS = ("R", "Q", "L")
-"""What T is made of (`with_iterations`)."""
+# Equal counts give equal programs only, because equal scalars are one value of the program.
 _COUNTS = ("Q", "L", "R")
-"""Whether two of these are one number is seen in the program: scalars of one value are one."""
 
 
 class NoTemplateError(ShardalgError, ValueError):

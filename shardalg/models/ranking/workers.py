@@ -23,10 +23,10 @@ from shardalg.errors import ShardalgError
 from shardalg.models.ranking.candidate import Candidate
 from shardalg.models.ranking.groups import CandidatePricing, Price
 
+# Workers start after this time, because starting one takes about as long.
 ALONE_S = 1.0
-"""Until then there are none: a worker takes about as long to start."""
+# The most processes, with this one; each needs some hundred megabytes.
 MOST = 8
-"""Processes at most, this one among them; each holds some hundred megabytes."""
 _SERVE = f"from {__name__} import serve; serve()"
 
 

@@ -26,8 +26,8 @@ from shardalg.xla.least.divisions import (
 )
 from shardalg.xla.least.value_facts import Values, dims_of, is_branch
 
+# On a larger mesh operands count as 0, because the blocks of all devices are enumerated.
 MOST_DEVICES = 1 << 14
-"""On a larger mesh operands count as 0, because the blocks of all devices are enumerated."""
 
 
 class Division(NamedTuple):
@@ -231,5 +231,5 @@ class _Fact(NamedTuple):
     counted: int
 
 
+# Pairs (operand, bytes), and the bytes of the result.
 _Sent = tuple[tuple[tuple[int, float], ...], float]
-"""Pairs (operand, bytes), and the bytes of the result."""

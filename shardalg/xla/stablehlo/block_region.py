@@ -249,8 +249,8 @@ def _own_sharding(owner: Any) -> str:
 
 
 _SUMMING = "convolution dot dot_general gather reduce reduce_window scatter select_and_scatter"
+# Operators whose blocks are partial sums if a summed dimension is sharded.
 _SUMMING_REDUCTIONS = frozenset(f"stablehlo.{name}" for name in _SUMMING.split())
-"""Operators whose blocks are partial sums where a dimension that they sum over is sharded."""
 
 SHARDY_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "sdy.sharding_constraint": _as_stated("sharding"),

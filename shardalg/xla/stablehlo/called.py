@@ -98,8 +98,8 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+# (step, *operands) -> the result, or a tuple of them.
 Reading = Callable[..., Any]
-"""(step, *operands) -> the result, or a tuple of them."""
 
 _POINTWISE = (
     "abs add atan2 cbrt ceil complex div=divide exp=exponential expm1=exponential_minus_one floor "
@@ -176,6 +176,7 @@ def _random_bits(step: TextStep, state: Any) -> Any:
     return after.reshape(state.shape), found
 
 
+# The function that reads each operator.
 OPERATORS: Mapping[str, Reading] = {
     **_pointwise("stablehlo", _POINTWISE),
     **_pointwise("chlo", _CHLO),
@@ -210,4 +211,3 @@ OPERATORS: Mapping[str, Reading] = {
     **block_region.OPERATORS,
     **shardy_moves.SHARDY_OPERATORS,
 }
-"""Name of an operator to what it calls."""
