@@ -1,8 +1,8 @@
-"""One search for all chains of moves: the cheapest first, by a lower bound of what is left (A*).
+"""Best-first search (A*): the cheapest chain of moves by a lower bound of the remaining cost.
 
-A `SearchProblem` has the states, the moves from each with their prices, and the bound.
-Even blocks, blocks of which a size does not divide, unequal links and all-to-alls in open orders
-are one each; closed forms come before all of them (`closed_forms.py`).
+A `SearchProblem` defines the states, the moves with their prices, and the bound. Even blocks,
+uneven blocks, unequal links and all-to-alls in open orders are one problem each. Closed forms are
+tried before all of them (`closed_forms.py`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ State = TypeVar("State", bound=Hashable)
 How = TypeVar("How")
 Move = TypeVar("Move", covariant=True)
 Cost = tuple[Any, int]
-"""Elements that a device sends, and moves that send."""
+"""Elements (or seconds) that a device sends, and the number of moves that send."""
 FREE: Cost = (0, 0)
 
 
 class SearchProblem(Protocol, Generic[State, Move]):
-    """What may be done from a state, and what it costs at least to go on from there."""
+    """The moves from a state, and a lower bound of the remaining cost."""
 
     def least(self, state: State) -> Any:
-        """Elements that are sent from a state at least, 0 at the goal."""
+        """Return a lower bound of the cost from a state to the goal; 0 at the goal."""
 
     def is_goal(self, state: State) -> bool:
-        """Whether a way ends here."""
+        """Return whether a state is a goal."""
 
     def onward(self, state: State, cost: Cost) -> Iterable[tuple[Cost, State, Move]]:
-        """Every move from a state that costs so much, with its price and where it leads."""
+        """Yield every move from a state of this cost: its price, the next state, and the move."""
 
 
 def best_first(
@@ -42,22 +42,24 @@ def best_first(
     most: float = inf,
     latest: bool = False,
 ) -> tuple[State, list[tuple[State, How]]] | None:
-    """The cheapest way from any start: where it begins, and each state with the move from it on.
+    """Return the cheapest path from any start: its start, and each state with the move from it.
+
+    None if there is no path below the limit, or if the search gives up.
 
     Args:
-      limit: a cost that the way has to stay below.
-      most: states after which the search gives up.
-      latest: whether of ways that may cost as much the one found last goes on.
+      limit: a cost that the path must stay below.
+      most: the number of states after which the search gives up.
+      latest: whether among paths of equal bounds the one found last is continued first.
     """
     return _SearchQueue(problem, limit, latest=latest).run(starts, most)
 
 
 class _SearchQueue(Generic[State, How]):
-    """States to go on from, the one first from which the goal may be nearest.
+    """The queue of states, ordered by the lower bound of a path through each of them.
 
     Attributes:
-      heap: (what a way by a state costs at least, a number, the cost of the way here, the state).
-      came: of each state the one before it, and the move.
+      heap: (bound of a path through the state, a number, the cost up to the state, the state).
+      came: state to the state before it and the move between.
     """
 
     def __init__(
@@ -72,12 +74,13 @@ class _SearchQueue(Generic[State, How]):
     def run(
         self, starts: Iterable[State], most: float
     ) -> tuple[State, list[tuple[State, How]]] | None:
-        """The way to the first goal reached; None without one within `most` states."""
+        """Return the path to the first goal; None if no goal is among the first `most` states."""
         problem, heap, best = self.problem, self.heap, self.best
         for state in starts:
             self.reach(FREE, state)
         while heap and most > 0:
             _, _, cost, state = heappop(heap)
+            # A cheaper path to this state was found after it was queued.
             if cost != best[state]:
                 continue
             if problem.is_goal(state):
@@ -89,7 +92,7 @@ class _SearchQueue(Generic[State, How]):
         return None
 
     def reach(self, cost: Cost, state: State) -> bool:
-        """Whether this is the cheapest way to a state so far, and may lead on to the goal."""
+        """Queue a state unless it is no improvement or exceeds the limit; return if it was."""
         known = self.best.get(state)
         if known is not None and known <= cost:
             return False
@@ -102,7 +105,7 @@ class _SearchQueue(Generic[State, How]):
         return True
 
     def way(self, state: State) -> tuple[State, list[tuple[State, How]]]:
-        """Back from the goal."""
+        """Return the path to a state, followed backwards."""
         way = []
         while state in self.came:
             way.append(self.came[state])

@@ -1,19 +1,20 @@
-"""The cheapest way between two layouts without partial sums: slices, an exchange, gathers.
+"""The cheapest path between two shardings without partial sums: slices, an exchange, gathers.
 
 The normal form is that of Rink et al., "Memory-efficient array redistribution through portable
-collective communication" (arXiv:2112.01075), who settle the sizes first and the devices by one
+collective communication" (arXiv:2112.01075). They fix the sizes first, and the devices by one
 permute at the end.
 
-Slices cost nothing and make blocks smaller, gathers make them larger: so slices come first and
-gathers last, and in between blocks keep their size. With blocks of `U` elements there and `x*U`
-sent for the exchange, the way to blocks of `G` elements costs
+Slices cost nothing and make blocks smaller; gathers make them larger. So slices come first and
+gathers last, and blocks keep their size in between. If blocks of `U` elements are exchanged and
+`x*U` elements are sent for that, the path to blocks of `G` elements costs
 
     G - U*(1 - x)
 
-whatever the order of the gathers. So the cheapest way has no exchange (`x = 0`), or one all-to-all
-among m devices (`x = 1 - 1/m`), with blocks as large as can be; or else one permute (`x = 1`),
-which costs `G` at any size. All that remains sends more than `G`, with blocks as small as can be:
-all-to-alls alone (`shuffle.py`), or the fewest that make the numbers of parts fit, and a permute.
+in every order of the gathers. The cheapest path therefore has no exchange (`x = 0`), or one
+all-to-all among m devices (`x = 1 - 1/m`) on the largest possible blocks, or one permute (`x = 1`),
+which costs `G` at any size. All other paths send more than `G`, on the smallest possible blocks:
+all-to-alls alone (`shuffle.py`), or the fewest all-to-alls that make the numbers of parts fit, and
+a permute.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from math import gcd, lcm, prod
 from typing import NamedTuple, TypeVar
 
 from shardalg.algebra.digits import Digit, Digits, complement, nested, overlap, parts
-from shardalg.planner.reshard.shuffle import Shuffle, Stacks, Swap, settled
+from shardalg.planner.reshard.shuffle import Shuffle, Stacks, Swap, ordered_hops
 
 Dims = tuple[Digits, ...]
 Shape = tuple[int, ...]
@@ -35,10 +36,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to a goal: slices to `first`, the exchange, then slices and gathers to the goal.
+    """A path to a goal: slices to `first`, the exchange, then slices and gathers to the goal.
 
     Attributes:
-      exchange: all-to-alls, and permutes as the layout that they lead to.
+      exchange: all-to-alls, and permutes; a permute is given by the digits after it.
     """
 
     first: Dims
@@ -46,9 +47,10 @@ class Route:
 
 
 def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
-    """No exchange, or one all-to-all: where each dimension begins alike on both sides.
+    """Return the route with no exchange or one all-to-all, or None.
 
-    The all-to-all may move the cuts of several dimensions at once.
+    It exists only if one side's digits of each dimension begin with the other's. The all-to-all may
+    move digits of several pairs of dimensions at once.
 
     >>> x, y = (Digit(4, 2),), (Digit(1, 4),)
     >>> direct((8, 8), (x, ()), (x + y, ()))
@@ -63,13 +65,14 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
             return None
     place = {digit: k for k, held in enumerate(start) for digit in held}
     added = [(d, k) for k, (held, wanted) in enumerate(pairs) for d in wanted[len(held) :]]
+    # Digits that a dimension gains and another one has must move: (source, target).
     arcs = {(place[digit], k) for digit, k in added if digit in place}
     longer = tuple([max(pair, key=len) for pair in pairs])
     if not arcs:
         return Route(longer)
     if len({dim for arc in arcs for dim in arc}) < 2 * len(arcs):
         return None
-    # Between dimensions of their own, all all-to-alls are one exchange.
+    # All-to-alls between different pairs of dimensions are one exchange.
     first: Dims = longer
     swaps: list[Swap | Dims] = []
     for arc in sorted(arcs):
@@ -83,14 +86,18 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
 
 
 def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int]) -> Route | None:
-    """What moves leaves one dimension for another with what stands behind it there, or will."""
+    """Return the route of one all-to-all, or None.
+
+    Digits leave a dimension together with all digits minor to them, before or after its slice.
+    """
     (start, goal, longer), (source, target) = ends, arc
     held, added = start[source], goal[target][len(start[target]) :]
     at = min([held.index(digit) for digit in added if digit in held])
     before = next(i for i, digit in enumerate(added) if digit in held)
     head, rest = added[:before], added[before:]
     new = tuple(digit for digit in rest if digit not in held)
-    # a dimension that cannot be cut further is left before the slice, if what is new comes last
+    # If the source cannot be cut by the new digits first, the target is sliced after the exchange.
+    # The new digits must then be its most minor ones.
     for early in (new, ()):
         leaving = held[at:] + early
         arriving = rest[: len(rest) - len(new)] if new and not early else rest
@@ -104,31 +111,31 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
 
 
 def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
-    """One permute between layouts with as many parts in each dimension."""
+    """Return the route of one permute between equally many parts in each dimension, or None."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
     if parts(axes) % prod(counts):
         return None
-    first = filled(start, counts, goal, axes)
-    last = filled(goal, counts, first, axes)
+    first = filled_up(start, counts, goal, axes)
+    last = filled_up(goal, counts, first, axes)
     if list(map(parts, first)) != counts or list(map(parts, last)) != counts:
         return None
     return Route(first, () if first == last else (last,))
 
 
-def translated(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
-    """A layout on the axes with so many parts, which begins as `like` does where that fits."""
+def nearest_dims(like: Dims, counts: Sequence[int], axes: Digits) -> Dims:
+    """Return digits of the axes with these numbers of parts, as similar to `like` as possible."""
     kept = []
     for held, count in zip(like, counts, strict=True):
         ends = [end for end in range(len(held) + 1) if count % parts(held[:end]) == 0]
         kept.append(held[: max(ends)])
-    return filled(tuple(kept), counts, ((),) * len(like), axes)
+    return filled_up(tuple(kept), counts, ((),) * len(like), axes)
 
 
-def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
-    """`dims` cut further, by digits of `like` where they fit, into so many parts.
+def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
+    """Return `dims` split further into these numbers of parts, by digits of `like` if they fit.
 
     Args:
-      axes: those of the mesh; where a digit of `like` does not fit, parts of them do.
+      axes: axes of the mesh. Their parts are used if no digit of `like` fits.
     """
     out = list(dims)
     used = [digit for digits in dims for digit in digits]
@@ -150,7 +157,7 @@ def filled(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Dims:
 
 @lru_cache(maxsize=1 << 12)
 def unused(used: Digits, axes: Digits) -> Digits:
-    """Parts of the axes that are not used, in pieces of prime size, major first."""
+    """Return the unused parts of the axes, in pieces of prime size, major first."""
     found = []
     for stride, size in complement(used, parts(axes)) or ():
         inside = [a.stride for a in axes if stride < a.stride < stride * size]
@@ -161,7 +168,7 @@ def unused(used: Digits, axes: Digits) -> Digits:
 
 @lru_cache(maxsize=1 << 12)
 def primes(digits: Digits) -> Digits:
-    """The digits cut into pieces of prime size.
+    """Return the digits, split into pieces of prime size.
 
     >>> primes((Digit(2, 12),))
     (Digit(stride=12, size=2), Digit(stride=6, size=2), Digit(stride=2, size=3))
@@ -179,15 +186,17 @@ def primes(digits: Digits) -> Digits:
 
 
 def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits]) -> Route | None:
-    """The cheapest of what sends more than the goal holds, between layouts in prime digits.
+    """Return the cheapest route that sends more elements than the goal's blocks have, or None.
 
     Args:
-      room: axes of the mesh, and digits that stay as they are: only without is there a permute.
+      start, goal: shardings in prime digits.
+      room: axes of the mesh, and digits that must not move. A permute is possible only without such
+        digits.
     """
     axes, kept = room
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
-    best = (None, None) if kept else fitted(shape, start, goal, axes)
+    best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
     if pool != tuple(sorted({*used[1], *free[1]}, reverse=True)):
         return best[1]
@@ -201,16 +210,17 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
 
 
 Priced = tuple[Fraction | None, Route | None]
-"""What a route sends beyond the goal's elements, as a share of the tensor."""
+"""The elements that a route sends beyond the goal's block, as a share of the tensor; the route."""
 Arc = tuple[int, int, int]
 """Source and target dimension of an all-to-all, and its number of devices."""
 
 
 class Pool(NamedTuple):
-    """All digits that a search may use.
+    """The digits that a search may use.
 
     Attributes:
-      placed: those to cut by first. back: the search runs from the goal to the start.
+      placed: digits by which dimensions are sliced first.
+      back: whether the search runs from the goal to the start.
     """
 
     digits: Digits
@@ -219,7 +229,10 @@ class Pool(NamedTuple):
 
 
 def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
-    """All-to-alls alone, if they send less than the best; found from the side that is fuller."""
+    """Return the route of all-to-alls alone, if it sends less than `best`; else `best`.
+
+    The search starts at the side with fewer unused digits.
+    """
     (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
     bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
@@ -235,7 +248,7 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     if found is None:
         return best
     cost = found[0]
-    before, hops, after = settled(*found[1:], goal_bits)
+    before, hops, after = ordered_hops(*found[1:], goal_bits)
     first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (before, after))
     swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]
     if back:
@@ -248,13 +261,14 @@ def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
 
 
 def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits]:
-    """Digits that need never part: neighbours on either side, or on nothing there.
+    """Return groups of digits that never need to part: neighbours, or unused, on both sides.
 
-    Let two such digits of sizes m and n part on the cheapest way: where only one travels, with k
-    others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
-    everywhere that becomes 1 - 1/(k*m*n), and 1 - 1/k where it now stays away. Both ways to join
-    them, weighted `log m : log n`, send no more on average (1/t is convex in log t): so one of the
-    two sends no more. All it asks of sizes is that any dimension may hold any digits (`ample`).
+    Suppose that two such digits of sizes m and n part on the cheapest path. If only one travels,
+    with k others, a device sends 1 - 1/(k*m) or 1 - 1/(k*n) of its block. If one follows the other
+    everywhere, this becomes 1 - 1/(k*m*n), or 1 - 1/k where it now stays. The two ways to keep them
+    together, weighted `log m : log n`, send no more on average, because 1/t is convex in log t. So
+    one of the two ways sends no more. The proof needs that any dimension may hold any digits
+    (`ample`).
 
     >>> a, b, c = (Digit(4, 2),), (Digit(2, 2),), (Digit(1, 2),)
     >>> _units((a + b + c, ()), (c, a + b), a + b + c, ample=True)
@@ -286,7 +300,7 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
 
 @lru_cache(maxsize=1 << 10)
 def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Devices along each set of units: number i has bit j for the j-th."""
+    """Return the number of devices along each set of units; bit j of a set's number is unit j."""
     found = [1]
     for size in sizes:
         found += [count * size for count in found]
@@ -294,7 +308,7 @@ def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
-    """Every way to cut the dimensions by the placed bits too; those of one may be in any order."""
+    """Yield every way to slice the dimensions by the placed bits; bits of one are in open order."""
     dims = range(len(start))
     for places in product(dims, repeat=len(placed)):
         pairs = list(zip(placed, places, strict=True))
@@ -302,11 +316,12 @@ def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
         yield tuple([(*held, cut) if cut else held for held, cut in zip(start, cuts, strict=True)])
 
 
-def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
-    """All-to-alls that make the numbers of parts fit, then a permute.
+def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
+    """Return the route of all-to-alls that make the numbers of parts fit, and a permute, or Nones.
 
-    `lcm` parts in each dimension are `over` times too many for the devices. An all-to-all among r
-    of them, from a dimension with more parts than the goal's to one with fewer, takes a factor r.
+    Both ends would need `lcm` parts in each dimension, which is too many by a factor. An all-to-all
+    among r devices, from a dimension with more parts than the goal to one with fewer, reduces the
+    factor by r.
     """
     devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
@@ -318,14 +333,16 @@ def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
         return None, None
     before, after = _numbers(counts, arcs[1])
     room = devices // prod(before) if devices % prod(before) == 0 else 1
-    for digit in primes((Digit(1, room),)):  # blocks as small as can be
+    # Unused devices make blocks smaller, so that the exchange sends less.
+    for digit in primes((Digit(1, room),)):
         for k, size in enumerate(shape):
             if size % (max(before[k], after[k]) * digit.size) == 0:
                 before[k], after[k] = before[k] * digit.size, after[k] * digit.size
                 break
-    first, last = filled(start, before, goal, axes), filled(goal, after, start, axes)
+    first, last = filled_up(start, before, goal, axes), filled_up(goal, after, start, axes)
     if list(map(parts, last)) != after:
         return None, None
+    # The permute comes last, or first if the all-to-alls fit the digits of the goal only.
     there = _by_parts(first, arcs[1])
     back = _by_parts(last, [(target, source, r) for source, target, r in reversed(arcs[1])])
     if there is not None:
@@ -337,7 +354,7 @@ def fitted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
 
 
 def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
-    """Parts of each dimension before and after the arcs, the fewest that refine both ends."""
+    """Return the parts of each dimension before and after the arcs, the fewest that refine both."""
     before, after = [], []
     for k, (n, m) in enumerate(counts):
         given = prod([r for source, _, r in arcs if source == k])
@@ -351,7 +368,7 @@ def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[li
 def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
 ) -> tuple[Fraction, tuple[Arc, ...]] | None:
-    """The cheapest (source, target, r) whose r multiply to `over`; None where none do."""
+    """Return the cheapest (source, target, r) with product `over` of all r, or None."""
     if over == 1:
         return Fraction(0), ()
     found = []
@@ -368,7 +385,7 @@ def _arcs(
 
 
 def _by_parts(dims: Dims, arcs: Sequence[Arc]) -> tuple[tuple[Swap, ...], Dims] | None:
-    """All-to-alls of so many parts each, and where they lead; None where no digits fit."""
+    """Return all-to-alls among these numbers of devices, and the digits after; None if none fit."""
     held, swaps = list(dims), []
     for source, target, r in arcs:
         at = next((i for i in range(len(held[source])) if parts(held[source][i:]) == r), None)
@@ -384,5 +401,5 @@ Row = TypeVar("Row")
 
 
 def replaced(rows: tuple[Row, ...], dim: int, row: Row) -> tuple[Row, ...]:
-    """What is said of each dimension, with something else on one of them."""
+    """Return the tuple with another row for one dimension."""
     return (*rows[:dim], row, *rows[dim + 1 :])

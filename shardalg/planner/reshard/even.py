@@ -1,10 +1,10 @@
-"""The cheapest chain of moves between two layouts of even blocks, in digits that both sides share.
+"""The cheapest chain of moves between two shardings with even blocks, in digits of both sides.
 
-`closed_forms.py` knows the way where nothing is to be added up. Here partial sums are added before
-it, and a way becomes moves with their prices. Where some axes have slower links than others there
-is no normal form: it pays to gather along a slow axis while blocks are small, to leave that axis
-where it is, to add up along the fast ones first. Then every chain is searched. Each move costs the
-seconds that `costs.collectives.seconds` reports (`links.py`).
+`closed_forms.py` gives the route if there are no sums to reduce. This module reduces partial sums
+before the route, and turns the route into moves with prices. If some axes have slower links than
+others, there is no normal form: it can pay to gather along a slow axis while blocks are small, to
+leave a slow axis where it is, or to reduce along fast axes first. All chains are then searched.
+Each move costs the seconds of `costs/collectives.py` (`links.py`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from shardalg.spmd.instructions import (
 )
 
 EVERY_ORDER = 3
-"""Of so many digits an all-to-all brings any order; of more that in which they left."""
+"""The largest number of digits that an all-to-all delivers in any order; more keep their order."""
 MOST = 1000
-"""Layouts after which the search on unequal links gives up."""
+"""The number of states after which the search on unequal links gives up."""
 State = tuple[Dims, Digits]
-"""Digits per dimension, and those along which partial sums are pending."""
+"""Digits per dimension, and the digits along which partial sums are pending."""
 Move = (
     AllGather | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice | ReduceScatter
     | Retile
@@ -56,10 +56,10 @@ Move = (
 
 
 class SearchStep(NamedTuple):
-    """A move, the state it leads to, the elements that a device sends for it.
+    """A move, the state after it, and the elements that a device sends for it.
 
     Attributes:
-      shape: of the tensor then, where blocks are padded.
+      shape: sizes of the padded tensor after the move; None if blocks are not padded.
     """
 
     move: Move
@@ -69,21 +69,21 @@ class SearchStep(NamedTuple):
 
 
 def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
-    """Fewest elements sent, then fewest communicating moves.
+    """Return the moves that send the fewest elements, then the fewest moves that send.
 
     Args:
-      shape: sizes that the parts of both layouts divide.
-      axes: of the mesh.
+      shape: sizes, which the parts of both shardings divide.
+      axes: axes of the mesh.
     """
     if start[1] == goal[1]:
         return _moves(shape, start, goal, axes) if start != goal else []
     found = best_first(EvenBlocks(shape, goal, axes), (start,))
-    assert found is not None, "sums can be added everywhere"
+    assert found is not None, "sums can always be reduced in place"
     return [step for _, steps in found[1] for step in steps]
 
 
 class Ends(NamedTuple):
-    """A reshard of even blocks: sizes of a tensor, and its layouts before and after."""
+    """A reshard of even blocks: sizes of a tensor, and its states before and after."""
 
     shape: Shape
     start: State
@@ -91,14 +91,14 @@ class Ends(NamedTuple):
 
 
 def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> list[SearchStep]:
-    """Fewest seconds, then fewest moves that send.
+    """Return the moves of the fewest seconds, then the fewest moves that send.
 
-    Every buffer on the way is at most as large as at the larger end.
+    No buffer on the path is larger than the larger end.
 
     Args:
-      even: the steps on equal links, which are taken where nothing is cheaper, or too many layouts
-        lie between the ends.
-      axes: of the mesh.
+      even: the steps on equal links. They are returned if nothing is cheaper, or if the search
+        visits too many states.
+      axes: axes of the mesh.
     """
     shape, start, goal = tuple(map(index, ends.shape)), *map(_plain_state, ends[1:])
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
@@ -130,12 +130,12 @@ def _plain_state(state: State) -> State:
 
 
 Reached = tuple[Cost, State, list[SearchStep]]
-"""What some steps cost, and where they lead."""
+"""The cost of some steps, the state after them, and the steps."""
 
 
 @dataclass(frozen=True)
 class EvenBlocks:
-    """Where and when sums are added; the rest is the cheapest route in closed form.
+    """The search for where sums are reduced; the rest is the cheapest route in closed form.
 
     Attributes:
       digits: axes of the mesh.
@@ -146,15 +146,15 @@ class EvenBlocks:
     digits: Digits
 
     def is_goal(self, state: State) -> bool:
-        """Whether a way ends here."""
+        """Return whether a state is the goal."""
         return state == self.goal
 
     def least(self, state: State) -> Any:
-        """Elements that are sent from a state at least."""
+        """Return a lower bound of the elements that are sent from a state on."""
         return bound(self.shape, state, self.goal)
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:
-        """Every next move while sums are to be added, and then the way to the goal."""
+        """Yield every next move while there are sums to reduce, then the route to the goal."""
         if state[1] == self.goal[1]:
             way = _moves(self.shape, state, self.goal, self.digits)
             price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])
@@ -167,11 +167,11 @@ class EvenBlocks:
 
 @dataclass(frozen=True)
 class Linked(EvenBlocks):
-    """Every chain of moves, each priced in seconds.
+    """The search over all chains of moves, priced in seconds.
 
     Attributes:
-      digits: all that may be used: those of both ends, and axes beside them.
-      fitting: elements of the largest buffer.
+      digits: the digits that moves may use: those of both ends, and all unused axes.
+      fitting: the largest number of elements of a buffer.
     """
 
     links: Links
@@ -182,7 +182,7 @@ class Linked(EvenBlocks):
         return self.links.least_seconds(bound(self.shape, state, self.goal))
 
     def onward(self, state: State, _: Cost) -> Iterator[Reached]:
-        """Every next move."""
+        """Yield every next move that fits, with its seconds."""
         held = local_elements(self.shape, state[0])
         for step in self.steps(state):
             if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
@@ -190,7 +190,7 @@ class Linked(EvenBlocks):
                 yield (seconds, bool(step.sent)), step.state, [step]
 
     def steps(self, state: State) -> Iterator[SearchStep]:
-        """Every next move, with the elements that are sent."""
+        """Yield every next move, with the elements that it sends."""
         shape, (dims, pending) = self.shape, state
         yield from additions(shape, state, self.goal)
         yield from self.scattered(state)
@@ -204,13 +204,13 @@ class Linked(EvenBlocks):
                 way.add(AllGather(dim, held[keep:]), replaced(dims, dim, held[:keep]), "all_gather")
                 yield from way.steps
         yield from _swaps(shape, state, EVERY_ORDER)
-        for wanted in self.renamed(dims) if not pending else ():
+        for wanted in self.permuted_dims(dims) if not pending else ():
             way = MoveSequence(shape, *state)
             way.permute(wanted)
             yield from way.steps
 
     def scattered(self, state: State) -> Iterator[SearchStep]:
-        """Several pending digits scattered at once: the links of their axes work together."""
+        """Yield reduce-scatters along several digits at once, which use their links together."""
         dims, pending = state
         todo = tuple(d for d in pending if d not in self.goal[1])
         for count in range(2, min(len(todo), EVERY_ORDER) + 1):
@@ -222,15 +222,15 @@ class Linked(EvenBlocks):
                     way.add(ReduceScatter(dim, digits), replaced(dims, dim, cut), "reduce_scatter")
                     yield from way.steps
 
-    def renamed(self, dims: Dims) -> Iterator[Dims]:
-        """Other digits in the same places: two of them exchanged, or all that the goal has there.
+    def permuted_dims(self, dims: Dims) -> Iterator[Dims]:
+        """Yield the results of permutes: two digits exchanged, or all digits of the goal in place.
 
-        Of digits that are at most as slow as some axis, so that slow ones may stay where they are.
+        The digits are at most as slow as some axis, so that digits of slower axes may stay.
         """
         links, every = self.links, self.digits
         for one, other in combinations(every, 2):
             if one.size == other.size:
-                yield _exchanged(dims, {one: other, other: one})
+                yield _with_names(dims, {one: other, other: one})
         for most in sorted({factor for _, factor in links.slowness}):
             names = {d: d for d in every}
             for held, wanted in zip(dims, self.goal[0], strict=True):
@@ -239,32 +239,38 @@ class Linked(EvenBlocks):
                     if old.size == new.size and slowest <= most:
                         here = next(d for d, name in names.items() if name == new)
                         names[here], names[old] = names[old], new
-            yield _exchanged(dims, names)
+            yield _with_names(dims, names)
 
 
-def _exchanged(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
+def _with_names(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
     return tuple([tuple([names.get(digit, digit) for digit in digits]) for digits in dims])
 
 
 def _moves(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep]:
-    """The cheapest route in moves."""
+    """Return the moves of the cheapest route."""
     (dims, pending), (wanted, _) = start, goal
     route = direct(shape, dims, wanted)
+    # A permute would move the pending sums to other devices, too.
     if route is None:
         dims, wanted, axes = plain(dims), plain(wanted), *plain((axes,))
         route = None if pending else permuted(dims, wanted, axes)
     if route is None:
         dims, wanted = (tuple(map(primes, side)) for side in (dims, wanted))
         if pending:
-            steps = _in_place(shape, (dims, pending), wanted, axes)
+            steps = _moves_with_pending_sums(shape, (dims, pending), wanted, axes)
             return [*steps[:-1], steps[-1]._replace(state=goal)]
         route = shuffled(shape, dims, wanted, (axes, ())) or Route(dims)
     steps = in_moves(shape, (dims, pending), wanted, route)
     return [*steps[:-1], steps[-1]._replace(state=goal)]
 
 
-def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[SearchStep]:
-    """Sums that stay pending stay where they are: no permute, so slices may do better last."""
+def _moves_with_pending_sums(
+    shape: Shape, start: State, goal: Dims, axes: Digits
+) -> list[SearchStep]:
+    """Return the cheapest moves while sums stay pending, without a permute.
+
+    Slices by digits that the start does not have may be better last, so both orders are priced.
+    """
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
     later = tuple(
@@ -278,7 +284,7 @@ def _in_place(shape: Shape, start: State, goal: Dims, axes: Digits) -> list[Sear
 
 
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[SearchStep]:
-    """A route as moves with their prices."""
+    """Return the moves of a route, with their prices."""
     way = MoveSequence(shape, *start)
     way.slices(route.first)
     for exchange in together(route.exchange):
@@ -291,21 +297,21 @@ def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[Searc
 
 
 def plain(dims: Dims) -> Dims:
-    """Digits in plain numbers: what is found from here on holds for these sizes alone."""
+    """Return digits in plain numbers; results that follow hold for these sizes alone."""
     if are_numbers(d.size for digits in dims for d in digits):
         return dims
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
 class MoveSequence:
-    """Moves one after the other, with what they cost."""
+    """A sequence of moves under construction, with their costs."""
 
     def __init__(self, shape: Shape, dims: Dims, pending: Digits) -> None:
         self.shape, self.dims, self.pending = shape, dims, pending
         self.steps: list[SearchStep] = []
 
     def add(self, move: Move, dims: Dims, kind: str = "") -> None:
-        """A move that leads to `dims`, and sends as collectives of this kind do."""
+        """Append a move to `dims`, priced like a collective of this kind; free if it is empty."""
         price = 0
         if kind:
             held = local_elements(self.shape, self.dims)
@@ -315,7 +321,7 @@ class MoveSequence:
         self.steps.append(SearchStep(move, (dims, self.pending), price))
 
     def slices(self, wanted: Dims) -> None:
-        """Cut every dimension that the wanted layout cuts further, as far as digits are free."""
+        """Append the slices that lead towards the wanted dimensions, by unused digits only."""
         for dim, digits in enumerate(wanted):
             held = self.dims[dim]
             more = digits[len(held) :] if digits[: len(held)] == held else ()
@@ -326,7 +332,7 @@ class MoveSequence:
                 self.add(move, replaced(self.dims, dim, digits))
 
     def swap(self, *swaps: Swap) -> None:
-        """An all-to-all; of several, between dimensions of their own, one for all of them."""
+        """Append one all-to-all; several exchanges must not share a dimension."""
         dims, found = self.dims, []
         for source, target, leaving, arriving in swaps:
             dims = replaced(dims, source, dims[source][: len(dims[source]) - len(leaving)])
@@ -337,7 +343,7 @@ class MoveSequence:
         self.add(move, dims, "all_to_all")
 
     def permute(self, dims: Dims) -> None:
-        """The pairs of positions are left out: only who takes the path needs them."""
+        """Append a permute, without its pairs of positions: a price does not need them."""
         changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
         if any(overlap(a, b) for a, b in combinations(changed, 2)):
             changed = set(primes(tuple(changed)))
@@ -345,7 +351,10 @@ class MoveSequence:
         self.add(move, dims, "collective_permute")
 
     def finish(self, goal: Dims) -> None:
-        """Slices and gathers to the goal; where neither leads there, from what both begin with."""
+        """Append the slices and gathers to the goal.
+
+        If neither leads there, a dimension is gathered up to the common major digits and sliced.
+        """
         self.slices(goal)
         for dim, (held, wanted) in enumerate(zip(self.dims, goal, strict=True)):
             same = 0
@@ -358,12 +367,12 @@ class MoveSequence:
 
 
 def tile(size: int, count: int) -> int:
-    """Block size `ceil(size / count)`."""
+    """Return the block size `ceil(size / count)`."""
     return -(-size // count)
 
 
 def local_elements(shape: Shape, dims: Dims) -> int:
-    """Elements on a device, padding included."""
+    """Return the elements of a device's block, padding included."""
     total = 1
     for size, digits in zip(shape, dims, strict=True):
         total *= tile(size, parts(digits))
@@ -371,16 +380,16 @@ def local_elements(shape: Shape, dims: Dims) -> int:
 
 
 def bound(shape: Shape, start: State, goal: State) -> object:
-    """Elements that a device sends at least: what it lacks of the goal, and what it has to add.
+    """Return a lower bound of the elements that a device sends: goal elements it lacks, and sums.
 
-    In every move a device sends as much as it receives. Of even blocks with `L` elements at the
-    start and `G` at the goal, some device shares only `O`: the product over dimensions of the
-    smaller block where one side's digits begin with the other's, 0 elsewhere. Sums over `n` devices
-    cost `L*(n-1)/n` where they are scattered, which leaves `L/n` on each, less after slices along
-    the `f` parts of the goal that the start has nowhere:
-        G - O                                      nothing to add
-        L/f*(n-1)/n + G - min(L/(f*n), O)          sums to add
-    Of uneven blocks the first device shares the smaller one in each dimension.
+    In every move a device sends as much as it receives. Let even blocks have `L` elements at the
+    start and `G` at the goal. Some device has only `O` elements of its goal block: the product over
+    dimensions of the smaller block if one side's digits begin with the other's, else 0. Sums over
+    `n` devices cost `L*(n-1)/n` if they are scattered, which leaves `L/n` on each device. Slices
+    along the `f` parts of the goal that the start does not have make this smaller:
+        G - O                                      no sums to reduce
+        L/f*(n-1)/n + G - min(L/(f*n), O)          sums to reduce
+    Of uneven blocks the first device has the smaller one in each dimension.
     """
     (dims, pending), (wanted, kept) = start, goal
     held = needed = shared = first = 1
@@ -408,10 +417,10 @@ def bound(shape: Shape, start: State, goal: State) -> object:
 
 
 def is_direct(shape: Shape, start: State, goal: State) -> bool:
-    """Whether some chain sends just as much as `bound` says, as seen without a search.
+    """Return whether a chain is known, without a search, to send exactly as much as `bound`.
 
-    Slices and then gathers; an all-reduce; or slices and then reduce-scatters to where the goal has
-    the digits; of even blocks all.
+    Such chains are slices and then gathers, an all-reduce, or slices and then reduce-scatters to
+    the goal's digits. All blocks must be even.
     """
     (dims, pending), (wanted, kept) = start, goal
     if any(size % parts(d) for side in (dims, wanted) for size, d in zip(shape, side, strict=True)):
@@ -430,7 +439,7 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
 
 
 def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
-    """Sums added everywhere, or each device its own block of them."""
+    """Yield the all-reduces and reduce-scatters of sums that the goal does not leave pending."""
     dims, pending = state
     local = local_elements(shape, dims)
     todo = tuple(d for d in pending if d not in goal[1])
@@ -450,7 +459,7 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
 
 
 def _slices(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
-    """Cut by digits that the goal has on the dimension: less is then added."""
+    """Yield slices by digits that the goal has in a dimension, so that less is reduced."""
     used = {d for digits in state[0] for d in digits} | set(state[1])
     for dim, wanted in enumerate(goal[0]):
         extra = tuple(d for d in wanted if d not in used)
@@ -459,6 +468,7 @@ def _slices(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
 
 
 def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[SearchStep]:
+    """Yield the slice of a dimension by more digits, if they divide its size."""
     dims, pending = state
     cut = dims[dim] + digits
     if shape[dim] % parts(cut) == 0:
@@ -467,10 +477,13 @@ def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[Sea
 
 
 def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
-    """All-to-alls; before sums are added too: where others stay pending no permute mends it later.
+    """Yield all-to-alls.
+
+    They are tried before sums are reduced, too: if other sums stay pending, no later permute can
+    replace them.
 
     Args:
-      every: of so many digits or fewer in any order.
+      every: digits up to this number may arrive in any order.
     """
     for source, digits in enumerate(state[0]):
         for at, target in product(range(len(digits)), range(len(shape))):

@@ -1,21 +1,18 @@
-"""Exchanges as local programs: every device gets an interval of a dimension held in blocks.
+"""Dimension programs: the instructions after which every device has an interval of a dimension.
 
-The places of a block that a transfer sends, a fetch with a reading per piece of a round, the pieces
-side by side, one slice at a start in closed form (`algebra.halos.exchange`).
+The dimension is sharded in blocks. A program cuts the parts of a block that a transfer sends,
+fetches them, concatenates the pieces, and slices at a start in closed form
+(`algebra/halos/exchange.py`). Programs are values; `planner/partition/emit` emits them.
 
-What a device does along one dimension of its blocks, as a value; `planner.partition.emit` writes
-it.
-
-Blocks of a dimension on another grid: a margin of a neighbour's block, as wide as what shifts.
-
-Of `n` parts, part `p` holds `[p*a, p*a + a)` and wants `[p*b, p*b + b)`. Where blocks grow it lacks
-what lies behind its own, at most until the dimension of `D` elements ends; where they shrink, what
-lies before:
+Retile: the blocks of a dimension change to another size, with a margin of a neighbour's block. Of
+`n` parts, part `p` has `[p*a, p*a + a)` and needs `[p*b, p*b + b)`. If blocks grow, it lacks the
+elements after its own, at most up to the end of the dimension of `D` elements. If they shrink, it
+lacks the elements before:
 
     a < b:  max over k <= n of min(D, k*b) - k*a = max(k*(b-a), D - (k+1)*a), k = D // b
     a > b:  (n-1) * (a-b)
 
-A margin wider than the neighbour's block is not fetched: such a dimension is gathered whole.
+A margin wider than the neighbour's block is not fetched: such a dimension is gathered.
 
 Source: GSPMD (arXiv:2105.04663), section 4.2, "Halo exchange"; XLA: `PadFromPartialReplicateShape`.
 """
@@ -49,12 +46,13 @@ from shardalg.spmd.local import Start
 
 @dataclass(frozen=True, slots=True)
 class DimStep:
-    """One instruction of a `DimProgram`; its results are as long as `sizes` say.
+    """One instruction of a `DimProgram`.
 
     Attributes:
-      operands: values by number, the inputs first, then the results of each step.
-      places: of a fetch, which is made once for all that ask for it, `[lower, upper)` of every
-        operand; else ().
+      operands: numbers of values: the inputs first, then the results of each step.
+      sizes: the size of the dimension in each result.
+      places: for a fetch, the range `[lower, upper)` of every operand, so that equal fetches are
+        made once; else ().
     """
 
     attributes: Attributes
@@ -65,7 +63,7 @@ class DimStep:
 
 @dataclass(frozen=True, slots=True)
 class DimProgram:
-    """Instructions that change one dimension of some values, and the numbers of the results."""
+    """Instructions on one dimension of some values, and the numbers of the results."""
 
     dim: int
     steps: tuple[DimStep, ...]
@@ -76,7 +74,7 @@ class DimBuilder:
     """A `DimProgram` under construction.
 
     Attributes:
-      sizes: places of every value, those of the inputs first.
+      sizes: the size of the dimension in every value, inputs first.
     """
 
     def __init__(self, dim: int, sizes: tuple[int, ...]) -> None:
@@ -84,31 +82,32 @@ class DimBuilder:
         self.steps: list[DimStep] = []
 
     def add(self, attributes: Attributes, size: int, *operands: int) -> int:
-        """An instruction whose result has `size` places; its number."""
+        """Append an instruction with a result of this size; return the number of the result."""
         return self.results(DimStep(attributes, operands, (size,)))[0]
 
     def results(self, step: DimStep) -> tuple[int, ...]:
-        """The numbers of the results of one more step."""
+        """Append a step; return the numbers of its results."""
         first = len(self.sizes)
         self.steps.append(step)
         self.sizes += step.sizes
         return tuple(range(first, len(self.sizes)))
 
     def places(self, value: int, lower: int, upper: int) -> int:
-        """Places `[lower, upper)` of a value: itself, if these are all."""
+        """Return the elements `[lower, upper)` of a value: itself, if these are all."""
         if (lower, upper) == (0, self.sizes[value]):
             return value
         return self.add(Slice(self.dim, lower, upper - lower), upper - lower, value)
 
     def program(self, *results: int) -> DimProgram:
-        """The program that gives these values."""
+        """Return the program with these results."""
         return DimProgram(self.dim, tuple(self.steps), results)
 
 
 def start_of(exchange: Exchange, index: Index, more: int = 0) -> Start:
-    """A start of the program's language from one in the partition ids of an exchange.
+    """Return the start of an instruction from an index in the partition ids of an exchange.
 
-    Its names are no loop's: equal starts are equal whichever operator asks.
+    Its symbols are numbered and do not name loops, so that equal starts of different operators are
+    equal values.
     """
     ids = [(n, d) for n, d in exchange.ids if n in index.variables]
     names = {n: f"p{k}" for k, (n, _) in enumerate(ids)}
@@ -133,45 +132,51 @@ def cheaper(exchange: Exchange) -> Exchange:
 
 @lru_cache(maxsize=1 << 12)
 def transfers_of(exchanges: tuple[Exchange, ...], tensors: tuple[int, ...]) -> tuple[Transfer, ...]:
-    """What devices send along one dimension for several exchanges.
+    """Return the transfers along one dimension for several exchanges.
 
     Args:
-      tensors: per exchange a number that tells which ones are of the same blocks.
+      tensors: per exchange, the number of its blocks; exchanges of equal numbers read the same.
     """
-    pairs = zip(exchanges, tensors, strict=True)
-    classes = classes_of(exchanges)
-    return transfers([BlockReader(_rounds(e, classes), e.block, t) for e, t in pairs])
-
-
-def _rounds(exchange: Exchange, classes: Classes | None) -> tuple[Round, ...]:
-    if not exchange.want.length:
-        return ()
-    return exchange.rounds if classes is None else classes.rounds(exchange)
+    # On a large mesh, devices are counted by class instead of one by one.
+    classes, readers = classes_of(exchanges), []
+    for exchange, tensor in zip(exchanges, tensors, strict=True):
+        rounds: tuple[Round, ...] = ()
+        if exchange.want.length:
+            rounds = exchange.rounds if classes is None else classes.rounds(exchange)
+        readers.append(BlockReader(rounds, exchange.block, tensor))
+    return transfers(readers)
 
 
 def deliver(
     along: DimBuilder, blocks: tuple[int, ...], exchanges: tuple[Exchange, ...]
 ) -> tuple[int, ...]:
-    """The interval of every exchange, each from blocks that are its value; they share permutes."""
+    """Add the instructions of several exchanges, which share permutes; return their intervals.
+
+    Args:
+      blocks: per exchange, the value that it reads.
+    """
     found: dict[Piece, int] = {}
     for transfer in transfers_of(exchanges, tuple(map(blocks.index, blocks))):
-        found |= _sent(along, transfer, exchanges, blocks)
+        found |= _fetched_pieces(along, transfer, exchanges, blocks)
     ordered = sorted(found.items(), key=lambda item: (item[0].number, item[0].lower))
     return tuple(
-        _cut(along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth])
+        _interval(
+            along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth]
+        )
         if exchange.want.length
         else along.places(block, 0, 0)
         for nth, (exchange, block) in enumerate(zip(exchanges, blocks, strict=True))
     )
 
 
-def _sent(
+def _fetched_pieces(
     along: DimBuilder, transfer: Transfer, exchanges: tuple[Exchange, ...], blocks: tuple[int, ...]
 ) -> dict[Piece, int]:
-    """The pieces that a transfer brings."""
+    """Add the fetch of a transfer; return its pieces."""
     slots, classes = transfer.slots, classes_of(exchanges)
     sources = tuple(blocks[slot.tensor] for slot in slots)
     placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
+    # If every device reads its own block, nothing is sent.
     if not transfer.permutes and all(
         _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
     ):
@@ -192,9 +197,9 @@ def _sent(
 def _reading(
     exchange: Exchange, number: int, piece: Piece, transfer: Transfer, classes: Classes | None
 ) -> Reading:
-    """How the block of a piece's round is read off the slot of a transfer."""
+    """Return how a device reads the block of a piece's round from the slot of a transfer."""
     first, start = transfer.slots[number].lower, exchange.want.start
-    # pairs of positions, as runs of classes on a large mesh
+    # On a large mesh, pairs of positions are runs of classes of devices.
     permutes: tuple[Any, ...] = transfer.bringing(number, piece)
     if classes is not None:
         permutes = tuple(classes.device_runs(exchange, piece.number, each) for each in permutes)
@@ -209,13 +214,13 @@ def _reading(
 
 
 def positions(pairs: Iterable[tuple[int, ...]]) -> Pairs | Runs:
-    """(source, target) positions as an instruction has them."""
+    """Return (source, target) positions in the form that instructions have."""
     return pairs if isinstance(pairs, Runs) else tuple([(pair[0], pair[1]) for pair in pairs])
 
 
-def _cut(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
-    """Return the interval: the pieces of its rounds side by side, cut at the device's start."""
-    # Rounds that no device needs are not sent. Places of no meaning stand in for their blocks.
+def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]]) -> int:
+    """Return the interval: the concatenated pieces of its rounds, cut at the device's start."""
+    # Rounds that no device needs are not sent. Arbitrary elements fill the gaps of their blocks.
     starts = [exchange.place(piece.number, piece.lower) for piece, _ in pieces]
     ends = [0, *(at + p.upper - p.lower for at, (p, _) in zip(starts, pieces, strict=True))]
     gaps = [at - end for at, end in zip((*starts, exchange.buffer), ends, strict=True)]
@@ -237,14 +242,14 @@ def _cut(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, int]])
 
 
 def _is_own(exchange: Exchange, piece: Piece, classes: Classes | None) -> bool:
-    """Whether every device reads its own block in the round of a piece."""
+    """Return whether every device reads its own block in the round of a piece."""
     if classes is None:
         return exchange.stays(piece.number)
     return classes.stays(exchange, piece.number)
 
 
 def margin(size: int, parts: int, before: int, after: int) -> int | None:
-    """Places of its block that a device sends for a retile; None where one neighbour is too few.
+    """Return the width of the margin that a retile fetches; None if one neighbour is not enough.
 
     >>> margin(1020, 4, 255, 256), margin(1020, 4, 256, 255), margin(5, 8, 2, 1)
     (3, 3, None)
@@ -259,9 +264,9 @@ def margin(size: int, parts: int, before: int, after: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Retile:
-    """A dimension of `size` elements goes from blocks of `before` to blocks of `after` places.
+    """A change of block size: a dimension of `size` elements goes from `before` to `after`.
 
-    It stays on its digits.
+    Its digits stay.
     """
 
     dim: int
@@ -273,19 +278,20 @@ class Retile:
 
     @property
     def margin(self) -> int:
-        """Places of its block that a device sends to its neighbour."""
+        """The number of elements along the dimension that a device sends to its neighbour."""
         found = margin(self.size, parts(self.digits), self.before, self.after)
         assert found is not None, f"{self} reaches beyond the neighbour's block"
         return found
 
     def number(self, scale: int, more: int = 0) -> Start:
-        """`p*scale + more`, of the partition id of the dimension."""
+        """Return the start `p*scale + more`, in the partition id of the dimension."""
         return Start(Index.of("p") * scale, (("p", self.digits),), more)
 
     def fetch(self, devices: int) -> HaloExchange:
-        """The neighbour's margin: of the next device where blocks grow, else of the one before."""
+        """Return the fetch of the margin: of the next device if blocks grow, else the previous."""
         step = 1 if self.after > self.before else -1
-        pairs: Any = neighbours(self.digits, step, devices)  # of positions, or runs of them
+        # Pairs of positions, or runs of them.
+        pairs: Any = neighbours(self.digits, step, devices)
         wanted = self.number(self.after)
         places = (0, self.margin)
         reading = Reading(0, self.number(1, step), (positions(pairs),), wanted, self.after, places)
@@ -293,7 +299,7 @@ class Retile:
 
 
 def retiled(retile: Retile, devices: int) -> DimProgram:
-    """A retile as a program: the margin, beside the own block, and one slice of both."""
+    """Return the program of a retile: fetch the margin, concatenate it, and slice both."""
     dim, before, after = retile.dim, retile.before, retile.after
     width, shift = retile.margin, after - before
     along = DimBuilder(dim, (before,))
@@ -308,7 +314,7 @@ def retiled(retile: Retile, devices: int) -> DimProgram:
         return along.program(along.add(at, after, joined))
     margin = along.add(fetch, width, along.places(0, 0, width))
     joined = along.add(Concatenate(dim), before + width, 0, margin)
-    # behind the margin nothing is that exists and is wanted
+    # Elements after the margin do not exist or are not needed: any padding is right.
     end = before + parts(retile.digits) * shift
     if end > before + width:
         joined = along.add(Resize(dim, end), end, joined)

@@ -1,14 +1,14 @@
-"""The cheapest chain of moves between layouts of which a size does not divide, by search (A*).
+"""The cheapest chain of moves between shardings in which a size does not divide, by search (A*).
 
-A dimension of `D` elements is padded to a multiple of the parts that it goes through, so that its
-blocks are cut and joined as even ones are: a *grid*. Every layout begins and ends in blocks of
-`ceil(D/n)`; a *retile* goes from one grid to another (`exchanges.py`). Its parts stay where they
-are,
-and each device fetches what its new block has beyond its old one: no more places than the mesh has
-devices, whatever `D` is. A dimension that is whole changes its grid for nothing.
+A dimension of `D` elements is padded to a multiple of the numbers of parts that it goes through, so
+that its blocks are cut and concatenated like even ones. Such a padding is a *grid*. Every sharding
+begins and ends with blocks of `ceil(D/n)`; a *retile* goes from one grid to another
+(`exchanges.py`). A retile keeps the digits, and each device fetches the elements of its new block
+that its old one lacks: no more elements than the mesh has devices, for every `D`. A whole dimension
+changes its grid for free.
 
-What is searched does not depend on the ends, so a path by any other layout costs no less. Even
-sizes have a normal form, and take `even.py` and `closed_forms.py` instead.
+The moves do not depend on the ends, so a path through any other sharding costs no less. Even sizes
+have a normal form, for which `even.py` and `closed_forms.py` are used instead.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from shardalg.planner.reshard.closed_forms import replaced
 from shardalg.planner.reshard.exchanges import margin
 
 Labels = tuple[int, ...]
-"""Digits of prime size by their numbers, major first."""
+"""Numbers of digits of prime size, major first."""
 Rows = tuple[Labels, ...]
 Layout = tuple[Rows, Labels]
-"""Digits per dimension, and those along which sums are pending."""
+"""Digits per dimension, and the digits along which sums are pending."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockedDimension:
-    """One dimension: its digits, the parts that they make and the size of a block.
+    """One dimension: its digits, the number of parts, and the size of a block.
 
-    One object per content in a search: states are then compared as fast as can be.
+    A search has one object per content, so that states are compared by identity first.
     """
 
     digits: Labels
@@ -46,17 +46,18 @@ class BlockedDimension:
 
 Dims = tuple[BlockedDimension, ...]
 State = tuple[Dims, Labels]
-"""All dimensions, and digits along which sums are pending."""
+"""All dimensions, and the digits along which sums are pending."""
 
 
 class GridMove(NamedTuple):
     """A move on some grid.
 
     Attributes:
-      sent: elements that a device sends. after: where it leads.
-      kind: of instruction, by its name in prices; or "slice", "retile".
-      dims: the dimension that it works on; of an all-to-all the one that is cut, then the other.
-      leaving, arriving: digits that it gathers, cuts by, adds along, or moves.
+      sent: elements that a device sends.
+      after: the state after the move.
+      kind: the kind of collective as prices name it, or "slice", or "retile".
+      dims: the dimension of the move; for an all-to-all the one that is cut, then the other.
+      leaving, arriving: the digits that the move gathers, cuts by, reduces along, or moves.
     """
 
     sent: Any
@@ -68,12 +69,12 @@ class GridMove(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Puzzle:
-    """Two layouts of one tensor, in digits that are numbered as they come.
+class GridProblem:
+    """Two shardings of one tensor, in numbered digits.
 
     Attributes:
-      sizes: devices along each digit.
-      overlaps: of each digit the numbers of those that it shares devices with, itself among them.
+      sizes: number of devices along each digit.
+      overlaps: per digit, the numbers of the digits that overlap it, itself included.
       start, goal: digits per dimension, and the pending ones.
       padded: whether other grids than those of `ceil(D/n)` are used.
     """
@@ -87,31 +88,32 @@ class Puzzle:
 
 
 @lru_cache(maxsize=1 << 14)
-def solve(puzzle: Puzzle, limit: Cost) -> tuple[tuple[State, GridMove], ...] | None:
-    """The cheapest hops, each with the state before it; None where none are below the limit."""
-    grids = _Grids(puzzle)
+def solve(problem: GridProblem, limit: Cost) -> tuple[tuple[State, GridMove], ...] | None:
+    """Return the cheapest moves, each with the state before it; None if all exceed the limit."""
+    grids = _Grids(problem)
+    # Many paths have equal bounds. The search continues the latest one: it goes deep, not wide.
     found = best_first(grids, (grids.start,), limit=limit, latest=True)
     return None if found is None else tuple(found[1])
 
 
 class _Grids:
-    """Moves on all grids, bounded by what a device lacks of the goal."""
+    """The moves on all grids, bounded by the elements of the goal that a device lacks."""
 
-    def __init__(self, puzzle: Puzzle) -> None:
-        self.shape, self.sizes, self.overlaps = puzzle.shape, puzzle.sizes, puzzle.overlaps
-        self.padded, self.kept = puzzle.padded, puzzle.goal[1]
-        self.devices = prod(puzzle.sizes)
+    def __init__(self, problem: GridProblem) -> None:
+        self.shape, self.sizes, self.overlaps = problem.shape, problem.sizes, problem.overlaps
+        self.padded, self.kept = problem.padded, problem.goal[1]
+        self.devices = prod(problem.sizes)
         self.known: dict[object, Any] = {}
         self.arrangements: dict[Labels, list[Rows]] = {}
-        self.named = frozenset(digit for digits in puzzle.goal[0] for digit in digits)
-        self.start, self.goal = (self.natural(*end) for end in (puzzle.start, puzzle.goal))
+        self.named = frozenset(digit for digits in problem.goal[0] for digit in digits)
+        self.start, self.goal = (self.natural(*end) for end in (problem.start, problem.goal))
         wanted = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
         self.shared: tuple[dict[BlockedDimension, int], ...] = tuple({} for _ in self.shape)
 
     def natural(self, dims: tuple[Labels, ...], pending: Labels) -> State:
-        """The state of a layout, each dimension in blocks of `ceil(size / n)`."""
+        """Return the state of a sharding with blocks of `ceil(size / n)` in each dimension."""
         counts = map(self.parts, dims)
         held = [
             self.held(digits, n, -(-size // n))
@@ -120,18 +122,18 @@ class _Grids:
         return tuple(held), pending
 
     def held(self, digits: Labels, n: int, block: int) -> BlockedDimension:
-        """One object per digits and block, so that states compare by identity first."""
+        """Return the one object for these digits and this block, so that states compare fast."""
         found = self.known.get((digits, block))
         if found is None:
             found = self.known[digits, block] = BlockedDimension(digits, n, block)
         return found
 
     def parts(self, digits: Labels) -> int:
-        """Number of partitions that the digits make."""
+        """Return the number of parts along these digits."""
         return prod([self.sizes[digit] for digit in digits])
 
     def blocks(self, dim: int, n: int) -> tuple[int, ...]:
-        """Blocks of a dimension in n parts: on the grid of n parts, and on finer ones."""
+        """Return the possible blocks of a dimension in n parts, on the grid of n and finer ones."""
         found = self.known.get((dim, n))
         if found is None:
             size, last = self.shape[dim], self.devices if self.padded else n
@@ -141,9 +143,10 @@ class _Grids:
         return found
 
     def lacking(self, dims: Dims) -> int:
-        """Elements that some device has to receive: it wants the first block of the goal.
+        """Return the elements that one particular device has to receive, a lower bound of the cost.
 
-        Of the digits that the goal does not name it has the last ones.
+        The device needs the first block of the goal. Along digits that the goal does not name it is
+        the last device, so it shares as little as possible.
         """
         shared = 1
         for dim, held in enumerate(dims):
@@ -162,20 +165,20 @@ class _Grids:
         return max(0, min(self.wanted[dim], first + held.block) - first)
 
     def is_goal(self, state: State) -> bool:
-        """Whether a path ends here."""
+        """Return whether a state is the goal."""
         return state == self.goal
 
     def least(self, state: State) -> Any:
-        """Elements that are sent from a state at least."""
+        """Return a lower bound of the elements that are sent from a state on."""
         return self.lacking(state[0])
 
     def onward(self, state: State, _: Cost) -> Iterator[tuple[Cost, State, GridMove]]:
-        """Every move, with its price and the state that it leads to."""
+        """Yield every move, with its price and the state after it."""
         for hop in self.moves(*state):
             yield (hop.sent, hop.sent > 0), hop.after, hop
 
     def moves(self, dims: Dims, pending: Labels) -> Iterator[GridMove]:
-        """The moves of even blocks, then every dimension on other grids."""
+        """Yield the moves of even blocks, then the retiles."""
         local = prod([held.block for held in dims])
         yield from self.sums(dims, pending, local)
         for digit in self.free(dims, pending):
@@ -184,7 +187,7 @@ class _Grids:
                     yield GridMove(
                         0, (replaced(dims, dim, after), pending), "slice", (dim,), (digit,)
                     )
-        # sums are added before anything else is sent, unless some stay pending
+        # Sums are reduced before anything else is sent, unless some stay pending.
         if not pending or self.kept:
             yield from self.gathers(dims, pending, local)
             yield from self.swaps(dims, pending, local)
@@ -192,21 +195,21 @@ class _Grids:
         yield from self.retiles(dims, pending, local)
 
     def retiles(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """Every dimension on other grids."""
+        """Yield the retiles of every dimension."""
         for dim, held in enumerate(dims):
             for width, after in self.retiled(dim, held):
                 state = replaced(dims, dim, after), pending
                 yield GridMove(local // held.block * width, state, "retile", (dim,))
 
     def gathers(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """All-gathers."""
+        """Yield the all-gathers."""
         for dim, held in enumerate(dims):
-            for after, leaving in self.left(dim, held):
+            for after, leaving in self.without_minor_digits(dim, held):
                 sent, made = local * (held.count // after.count - 1), replaced(dims, dim, after)
                 yield GridMove(sent, (made, pending), "all_gather", (dim,), leaving)
 
     def permutes(self, dims: Dims, local: int) -> Iterator[GridMove]:
-        """Collective permutes."""
+        """Yield the collective permutes."""
         for rows in self.arranged(tuple([held.count for held in dims])):
             pairs = zip(dims, rows, strict=True)
             made = tuple([self.held(row, held.count, held.block) for held, row in pairs])
@@ -214,7 +217,7 @@ class _Grids:
                 yield GridMove(local, (made, ()), "collective_permute")
 
     def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """All-reduces and reduce-scatters of sums that the goal does not leave pending."""
+        """Yield the all-reduces and reduce-scatters of sums that are not pending in the goal."""
         todo = tuple(d for d in pending if d not in self.kept)
         for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
             rest = tuple(d for d in pending if d not in digits)
@@ -224,26 +227,26 @@ class _Grids:
             n, rest = self.sizes[digit], tuple(d for d in pending if d != digit)
             for dim, held in enumerate(dims):
                 for after in self.cut(dim, held, (digit,)):
-                    padded, made = _grown(local, held, after), replaced(dims, dim, after)
+                    padded, made = _padded_elements(local, held, after), replaced(dims, dim, after)
                     sent = step_wire_bytes("reduce_scatter", group_size=n, local_bytes=padded)
                     yield GridMove(sent, (made, rest), "reduce_scatter", (dim,), (digit,))
 
     def swaps(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
-        """All-to-alls."""
+        """Yield the all-to-alls."""
         for source, held in enumerate(dims):
-            for stays, leaving in self.left(source, held):
+            for stays, leaving in self.without_minor_digits(source, held):
                 n, rest = held.count // stays.count, replaced(dims, source, stays)
                 for dim, other in enumerate(dims):
                     for arriving in permutations(leaving) if dim != source else ():
                         for after in self.cut(dim, other, arriving):
-                            sent = _grown(local, other, after) // n * (n - 1)
+                            sent = _padded_elements(local, other, after) // n * (n - 1)
                             made, on = replaced(rest, dim, after), (dim, source)
                             yield GridMove(
                                 sent, (made, pending), "all_to_all", on, leaving, arriving
                             )
 
     def free(self, dims: Dims, pending: Labels) -> Iterator[int]:
-        """Digits that nothing uses; of those that the goal does not name, one of each size."""
+        """Yield the unused digits; among digits that the goal does not name, one of each size."""
         used = {other for digit in pending for other in self.overlaps[digit]}
         used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
         seen = set[int]()
@@ -253,7 +256,7 @@ class _Grids:
                 yield digit
 
     def arranged(self, counts: Labels) -> list[Rows]:
-        """Every layout with so many parts in each dimension."""
+        """Return all shardings with these numbers of parts."""
         if counts not in self.arrangements:
             self.arrangements[counts] = list(self._arranged(counts, (), frozenset()))
         return self.arrangements[counts]
@@ -262,22 +265,22 @@ class _Grids:
         if len(made) == len(counts):
             yield made
             return
-        for row in self._filled((), counts[len(made)], used):
+        for row in self._rows((), counts[len(made)], used):
             blocked = used.union(*[self.overlaps[digit] for digit in row])
             yield from self._arranged(counts, (*made, row), blocked)
 
-    def _filled(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
-        """`head` and digits that make n parts more."""
+    def _rows(self, head: Labels, n: int, used: frozenset[int]) -> Iterator[Labels]:
+        """Yield `head` followed by unused digits that make n more parts."""
         if n == 1:
             yield head
             return
         for digit, size in enumerate(self.sizes):
             if digit not in used and n % size == 0:
                 blocked = used.union(self.overlaps[digit])
-                yield from self._filled((*head, digit), n // size, blocked)
+                yield from self._rows((*head, digit), n // size, blocked)
 
     def cut(self, dim: int, held: BlockedDimension, digits: Labels) -> list[BlockedDimension]:
-        """A dimension with more digits: on its grid, or on any if it was whole."""
+        """Return a dimension cut by more digits: on its grid, or on any grid if it was whole."""
         found = self.known.get((dim, held, digits))
         if found is None:
             n, size = held.count * self.parts(digits), held.count * held.block
@@ -288,8 +291,10 @@ class _Grids:
             ]
         return found
 
-    def left(self, dim: int, held: BlockedDimension) -> list[tuple[BlockedDimension, Labels]]:
-        """What stays of a dimension on a grid that its last digits leave, and those digits."""
+    def without_minor_digits(
+        self, dim: int, held: BlockedDimension
+    ) -> list[tuple[BlockedDimension, Labels]]:
+        """Return a dimension without its minor digits, on each possible grid, and these digits."""
         found = self.known.get((dim, held))
         if found is None:
             found = self.known[dim, held] = []
@@ -302,7 +307,7 @@ class _Grids:
         return found
 
     def retiled(self, dim: int, held: BlockedDimension) -> list[tuple[int, BlockedDimension]]:
-        """A dimension on other grids, and the places of it that are fetched for that."""
+        """Return a dimension on other grids, with the width of the margin that each fetches."""
         found = self.known.get((held, dim))
         if found is None:
             found = self.known[held, dim] = []
@@ -314,6 +319,6 @@ class _Grids:
         return found
 
 
-def _grown(local: int, held: BlockedDimension, after: BlockedDimension) -> int:
-    """Elements on a device with a dimension padded so that the cut comes out even."""
+def _padded_elements(local: int, held: BlockedDimension, after: BlockedDimension) -> int:
+    """Return the elements on a device after a dimension is padded, so that a cut is even."""
     return local // max(held.block, 1) * after.block * (after.count // held.count)

@@ -32,7 +32,7 @@ class Links:
     itemsize: int = 4
 
     def factor(self, digits: Digits) -> float:
-        """Of the slowest axis that a collective along these digits uses."""
+        """Return the slowness of the slowest axis that a collective along these digits uses."""
         found = self._known.get(digits)
         if found is None:
             factors = [self._factors[name] for name in axis_names(self.mesh, digits)]
@@ -77,16 +77,17 @@ class Links:
     def _most_bytes_per_s(self) -> float:
         spans = self._wiring.spans(tuple(self.mesh.digit(name) for name in self.mesh.axis_names))
         if any(span.level.medium == CHIP for span in spans):
-            return math.inf  # cores of one chip exchange data without a link
+            # Cores of one chip exchange data without a link.
+            return math.inf
         return sum(span.bytes_per_s for span in spans)
 
-    def alike(self, moves: Iterable[Any]) -> bool:
-        """Whether the slowest axes of these moves are as slow as each other."""
+    def are_equally_slow(self, moves: Iterable[Any]) -> bool:
+        """Return whether the slowest axes of these moves are equally slow."""
         return len({self.factor(move.digits) for move in moves}) == 1
 
 
 def links_on(mesh: Mesh, hardware: Hardware | Topology | None, itemsize: int = 4) -> Links | None:
-    """The links of a mesh's axes where they differ, else None.
+    """Return the links of a mesh's axes; None if all axes are equally fast.
 
     >>> mesh, chip = Mesh({"dcn": 2, "ici": 4}), Hardware("toy", link_bytes_per_s=1e9)
     >>> links_on(mesh, chip) is None

@@ -1,9 +1,9 @@
-"""Paths of sizes that do not divide, made of paths of sizes that do.
+"""Paths of sizes that do not divide, built from the path of a padded tensor.
 
-A dimension that goes from `n` parts to `m` is padded to a multiple of `lcm(n, m)`, and its path is
-that of the padded tensor. Before the first move that changes its parts its blocks are brought to
-the padded ones, after the last to `ceil(D/m)`: by nothing where they are as long, by nothing where
-it is whole, else by a retile.
+A dimension that goes from `n` parts to `m` is padded to a multiple of `lcm(n, m)`, and takes the
+path of the padded tensor. Its blocks become the padded ones before the first move that changes its
+number of parts, and blocks of `ceil(D/m)` after the last. A retile changes them; it is not needed
+for blocks of equal size and for whole dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.collectives import step_wire_bytes
 from shardalg.planner.reshard.closed_forms import replaced
-from shardalg.planner.reshard.even import Dims, Move, SearchStep, Shape, State, tile
+from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, tile
 from shardalg.planner.reshard.even import search as even_search
 from shardalg.planner.reshard.exchanges import Retile, margin
 from shardalg.sizes.amounts import quotient
@@ -26,11 +26,12 @@ from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAlls, DynamicSlice
 
 
-class _Way:
-    """Moves of even sizes on padded ones, one after the other.
+class _PaddedMoves:
+    """A sequence of moves on padded blocks.
 
     Attributes:
-      shape: of the tensor. now: the size that the blocks of each dimension make up.
+      shape: sizes of the tensor.
+      now: the padded size of each dimension.
     """
 
     def __init__(self, shape: Shape, start: State) -> None:
@@ -39,12 +40,12 @@ class _Way:
         self.steps: list[SearchStep] = []
 
     def natural(self, dim: int, digits: Digits) -> int:
-        """Elements of a dimension in blocks of `ceil(size / n)`, padding included."""
+        """Return the size of a dimension in blocks of `ceil(size / n)`, padding included."""
         n = parts(digits)
         return tile(self.shape[dim], n) * n
 
     def retile(self, dim: int, size: int) -> bool:
-        """Bring a dimension to another padded size, if that can be done."""
+        """Bring a dimension to another padded size; return whether one margin is enough."""
         digits, before = self.state[0][dim], self.now[dim]
         n = parts(digits)
         if n == 1 or before == size:
@@ -60,11 +61,15 @@ class _Way:
         return width is not None
 
     def block(self, dim: int) -> int:
-        """Elements of a dimension on each device, padding included."""
+        """Return a device's block size of a dimension, padding included."""
         return self.now[dim] // parts(self.state[0][dim])
 
     def move(self, move: Move, after: State, grid: Shape) -> None:
-        """A move between blocks that are padded where it cuts or joins them."""
+        """Take a move of the padded tensor.
+
+        Args:
+          grid: the padded sizes of dimensions that the move cuts.
+        """
         kind, local = move.sent_as if isinstance(move, Collective) else None, 1
         for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
             cut = len(made) > len(held) and not held
@@ -76,7 +81,7 @@ class _Way:
         self.add(move, after, sent)
 
     def add(self, move: Move, after: State, sent: Any) -> None:
-        """Take a step, and note its sizes and what it sends."""
+        """Record a step, with the sizes after it and the elements that it sends."""
         self.state = after
         shape = [
             size if now == self.natural(dim, digits) else now
@@ -88,17 +93,22 @@ class _Way:
 
 
 def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
-    """The path of the padded tensor; None where a margin is wider than a block."""
+    """Return the path of the padded tensor; None if a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
     found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
-    way = _Way(shape, start)
+    way = _PaddedMoves(shape, start)
     states = [start, *[after for _, after in found]]
-    changed = [_changed(before, after) for (before, _), (after, _) in pairwise(states)]
+    # Per move, the dimensions whose number of parts changes.
+    changed = [
+        {d for d, (a, b) in enumerate(zip(x, y, strict=True)) if a != b and parts(a) != parts(b)}
+        for (x, _), (y, _) in pairwise(states)
+    ]
     for number, (move, after) in enumerate(found):
         if not all(way.retile(dim, grid[dim]) for dim in changed[number]):
             return None
         way.move(move, after, grid)
+        # A dimension returns to its own blocks after the last move that changes its parts.
         later = {dim for dims in changed[number + 1 :] for dim in dims}
         for dim in changed[number] - later:
             if not way.retile(dim, way.natural(dim, after[0][dim])):
@@ -125,15 +135,12 @@ def _one_by_one(start: State, steps: Iterable[SearchStep]) -> Iterator[tuple[Mov
         dims = step.state[0]
 
 
-def _changed(before: Dims, after: Dims) -> set[int]:
-    """Dimensions whose number of parts changes."""
-    pairs = enumerate(zip(before, after, strict=True))
-    return {dim for dim, (a, b) in pairs if a != b and parts(a) != parts(b)}
-
-
 def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
-    """All of it is gathered, and cut: what pads most first, since padding then goes soonest."""
-    way, (dims, pending) = _Way(shape, start), start
+    """Return the path that gathers every dimension and then slices.
+
+    Dimensions with the most padding are gathered first, which removes their padding early.
+    """
+    way, (dims, pending) = _PaddedMoves(shape, start), start
     todo = tuple(d for d in pending if d not in goal[1])
     if todo:
         pending = tuple(d for d in pending if d in goal[1])
@@ -152,7 +159,7 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
 
 
 def _growth(size: int, n: int) -> Any:
-    """Elements that a gather adds, of those that are sent for it; formulas all alike."""
+    """Return the elements that a gather adds per element sent; 0 for formulas."""
     block = tile(size, n)
     if has_formula((block,)) or not block or n == 1:
         return 0

@@ -1,4 +1,4 @@
-"""A path as instructions: each with what is padded before it and stripped after it."""
+"""The instructions of a path: its moves, and the padding before and after each of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Shape = tuple[int, ...]
 
 
 class PathMove(NamedTuple):
-    """One instruction on the way between two layouts, or a retile, and what it leaves.
+    """One instruction of a path, or a retile, with the local shape and sharding after it.
 
     Attributes:
-      path: of a collective, the layouts before and after it.
+      path: the shardings before and after a collective; None for local instructions.
     """
 
     attributes: Attributes | Retile
@@ -34,7 +34,7 @@ class PathMove(NamedTuple):
 def moves(
     source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
 ) -> tuple[PathMove, ...]:
-    """The cheapest path, with the padding and stripping that uneven sizes need around its steps."""
+    """Return the instructions of the cheapest path, including the padding of uneven sizes."""
     found: list[PathMove] = []
     shape = source.shard_shape
     for step in reshard_path(source, target, links, padded).steps:
@@ -50,12 +50,10 @@ def moves(
 def padded_move(
     shape: Shape, source: Sharding, attributes: Attributes | Retile, layout: Sharding
 ) -> Iterator[tuple[Attributes | Retile, Shape, Sharding]]:
-    """The move with a `Resize` before (so that blocks divide) and after it (so that padding goes).
+    """Yield a move with the `Resize` before and after it, each with its local shape and sharding.
 
-    With each, the local shape that it leaves and the layout in which the elements then lie.
-
-    A dimension that is cut into `m` blocks of the target is padded to `m * block` first; one that
-    becomes whole is stripped to its size.
+    A dimension that is cut into `m` blocks of the target is padded to `m * block` first. A
+    dimension that becomes whole is stripped to its size afterwards.
     """
     if isinstance(attributes, Attributes) and attributes.cut is not None:
         dim, digits = attributes.cut
@@ -63,7 +61,7 @@ def padded_move(
         if padded != shape[dim]:
             shape = _resized(shape, dim, padded)
             yield Resize(dim, padded), shape, source
-    joined = _joined_dim(attributes)
+    joined = _gathered_dim(attributes)
     if joined is None:
         yield attributes, layout.shard_shape, layout
         return
@@ -74,7 +72,8 @@ def padded_move(
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
 
 
-def _joined_dim(attributes: object) -> tuple[int, int] | None:
+def _gathered_dim(attributes: object) -> tuple[int, int] | None:
+    """Return the dimension whose blocks a move concatenates, and their number; None if none."""
     if isinstance(attributes, AllGather):
         return attributes.dim, parts(attributes.digits)
     if isinstance(attributes, AllToAll):

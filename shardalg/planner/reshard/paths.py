@@ -1,4 +1,4 @@
-"""The cheapest chain of collectives from one layout of a tensor to another."""
+"""The cheapest chain of collectives from one sharding of a tensor to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import MeshError
 from shardalg.planner.reshard import uneven
-from shardalg.planner.reshard.closed_forms import translated
+from shardalg.planner.reshard.closed_forms import nearest_dims
 from shardalg.planner.reshard.even import (
     Dims,
     Ends,
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """One move and the layout it leads to.
+    """One move and the sharding after it.
 
     Attributes:
-      attributes: of the instruction, or a `Retile`, which becomes several.
-      layout: sharding after the step; of a longer tensor where blocks are padded.
+      attributes: the instruction, or a `Retile`, which becomes several instructions.
+      layout: the sharding after the step; of a longer tensor if blocks are padded.
       wire_elements: elements that a device sends (bytes divided by the item size).
     """
 
@@ -88,18 +88,16 @@ class Path:
 def reshard_path(
     source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
 ) -> Path:
-    """Fewest wire bytes, then fewest communicating steps, from `source` to `target`.
+    """Return the path of the fewest wire bytes, then of the fewest communicating steps.
 
-    Where links differ (`links_on`), it is the path of the fewest seconds.
-
-    The cheapest of all chains of all-gather, slice, all-to-all, permute, reduce-scatter and
-    all-reduce over sub-axes of prime size, each priced by `costs.collectives`; no local block on
-    the way is larger than both at the ends. Where a size does not divide,
-    blocks are padded so that it does, and a `Retile` brings them to `ceil(D/n)` in the end; else
-    such dimensions are gathered whole.
+    On unequal links (`links_on`) it is the path of the fewest seconds. It is the cheapest of all
+    chains of all-gather, slice, all-to-all, permute, reduce-scatter and all-reduce over sub-axes of
+    prime size, priced by `costs/collectives.py`. No local block on the path is larger than both at
+    the ends. If a size does not divide, blocks are padded until it does, and a `Retile` brings them
+    to `ceil(D/n)` in the end. If that is not possible, such dimensions are gathered.
 
     Args:
-      padded: whether blocks may be padded on the way, see `Switches.pad_blocks`.
+      padded: whether blocks may be padded on the path, see `Switches.pad_blocks`.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -111,14 +109,14 @@ def reshard_path(
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
-        return _across(source, target, links, padded=padded)
-    found = _fused(path_moves(source, target, links, padded), links)
-    spell = _Spelling(source, target)
-    steps, total, before = [], 0, _states(source, target)[0][0]
+        return _path_over_meshes(source, target, links, padded=padded)
+    found = _merged(path_moves(source, target, links, padded), links)
+    mesh_digits = _MeshDigits(source, target)
+    steps, total, before = [], 0, _common_states(source, target)[0][0]
     for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
-        move = spell.move(move, before, dims)
+        move = mesh_digits.move(move, before, dims)
         shape = source.shape if shape is None else shape
-        layout = target if number == len(found) else spell.layout(shape, dims, pending)
+        layout = target if number == len(found) else mesh_digits.layout(shape, dims, pending)
         steps.append(ReshardStep(move, layout, price))
         total, before = total + price, dims
     return Path(tuple(steps), total)
@@ -128,11 +126,12 @@ def reshard_path(
 def path_moves(
     source: Sharding, target: Sharding, links: Links | None, padded: bool
 ) -> tuple[Hop, ...]:
-    """The path in digits of both ends, its moves not yet spelled: who asks for prices alone."""
-    start, goal = _states(source, target)
+    """Return the moves of the path in pieces of digits, which is enough to price it."""
+    start, goal = _common_states(source, target)
     axes = _axes(source.mesh)
     if 0 in source.shape:
-        return tuple(gathered(source.shape, start, goal))  # of no bytes: all paths cost the same
+        # A tensor without elements: all paths cost the same.
+        return tuple(gathered(source.shape, start, goal))
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:
@@ -142,28 +141,31 @@ def path_moves(
     return tuple(found)
 
 
-def _across(source: Sharding, target: Sharding, links: Links | None, *, padded: bool) -> Path:
-    """Permutes lead from and to the digits of other meshes; the rest is on axes of this one."""
+def _path_over_meshes(
+    source: Sharding, target: Sharding, links: Links | None, *, padded: bool
+) -> Path:
+    """Return a path between digits of several meshes: permutes at its ends, one mesh in between."""
     if source.parts == target.parts and not source.unreduced:
-        return _permuted(source, target)
-    first = source if _on_mesh(source) else _translated(source, target)
-    last = target if _on_mesh(target) else _translated(target, first)
-    paths = [_permuted(source, first)] if first is not source else []
+        return _permute_path(source, target)
+    first = source if _on_mesh(source) else _on_own_mesh(source, target)
+    last = target if _on_mesh(target) else _on_own_mesh(target, first)
+    paths = [_permute_path(source, first)] if first is not source else []
     paths.append(reshard_path(first, last, links, padded))
-    paths += [_permuted(last, target)] if last is not target else []
+    paths += [_permute_path(last, target)] if last is not target else []
     steps = tuple(step for path in paths for step in path.steps)
     return Path(steps, sum([path.wire_elements for path in paths]))
 
 
-def _translated(sharding: Sharding, like: Sharding) -> Sharding:
-    """As many parts, on axes of the mesh, and where that can be in the places of `like`."""
+def _on_own_mesh(sharding: Sharding, like: Sharding) -> Sharding:
+    """Return a sharding with as many parts on axes of its mesh, similar to `like` if possible."""
     mesh = sharding.mesh
     held = like.dims if _on_mesh(like) else ((),) * len(like.dims)
-    dims = translated(held, sharding.parts, _axes(mesh))
+    dims = nearest_dims(held, sharding.parts, _axes(mesh))
     return Sharding(mesh, sharding.shape, dims, unreduced=sharding.unreduced)
 
 
-def _permuted(source: Sharding, target: Sharding) -> Path:
+def _permute_path(source: Sharding, target: Sharding) -> Path:
+    """Return the path of one collective permute."""
     axes, elements = _axes(source.mesh), math.prod(source.shard_shape)
     pairs = _permutation(source.dims, target.dims, source.mesh.size)
     return Path((ReshardStep(CollectivePermute(axes, pairs), target, elements),), elements)
@@ -174,20 +176,20 @@ def _axes(mesh: Mesh) -> Digits:
 
 
 def _on_mesh(sharding: Sharding) -> bool:
-    """Whether the digits are made of axes of the mesh, not of another one's."""
-    return all(_is_made(sharding.mesh, digit) for digits in sharding.dims for digit in digits)
+    """Return whether all digits are parts of axes of the sharding's own mesh."""
+    return all(_is_of_axes(sharding.mesh, digit) for digits in sharding.dims for digit in digits)
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_made(mesh: Mesh, digit: Digit) -> bool:
+def _is_of_axes(mesh: Mesh, digit: Digit) -> bool:
     try:
         return bool(mesh.axis_refs(digit))
     except MeshError:
         return False
 
 
-class _Spelling:
-    """Digits of a path as the user knows them: axes, and else sub-axes, each in one piece."""
+class _MeshDigits:
+    """The digits of a path in the terms of the mesh: axes, or sub-axes, each in one piece."""
 
     def __init__(self, source: Sharding, target: Sharding) -> None:
         self.source, mesh = source, source.mesh
@@ -198,12 +200,12 @@ class _Spelling:
             for digit in digits
             if not are_numbers((digit.size, digit.stride))
         ]
-        self.known = dict(zip(*_numbers((tuple(sized),)), sized, strict=True))
+        self.known = dict(zip(*_plain_digits((tuple(sized),)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))
-        self.borders = {d.stride for digits in _numbers((axes,)) for d in digits}
+        self.borders = {d.stride for digits in _plain_digits((axes,)) for d in digits}
 
     def digits(self, digits: Digits) -> Digits:
-        """Neighbours joined again where the search cut one axis between them."""
+        """Return the digits with pieces of one axis merged again, which the search split."""
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
@@ -213,13 +215,13 @@ class _Spelling:
         return tuple([self.known.get(digit, digit) for digit in out])
 
     def layout(self, shape: Shape, dims: Dims, pending: Digits) -> Sharding:
-        """The layout with its digits spelled so."""
+        """Return the sharding with these digits in terms of the mesh."""
         return interned(self.source.mesh, shape, tuple(map(self.digits, dims)), pending)
 
     def move(self, move: Move, before: Dims, after: Dims) -> Move:
-        """The step with its digits spelled so."""
+        """Return the move with its digits in terms of the mesh."""
         if isinstance(move, AllToAlls):
-            # the dimensions are apart, so that each exchange is spelled alone
+            # No two of the exchanges share a dimension, so each is rewritten alone.
             return AllToAlls(tuple([self.exchange(one) for one in move.exchanges]))
         if isinstance(move, AllToAll):
             return self.exchange(move)
@@ -230,16 +232,16 @@ class _Spelling:
         return move if digits == move.digits else replace(move, digits=digits)
 
     def exchange(self, move: AllToAll) -> AllToAll:
-        """An all-to-all with its digits spelled so."""
+        """Return the all-to-all with its digits in terms of the mesh."""
         if move.arriving:
-            # in the same pieces on both sides, whatever their order
+            # Both sides must keep the same pieces, because their order differs.
             sides = (tuple([self.known.get(d, d) for d in s]) for s in (move.digits, move.arriving))
             return AllToAll(move.split_dim, move.concat_dim, *sides)
         return replace(move, digits=self.digits(move.digits))
 
 
 def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> Any:
-    """Elements that a device sends on `reshard_path`, without a search where that is known.
+    """Return the elements that a device sends on `reshard_path`, without a search if possible.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -249,7 +251,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> An
     """
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return 0
-    if is_direct(source.shape, *_states(source, target)):
+    if is_direct(source.shape, *_common_states(source, target)):
         return reshard_bound(source, target)
     if not (_on_mesh(source) and _on_mesh(target)):
         return reshard_path(source, target, None, padded).wire_elements
@@ -258,14 +260,14 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> An
 
 @lru_cache(maxsize=1 << 16)
 def reshard_bound(source: Sharding, target: Sharding) -> Any:
-    """Elements that a device sends at least from one layout to the other."""
+    """Return a lower bound of the elements that a device sends from one sharding to the other."""
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return 0
-    return bound(source.shape, *_states(source, target))
+    return bound(source.shape, *_common_states(source, target))
 
 
 def lacking(source: Sharding, target: Sharding) -> int:
-    """Elements that some device lacks of its block, in whatever orders the devices stand."""
+    """Return the most elements that a device lacks of its target block, in any device orders."""
     import numpy as np
 
     place, here = source.mesh.places(target.mesh), np.arange(source.mesh.size)
@@ -281,14 +283,14 @@ def lacking(source: Sharding, target: Sharding) -> int:
 
 
 def _interval(digits: Digits, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The elements of a dimension that devices at positions hold: first and end."""
+    """Return the first element and the end of each device's block of a dimension."""
     block = -(-size // parts(digits))
     number = partition_ids(digits, positions)
     return (number * block).clip(max=size), ((number + 1) * block).clip(max=size)
 
 
 def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, ...]:
-    """Layouts of a value from which another one can be had: no move makes parts of a sum.
+    """Return the shardings from which the target can be reached: no move creates partial sums.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> mesh = Mesh({"x": 2, "y": 4})
@@ -299,7 +301,7 @@ def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, .
     """
     if not target.unreduced or len(sources) == 1:
         return sources
-    ends = ((source, *_states(source, target)) for source in sources)
+    ends = ((source, *_common_states(source, target)) for source in sources)
     return tuple([source for source, start, goal in ends if set(goal[1]) <= set(start[1])])
 
 
@@ -310,7 +312,10 @@ def nearest(
     *,
     padded: bool = True,
 ) -> Sharding:
-    """The layout from which `target` is had for the fewest bytes."""
+    """Return the sharding from which a move to `target` sends the fewest bytes.
+
+    On unequal links it is the one of the fewest seconds.
+    """
     sources = usable(sources, target)
     if len(sources) == 1:
         return sources[0]
@@ -320,8 +325,8 @@ def nearest(
     return min(sources, key=lambda source: reshard_price(source, target, padded=padded))
 
 
-def _states(source: Sharding, target: Sharding) -> tuple[State, State]:
-    """Both layouts in the digits of their common refinement, pending ones major first."""
+def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
+    """Return both shardings in digits of their common refinement; pending ones are major first."""
     held = [d for s in (source, target) for digits in (*s.dims, s.unreduced) for d in digits]
     pieces = _refinement(frozenset(held))
     return _refined(source, pieces), _refined(target, pieces)
@@ -337,7 +342,7 @@ def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State
 
 @lru_cache(maxsize=1 << 12)
 def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
-    """Pieces of each digit, cut where another one begins or ends; None where all stay whole."""
+    """Return each digit split where another one begins or ends; None if nothing is split."""
     cuts = {cut for stride, size in digits for cut in (stride, stride * size)}
     pieces = {digit: _pieces(digit, sorted(cuts, reverse=True)) for digit in digits}
     return pieces if any(len(found) > 1 for found in pieces.values()) else None
@@ -352,19 +357,19 @@ def _pieces(digit: Digit, cuts: list[int]) -> Digits:
     return (digit,)
 
 
-def _numbers(dims: Dims) -> Dims:
-    """Digits in plain numbers: places of devices are no formulas."""
+def _plain_digits(dims: Dims) -> Dims:
+    """Return digits in plain numbers, because positions of devices are not formulas."""
     return tuple(tuple(Digit(index(d.stride), index(d.size)) for d in digits) for digits in dims)
 
 
-def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
-    """The permute between layouts in as many parts, each in its own order of devices of `mesh`.
+def order_permute(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
+    """Return the permute between equally many parts in two orders of the devices of `mesh`.
 
-    Source: GSPMD (arXiv:2105.04663), section 4.5: where device orders alone differ, resharding is
-    one collective permute.
+    Source: GSPMD (arXiv:2105.04663), section 4.5: if only device orders differ, resharding is one
+    collective permute.
 
     >>> here, there = Mesh({"x": 4}), Mesh({"x": 4}, device_ids=[0, 1, 3, 2])
-    >>> turned(*(Sharding.from_axes(("x",), m, (8,)) for m in (here, there)), here).pairs
+    >>> order_permute(*(Sharding.from_axes(("x",), m, (8,)) for m in (here, there)), here).pairs
     ((0, 0), (1, 1), (3, 2), (2, 3))
     """
     import numpy as np
@@ -372,32 +377,33 @@ def turned(source: Sharding, target: Sharding, mesh: Mesh) -> CollectivePermute:
     by_block = []
     for sharding in (source, target):
         position = sharding.mesh.places(mesh)
-        held = _by_block(sum(_numbers(sharding.dims), ()), mesh.size)
+        held = _by_block(sum(_plain_digits(sharding.dims), ()), mesh.size)
         by_block.append(position[np.array(held)].tolist())
-    return CollectivePermute(_axes(mesh), _served(*by_block))
+    return CollectivePermute(_axes(mesh), _pairs(*by_block))
 
 
 @lru_cache(maxsize=1 << 12)
 def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int, int], ...]:
-    """Return the (source, target) positions: the r-th holder of a block serves its r-th taker.
+    """Return the (source, target) positions: the r-th holder of a block sends to its r-th receiver.
 
     Digits that neither layout has are the major digits of r, so that no block is sent along them.
 
     >>> _permutation(((Digit(4, 2),),), ((Digit(1, 2),),), 8)[:4]  # from X to Z of (X, Y, Z)
     ((0, 0), (4, 1), (2, 2), (6, 3))
     """
-    ends = [sum(_numbers(dims), ()) for dims in (source, target)]
+    ends = [sum(_plain_digits(dims), ()) for dims in (source, target)]
     cuts = {cut for d in (*ends[0], *ends[1]) for cut in (d.stride, d.stride * d.size)}
     order = sorted(cuts, reverse=True)
     free = [complement(canonical(digits), positions) or () for digits in ends]
     pieces = [[piece for digit in digits for piece in _pieces(digit, order)] for digits in free]
     shared = tuple([piece for piece in pieces[0] if piece in pieces[1]])
-    return _served(*(_by_block(digits, positions, shared) for digits in ends))
+    return _pairs(*(_by_block(digits, positions, shared) for digits in ends))
 
 
-def _served(holders: Sequence[int], takers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    serves = dict(zip(takers, holders, strict=True))
-    return tuple((serves[target], target) for target in range(len(serves)))
+def _pairs(senders: Sequence[int], receivers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return (sender, receiver) positions, sorted by receiver."""
+    sender_of = dict(zip(receivers, senders, strict=True))
+    return tuple((sender_of[target], target) for target in range(len(sender_of)))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -411,7 +417,8 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
 
     digits = canonical(digits)
     free = complement(digits, positions)
-    if free is None:  # digits of several meshes
+    # Digits of several meshes have no common complement.
+    if free is None:
         ids = partition_ids(digits, np.arange(positions))
         return tuple(np.argsort(ids, kind="stable").tolist())
     cuts = sorted({cut for d in first for cut in (d.stride, d.stride * d.size)}, reverse=True)
@@ -423,23 +430,25 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
     )
 
 
-def _fused(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
-    """Neighbouring moves of one kind on one dimension, and on like links, are one collective.
+def _merged(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
+    """Return the moves with consecutive ones of one kind on one dimension merged.
 
-    They are spelled afterwards, so that parts of one axis are that axis.
+    Moves on unequally fast links stay separate.
     """
     out: list[Hop] = []
     for hop in moves:
         both = (out[-1].move, hop.move) if out else None
-        joined = _join(*both) if both and (links is None or links.alike(both)) else None
-        if joined is not None:
-            out[-1] = hop._replace(move=joined, sent=out[-1].sent + hop.sent)
+        may_merge = both and (links is None or links.are_equally_slow(both))
+        merged = _merge_moves(*both) if both and may_merge else None
+        if merged is not None:
+            out[-1] = hop._replace(move=merged, sent=out[-1].sent + hop.sent)
         else:
             out.append(hop)
     return out
 
 
-def _join(first: Move, second: Move) -> Move | None:
+def _merge_moves(first: Move, second: Move) -> Move | None:
+    """Return one collective for two moves, or None."""
     match first, second:
         case ReduceScatter(), ReduceScatter() if first.dim == second.dim:
             return ReduceScatter(first.dim, first.digits + second.digits, first.combine)

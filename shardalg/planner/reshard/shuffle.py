@@ -1,9 +1,9 @@
-"""All-to-alls that bring one layout to another, for the fewest bytes, where sizes stay as they are.
+"""The cheapest all-to-alls from one sharding to another, with blocks of constant size.
 
-Digits are single bits of a number. A dimension is a stack of *blocks*, major first, each a set of
-digits in an order that is still open: what one all-to-all brings, or one slice cuts, can be had in
-any order for the same bytes. The orders are settled backwards once all moves are known. An
-all-to-all among `m` devices costs `1 - 1/m` of the local block.
+Digits are single bits of a number. A dimension is a stack of *blocks*, major first. Each block is a
+set of digits in an open order: an all-to-all, or a slice, can deliver its digits in any order for
+the same bytes. The orders are derived backwards once all moves are known. An all-to-all among `m`
+devices costs `1 - 1/m` of the local block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Other = TypeVar("Other")
 
 
 class AllToAllHop(NamedTuple):
-    """One all-to-all: the blocks `moved` leave the minor end of `source` for that of `target`."""
+    """One all-to-all: blocks move from the minor end of `source` to the minor end of `target`."""
 
     source: int
     target: int
@@ -32,7 +32,7 @@ Hops = tuple[AllToAllHop, ...]
 
 
 class Swap(NamedTuple):
-    """One all-to-all in settled orders: what leaves `source`, and the same as it arrives."""
+    """One all-to-all in fixed orders: its digits as they leave `source`, and as they arrive."""
 
     source: int
     target: int
@@ -41,17 +41,17 @@ class Swap(NamedTuple):
 
     @property
     def reverse(self) -> Swap:
-        """The way back."""
+        """The all-to-all in the other direction."""
         return Swap(self.target, self.source, self.arriving, self.leaving)
 
 
 class Needs(NamedTuple):
-    """What one dimension still costs at least, and by which hops.
+    """Lower bounds of the cost of one dimension, by kind of hop.
 
     Attributes:
-      lacks: of the hops that bring the digits of the goal that are not in their places.
-      leaves: of the hops that take away what is in their way, or is wanted in another dimension.
-      blocked: of those that have to leave before anything of use arrives; 0 where nothing is.
+      lacks: hops that deliver the goal's digits that are not in their places yet.
+      leaves: hops that remove digits which are in the way, or which another dimension needs.
+      blocked: hops that must leave before any useful digit can arrive; 0 if there are none.
     """
 
     lacks: int
@@ -60,19 +60,18 @@ class Needs(NamedTuple):
 
 
 class Shuffle:
-    """The cheapest hops from a layout to any that begins with the goal's digits (A*).
+    """The search (A*) for the cheapest hops to a sharding that begins with the goal's digits.
 
-    A hop among m devices is priced `pieces * (1 - 1/m)`.
+    A hop among m devices costs `pieces * (1 - 1/m)`.
 
     Attributes:
       goal: per dimension its digits, single bits, major first.
-      shape: places of each dimension, which the parts of a stack must divide.
-      parts: devices along each set of digits, by its number.
-      price: of a hop that moves a set of digits, by its number: of `pieces`, all devices that take
-        part, all but one of m are sent.
+      shape: size of each dimension, which the parts of a stack must divide.
+      parts: number of devices along each set of digits, indexed by the set's number.
+      price: cost of a hop that moves a set of digits, indexed by the set's number.
       fits: whether any dimension may hold any digits.
-      elsewhere: per dimension, the digits that the goal has in another one.
-      known: per dimension, what a stack needs.
+      elsewhere: per dimension, the digits that the goal has in other dimensions.
+      known: per dimension, the needs of each stack.
     """
 
     def __init__(
@@ -86,9 +85,9 @@ class Shuffle:
         self.known: list[dict[Stack, Needs]] = [{} for _ in goal]
 
     def search(self, firsts: Iterable[Stacks], limit: Cost) -> tuple[int, Stacks, Hops] | None:
-        """(pieces that are sent, layout, hops) of the cheapest way from any of the layouts.
+        """Return (pieces sent, start, hops) of the cheapest path from any of the starts.
 
-        None where it costs the limit, or more.
+        None if it costs the limit or more.
         """
         self.limit = limit
         found = best_first(self, filter(self.holds, firsts), limit=limit)
@@ -98,20 +97,20 @@ class Shuffle:
         return sum([self.price[sum(hop.moved)] for hop in hops]), found[0], hops
 
     def holds(self, stacks: Stacks) -> bool:
-        """Whether the parts of each dimension divide its places."""
+        """Return whether the parts of each dimension divide its size."""
         pairs = () if self.fits else zip(self.shape, stacks, strict=True)
         return not any(size % self.parts[sum(stack)] for size, stack in pairs)
 
     def is_goal(self, state: Stacks) -> bool:
-        """Whether nothing is needed any more."""
+        """Return whether all digits of the goal are in place."""
         return not self.least(state)
 
     def least(self, state: Stacks) -> int:
-        """What hops cost at least from a layout.
+        """Return a lower bound of the cost of the remaining hops.
 
-        Each brings to one dimension and takes from one, and hops of m1 and m2 parts cost no less
-        than one of m1*m2. Where every dimension that lacks something is blocked, what leaves the
-        first of them arrives where it is of no use.
+        Each hop delivers to one dimension and removes from one. Hops of m1 and m2 parts cost no
+        less than one of m1*m2. If every dimension that lacks digits is blocked, the digits that
+        leave the first of them arrive where they are of no use.
         """
         found = self.found(state)
         lacks = sum([need.lacks for need in found])
@@ -121,12 +120,12 @@ class Shuffle:
         return lacks if lacks > leaves else leaves
 
     def found(self, stacks: Stacks) -> list[Needs]:
-        """What each dimension needs."""
+        """Return the needs of each dimension."""
         rows = zip(self.known, stacks, strict=True)
         return [k[s] if s in k else self.needs(dim, s) for dim, (k, s) in enumerate(rows)]
 
     def needs(self, dim: int, stack: Stack) -> Needs:
-        """What the stack of a dimension needs.
+        """Return the needs of a dimension's stack, and record them.
 
         >>> shuffle = Shuffle(((1, 2), ()), shape=(8, 8), parts=(1, 2, 2, 4), pieces=4)
         >>> shuffle.needs(0, (1,)), shuffle.needs(0, (2,)), shuffle.needs(1, (2,))
@@ -152,7 +151,7 @@ Needs(lacks=0, leaves=2, blocked=0))
         return Needs(price[sum(goal[at:])], price[leaves | blocked], price[blocked])
 
     def onward(self, stacks: Stacks, cost: Cost) -> Iterator[tuple[Cost, Stacks, AllToAllHop]]:
-        """Every hop after which less may be needed than the limit leaves, and the layout."""
+        """Yield every hop after which the bound stays below the limit."""
         found, limit = self.found(stacks), self.limit[0] - cost[0]
         lacks = sum([need.lacks for need in found])
         leaves = sum([need.leaves for need in found])
@@ -172,12 +171,15 @@ Needs(lacks=0, leaves=2, blocked=0))
 
 @lru_cache(maxsize=1 << 10)
 def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
-    """Of a hop that moves a set of digits, by its number."""
+    """Return the cost of a hop that moves a set of digits, indexed by the set's number.
+
+    Of the pieces, a device keeps one part in n and sends the others.
+    """
     return tuple([pieces - pieces // n for n in parts])
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
-    """Every (dimension, what stays, what leaves)."""
+    """Yield every (dimension, stack that stays, stack that leaves)."""
     for source, stack in enumerate(stacks):
         for depth in range(len(stack) - 1, -1, -1):
             part = block = stack[depth]
@@ -187,25 +189,35 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
 
 
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
-    """What stays and what leaves where `part` of a block and all above it leave."""
+    """Return the stack that stays, and the one that leaves: `part` of a block and all behind."""
     rest = stack[depth] ^ part
     return stack[:depth] + ((rest,) if rest else ()), (part, *stack[depth + 1 :])
 
 
-def settled(
+def ordered_hops(
     first: Stacks, hops: Sequence[AllToAllHop], goal: Sequence[Order]
 ) -> tuple[tuple[Order, ...], tuple[Swap, ...], tuple[Order, ...]]:
-    """The layout before the hops, the hops, and the layout after them, all digits in order.
+    """Return the start, the hops and the end with all digits in a fixed order.
 
-    >>> settled(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
+    >>> ordered_hops(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
     (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))
     """
     stacks = list(first)
     for hop in hops:
         stacks[hop.target] = (*stacks[hop.target], sum(hop.moved))
-        stacks[hop.source], _ = _without(stacks[hop.source], hop.moved)
-    orders = [_ordered(stack, wanted) for stack, wanted in zip(stacks, goal, strict=True)]
+        stack = stacks[hop.source]
+        stacks[hop.source], _ = _cut(stack, len(stack) - len(hop.moved), hop.moved[0])
+    # At the end, digits of the goal come first in each block, in the goal's order.
+    orders = []
+    for stack, wanted in zip(stacks, goal, strict=True):
+        digits: list[int] = []
+        for block in stack:
+            others = block & ~sum(wanted)
+            digits += [d for d in wanted if d & block]
+            digits += [1 << i for i in range(others.bit_length()) if others >> i & 1]
+        orders.append(tuple(digits))
     last, swaps = tuple(orders), []
+    # Backwards: the goal fixes the order in which the last hop delivers, and so on.
     for hop in reversed(hops):
         count = sum(hop.moved).bit_count()
         arriving = orders[hop.target][len(orders[hop.target]) - count :]
@@ -216,22 +228,8 @@ def settled(
     return tuple(orders), tuple(reversed(swaps)), last
 
 
-def _without(stack: Stack, moved: Stack) -> tuple[Stack, Stack]:
-    return _cut(stack, len(stack) - len(moved), moved[0])
-
-
-def _ordered(stack: Stack, goal: Order) -> Order:
-    """The digits of a stack, those of the goal first, in its order."""
-    blocks = [[d for d in goal if d & block] + _bits(block & ~sum(goal)) for block in stack]
-    return tuple(d for block in blocks for d in block)
-
-
-def _bits(block: int) -> list[int]:
-    return [1 << i for i in range(block.bit_length()) if block >> i & 1]
-
-
 def together(exchanges: Iterable[Swap | Other]) -> list[list[Swap] | Other]:
-    """Return the exchanges, neighbouring all-to-alls between dimensions of their own as one."""
+    """Return the exchanges; consecutive all-to-alls without a common dimension become one."""
     found: list[list[Swap] | Other] = []
     for exchange in exchanges:
         last = found[-1] if found else None

@@ -1,8 +1,8 @@
-"""Moves between layouts of which a size does not divide, in the digits of the mesh.
+"""Moves between shardings in which a size does not divide, in the digits of the mesh.
 
-`grids.py` finds them on numbered digits, and so once for all layouts that differ in names alone:
-blocks are padded (`padded.py`), exchanged as even ones, and brought to their borders
-(`exchanges.py`).
+`grids.py` searches them on numbered digits, so that shardings which differ only in the names of
+axes are searched once. Blocks are padded (`padded.py`), exchanged like even ones, and brought to
+their final borders (`exchanges.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardalg.planner.reshard.closed_forms import primes, unused
 from shardalg.planner.reshard.even import Move, SearchStep, Shape, State, plain
 from shardalg.planner.reshard.exchanges import Retile
 from shardalg.planner.reshard.grids import Dims as Blocks
-from shardalg.planner.reshard.grids import GridMove, Labels, Layout, Puzzle, solve
+from shardalg.planner.reshard.grids import GridMove, GridProblem, Labels, Layout, solve
 from shardalg.planner.reshard.grids import State as Found
 from shardalg.planner.reshard.padded import gathered, padded_path
 from shardalg.sizes.recorded import are_numbers
@@ -29,7 +29,7 @@ from shardalg.spmd.instructions import (
 )
 
 PIECES = 3
-"""Digits of prime size among which is searched; with more of them there are too many states."""
+"""The largest number of prime digits for which grids are searched; more have too many states."""
 # The padded path alone sends more on 236 of the 1,287 uneven pairs of `benchmarks/reshard_paths.py`
 # on small meshes (2.8 % of all bytes), and on 139 of 780 of `tests/partition/test_uneven.py`.
 
@@ -39,15 +39,16 @@ def search(
 ) -> list[SearchStep]:
     """Return the path of the fewest elements sent, then of the fewest moves that send.
 
-    It is the path of the padded tensor, or gathering and slicing. Among few digits a search over
-    every grid may find a cheaper one. Named and numeric sizes give the same path.
+    Candidates are the path of the padded tensor, and gathering and slicing. With few digits a
+    search over all grids may find a cheaper one. Named and numeric sizes give the same path.
 
     Args:
-      axes: of the mesh.
-      padded: whether there are other blocks than those of `ceil(D/n)`, whose bytes are formulas.
+      axes: axes of the mesh.
+      padded: whether blocks of other sizes than `ceil(D/n)` are allowed. Only those of `ceil(D/n)`
+        have formulas.
     """
     first, last = _in_primes(start), _in_primes(goal)
-    names = _named((last, first), plain((axes,))[0])
+    names = _numbered_digits((last, first), plain((axes,))[0])
     whole = gathered(shape, start, goal)
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
@@ -55,33 +56,36 @@ def search(
     best = min(ways, key=_price)
     if len(names) > PIECES:
         return best
-    puzzle = _puzzle(shape, (first, last), names, padded=padded)
-    # recorded sizes note what is asked of them, so they are asked every time
-    hops = (solve if are_numbers(shape) else solve.__wrapped__)(puzzle, _price(best))
+    problem = _grid_problem(shape, (first, last), names, padded=padded)
+    # Recorded sizes record every comparison, so a search on them must not be cached.
+    hops = (solve if are_numbers(shape) else solve.__wrapped__)(problem, _price(best))
     if hops is None:
         return best
     return [_step(shape, before, hop, names) for before, hop in hops]
 
 
 def _in_primes(state: State) -> State:
+    """Return a state in digits of prime size, as plain numbers."""
     dims, pending = state
     return tuple(map(primes, plain(dims))), primes(plain((pending,))[0])
 
 
 def _price(way: Iterable[SearchStep]) -> Cost:
-    """Elements that are sent, and moves that send."""
+    """Return the elements sent, and the number of moves that send."""
     sent = [step.sent for step in way]
     return sum(sent), sum([elements > 0 for elements in sent])
 
 
-def _named(ends: Iterable[State], axes: Digits) -> Digits:
-    """All digits that take part, those of the goal first; their places are their numbers."""
+def _numbered_digits(ends: Iterable[State], axes: Digits) -> Digits:
+    """Return all digits of the problem in the order of their numbers; the goal's come first."""
     held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
     known = tuple(dict.fromkeys(held))
     return (*known, *unused(known, axes))
 
 
-def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool) -> Puzzle:
+def _grid_problem(
+    shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool
+) -> GridProblem:
     number = {digit: k for k, digit in enumerate(names)}
 
     def numbered(state: State) -> Layout:
@@ -91,11 +95,11 @@ def _puzzle(shape: Shape, ends: tuple[State, State], names: Digits, *, padded: b
     start, goal = map(numbered, ends)
     sizes = tuple(digit.size for digit in names)
     overlaps = tuple(tuple(k for k, b in enumerate(names) if overlap(a, b)) for a in names)
-    return Puzzle(shape, sizes, overlaps, start, goal, padded)
+    return GridProblem(shape, sizes, overlaps, start, goal, padded)
 
 
 def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchStep:
-    """A hop as a move of the mesh's digits."""
+    """Return a grid move as a move of the mesh's digits."""
 
     def named(labels: Labels) -> Digits:
         return tuple([names[k] for k in labels])

@@ -20,7 +20,7 @@ from shardalg.planner.partition.partition_options import PartitionOptions
 from shardalg.planner.reshard.exchanges import DimProgram, DimStep, Retile, retiled
 from shardalg.planner.reshard.links import Links
 from shardalg.planner.reshard.path_instructions import moves
-from shardalg.planner.reshard.paths import nearest, turned
+from shardalg.planner.reshard.paths import nearest, order_permute
 from shardalg.spmd.instruction import UNSTATED, Attributes, Instruction, Why
 from shardalg.spmd.instructions import Slice
 from shardalg.spmd.local import Local
@@ -322,7 +322,7 @@ class PartitionContext(BlockListing):
         """Emit the permute to another order of the mesh's devices; return its result."""
         held = self.locals[local]
         made = self.new_local(held.shape, held.dtype, target, held.origin)
-        self.emit(turned(held.sharding, target, mesh), (local,), (made,), cause)
+        self.emit(order_permute(held.sharding, target, mesh), (local,), (made,), cause)
         return made
 
     def cause(self, node: Node, why: Why) -> Cause:
