@@ -258,7 +258,7 @@ FUNCTIONS = {
     ),
     "an annotated pytree": (
         lambda: sa.plan(lambda x: sa.annotate({"a": x}, "a"), X, mesh=MESH),
-        TraceError, "stands on one array", "got dict", "one by one",
+        TraceError, "needs one array", "got dict", "one by one",
     ),
     "an annotation without a name": (
         lambda: sa.plan(lambda x: sa.annotate(x, 3), X, mesh=MESH),

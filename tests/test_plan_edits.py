@@ -135,7 +135,7 @@ VALUES = {
     "donated twice": (lambda c: c.update(donated=[0, 0]), "each donated once"),
     "roles": (lambda c: c.update(argument_roles=["data", "boss"]), r"roles\[1\] is 'boss', none"),
     "a part more": (lambda c: c.update(more=1), "its content is not a plan: it needs graph"),
-    "no JAX": (lambda c: c["graph"]["signatures"][0][1][1].__setitem__(1, "HI"), "not JAX's"),
+    "no JAX": (lambda c: c["graph"]["signatures"][0][1][1].__setitem__(1, "HI"), "rejected by JAX"),
     "a digit": (
         lambda c: c["annotations"]["arguments"][0].update(dims=[[[0, 2]], []]),
         "is not an axis of",
@@ -177,10 +177,10 @@ def test_blocks_of_a_region_are_what_its_specs_cut(name, folder):
 
 COLLECTIVES = {
     "groups": ("psum_invariant", "axis_index_groups", [[0], [1]], "over groups of an axis"),
-    "an axis twice": ("psum_invariant", "axes", ["X", "X"], "of which the region has"),
-    "another axis": ("psum_invariant", "axes", ["Z"], "of which the region has .*X.*Y"),
+    "an axis twice": ("psum_invariant", "axes", ["X", "X"], "but its region has"),
+    "another axis": ("psum_invariant", "axes", ["Z"], "but its region has .*X.*Y"),
     "a sender twice": ("ppermute", "perm", [[0, 1], [0, 0]], "has pairs"),
-    "no such device": ("ppermute", "perm", [[0, 2], [1, 0]], "has pairs .* of 2 devices"),
+    "no such device": ("ppermute", "perm", [[0, 2], [1, 0]], "has pairs .* which 2 devices"),
     "no pairs": ("ppermute", "perm", 3, "perm is 3, no list"),
     "no names": ("psum_invariant", "axes", [0], r"axes of a collective\[0\] is 0"),
     "no axes": ("psum_invariant", "axes", None, "axes of a collective is None"),
@@ -259,7 +259,7 @@ ROWS = {
         told("dimensions", None, None), "has no row: TypeError",
     ),
     "of code, fewer strides": (
-        pooled, "reduce_window", told("window_strides", None, [1]), "is not JAX's",
+        pooled, "reduce_window", told("window_strides", None, [1]), "is rejected by JAX",
     ),
     "of code, padded at the end": (
         pooled, "reduce_window", told("padding", 0, [0, 1]), "does not make",

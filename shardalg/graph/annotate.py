@@ -1,8 +1,8 @@
-"""Annotations inside a traced function: an identity primitive that carries axis names.
+"""Annotations inside a traced function: an identity primitive with axis names as parameters.
 
-Beside the names stands the mesh of a `mesh_split`, as data: what it means on the mesh of a plan is
-said in `planner.propagate.other_mesh`. Under `grad` the cotangent is annotated
-like the value; under `vmap` the new dimension is left open, not replicated.
+`mesh_split` also stores its mesh, as plain data. The module `planner.propagate.other_mesh`
+translates it to the mesh of a plan. Under `jax.grad` the cotangent has the same annotation as the
+value. Under `jax.vmap` the new dimension is open, not replicated.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Value = TypeVar("Value")
 
 
 def annotate(x: Value, name: str) -> Value:
-    """`x`, marked as a site that a strategy may shard; its cotangent carries the same name.
+    """Return `x`, marked as a site that a strategy may shard; its cotangent has the same name.
 
     Args:
-      x: a JAX value or an array, never a pytree.
-      name: what `Strategy(sites={name: ...})` refers to; several sites may share it. A spec there
-        is for the rank that `x` has here: dimensions that `vmap` adds are open.
+      x: a JAX value or an array, not a pytree.
+      name: the key in `Strategy(sites={name: ...})`. Several sites may share a name. The spec of
+        the strategy is for the rank of `x` here: dimensions that `vmap` adds are open.
 
     Raises:
-      TraceError: `x` is no array, or the name is no text.
+      TraceError: `x` is not an array, or the name is not a nonempty string.
 
     >>> import jax, jax.numpy as jnp
     >>> jax.make_jaxpr(lambda x: annotate(x, "hidden"))(jnp.ones(2)).eqns[0].params["name"]
@@ -48,13 +48,13 @@ def annotate(x: Value, name: str) -> Value:
 
 
 def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = None) -> Any:
-    """`x`, of which only some dimensions are specified; completion may partition all others.
+    """Return `x` with an annotation of some dimensions; completion may partition all others.
 
     Args:
-      x: a JAX value or an array, never a pytree.
-      axes: dimension (negative ones count from the end) to the mesh axis that partitions it, or
-        None: not partitioned. The axes are those of the mesh on which the function is planned.
-      name: of the site, by which a strategy may say something else.
+      x: a JAX value or an array, not a pytree.
+      axes: the mesh axis that partitions a dimension, or None if it is not partitioned. Negative
+        dimensions count from the end. The axes belong to the mesh of the plan.
+      name: the name of the site, by which a strategy may override the annotation.
 
     Raises:
       NotationError: a dimension that the value does not have.
@@ -83,19 +83,19 @@ def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = Non
 def mesh_split_value(
     x: Any, mesh: Mesh, dims_mapping: Sequence[int], unspecified_dims: Sequence[int] = ()
 ) -> Any:
-    """`x`, annotated as tiled by `dims_mapping`: the paper's `mesh_split` on a value.
+    """Return `x`, annotated as tiled by `dims_mapping`: the paper's `mesh_split` on a value.
 
     Args:
       x: a JAX value or an array.
-      mesh: the value lies on it as on that of a NamedSharding: the mesh on which the function is
-        planned, or another one over the same devices.
-      dims_mapping: per dimension of `x` the position of a mesh axis, several as a tuple (major
+      mesh: the mesh of the sharding, as in a NamedSharding. It is the mesh of the plan or another
+        one over the same devices.
+      dims_mapping: per dimension of `x` the position of a mesh axis, a tuple of positions (major
         first), or -1 for a dimension that is not partitioned.
       unspecified_dims: dimensions that completion may still partition.
 
     Raises:
-      NotationError: an entry is no position of a mesh axis, or a dimension does not exist.
-      ShardingError: wrong number of entries, or an axis on two dimensions.
+      NotationError: an entry is not the position of a mesh axis, or a dimension does not exist.
+      ShardingError: the number of entries is wrong, or an axis is used for two dimensions.
 
     >>> mesh = Mesh({"X": 2, "Y": 4})
     >>> mesh_split_value(jnp.zeros((8, 4)), mesh, [1, -1]).shape
@@ -120,19 +120,20 @@ def mesh_split_value(
 def mesh_split(
     x: Any, mesh: Mesh, dims_mapping: Sequence[Any], unspecified_dims: Sequence[int] = ()
 ) -> Any:
-    """The paper's `mesh_split`: of a shape the `Sharding`, of a JAX value the annotated value.
+    """Return the `Sharding` of a shape, or the annotated value for a JAX value.
 
-    See `shardalg.algebra.sharding.mesh_split` and `mesh_split_value`.
+    This is the paper's `mesh_split`. See `shardalg.algebra.sharding.mesh_split` for shapes and
+    `mesh_split_value` for values.
 
     >>> mesh_split((64, 1024, 8192), Mesh({"X": 8, "Y": 16}), [0, -1, 1])
     Sharding([X, None, Y], shape=(64, 1024, 8192), Mesh(X=8, Y=16))
     """
-    of = split_shape if isinstance(x, tuple | list) else mesh_split_value
-    return of(x, mesh, dims_mapping, unspecified_dims)
+    split = split_shape if isinstance(x, tuple | list) else mesh_split_value
+    return split(x, mesh, dims_mapping, unspecified_dims)
 
 
 def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
-    """Axis names per dimension of a `dims_mapping`, major first.
+    """Return the axis names of each dimension of a `dims_mapping`, major first.
 
     >>> mapping_spec(Mesh({"X": 2, "Y": 4}), [-1, (0, 1)], rank=2)
     ((), ('X', 'Y'))
@@ -154,6 +155,7 @@ def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
 
 
 def _axis_names(mesh: Mesh, entry: object, dims_mapping: Sequence[int]) -> tuple[str, ...]:
+    """Return the axis names of one entry of a `dims_mapping`."""
     positions = entry if isinstance(entry, tuple | list) else () if entry == -1 else (entry,)
     names = mesh.axis_names
     for position in positions:
@@ -166,30 +168,33 @@ def _axis_names(mesh: Mesh, entry: object, dims_mapping: Sequence[int]) -> tuple
 
 
 def _bind(x: Any, **params: object) -> Any:
+    """Bind the annotation to an array or a number."""
     if not hasattr(x, "dtype"):
         try:
             x = jnp.asarray(x)
         except (TypeError, ValueError):
             raise TraceError(
-                f"an annotation stands on one array, got {type(x).__name__}. "
+                f"an annotation needs one array, got {type(x).__name__}. "
                 "Annotate the leaves of a pytree one by one."
             ) from None
     return annotate_p.bind(x, **params)
 
 
 def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, int]:
-    """The batch dimension joins the annotated ones, open: `vmap` over stages may partition it."""
+    """Bind the annotation under `vmap`: the batch dimension is open, so that it can be sharded."""
     (dim,), spec = dims, params["spec"]
     if spec is not None:
         spec = (*spec[:dim], (), *spec[dim:])
-        if params["name"]:  # which of the open ones it is: a strategy's spec does not count it
-            params = {**params, "added": _with(dim, params.get("added", ()))}
-    params = {**params, "spec": spec, "unspecified_dims": _with(dim, params["unspecified_dims"])}
+        if params["name"]:
+            # A strategy's spec for this site does not count dimensions that `vmap` added.
+            params = {**params, "added": _insert_dim(dim, params.get("added", ()))}
+    open_dims = _insert_dim(dim, params["unspecified_dims"])
+    params = {**params, "spec": spec, "unspecified_dims": open_dims}
     return annotate_p.bind(*values, **params), dim
 
 
-def _with(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions, with a new one among them."""
+def _insert_dim(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return dimension numbers after the insertion of a dimension, and the new one."""
     return tuple(sorted({new, *(d + (d >= new) for d in dims)}))
 
 

@@ -1,4 +1,4 @@
-"""The leaves of a call's arguments: where they lie already, what they were."""
+"""Shardings, shapes and types of the leaves of a call's arguments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardalg.graph.ir import Graph
 
 
 def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Per leaf the NamedSharding that it carries, or None.
+    """Return the NamedSharding of each leaf, or None.
 
-    A sharding on a mesh of one device says nothing.
+    A sharding on a mesh of one device is ignored.
     """
     leaves = jax.tree.leaves(tuple(args))
     found = [getattr(leaf, "sharding", None) for leaf in leaves]
@@ -24,10 +24,10 @@ def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
-    """Per leaf its shape, expressions of named sizes included; None if all sizes are numbers.
+    """Return the shape of each leaf, with named sizes; None if all sizes are numbers.
 
     Raises:
-      TraceError: a tuple where a size should be, as `dims` gives for one name too.
+      TraceError: a size is a tuple. `dims` returns a tuple for a single name too.
 
     >>> declared_dims((jax.ShapeDtypeStruct((8, 4), "float32"), 1.0)) is None
     True
@@ -36,15 +36,18 @@ def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
     nested = next((shape for shape in shapes if any(isinstance(n, tuple) for n in shape)), None)
     if nested is not None:
         raise TraceError(
-            f"the shape {nested} has a tuple in place of a size. dims gives a tuple of sizes, for "
-            "one name too: (B,) = dims('B', hint=64)."
+            f"the shape {nested} has a tuple in place of a size. dims returns a tuple of sizes for "
+            "a single name too: (B,) = dims('B', hint=64)."
         )
     named = any(hasattr(size, "free_symbols") for shape in shapes for size in shape)
     return shapes if named else None
 
 
 def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with each array replaced by its shape and type, so that none is kept alive."""
+    """Return the arguments with each array replaced by its shape and type.
+
+    The result keeps no array alive.
+    """
 
     def plain(leaf: Any) -> Any:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -56,9 +59,9 @@ def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any, ...]:
-    """The arguments' types with every named size replaced by `number(size)`.
+    """Return the arguments' types with every named size replaced by `number(size)`.
 
-    Leaves without one are left as they are.
+    Leaves without a named size are not changed.
 
     >>> from shardalg.algebra.dims import dims, hint_of
     >>> (B,) = dims("B", hint=8)
@@ -80,13 +83,13 @@ def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any,
 def planned_arguments(
     graph: Graph, args: Sequence[Any] | None, dims: Sequence[tuple[Any, ...]] | None = None
 ) -> Sequence[Any]:
-    """`args`, or in their place the planned shapes and types, where each argument is one array.
+    """Return `args`, or the planned shapes and types if `args` is None.
 
     Args:
-      dims: shapes in named sizes; None: those of the graph.
+      dims: shapes with named sizes; None: the shapes of the graph.
 
     Raises:
-      LoweringError: no arguments are given for a graph that was traced on pytrees.
+      LoweringError: `args` is None and an argument of the graph is inside a pytree.
     """
     if args is not None:
         return args
@@ -94,8 +97,8 @@ def planned_arguments(
     if inside:
         raise LoweringError(
             f"the plan was made for pytrees ({inside[0]} is an array inside one), and a plan file "
-            "does not hold their types: pass the arguments too, as plan.lower(fn=train_step, "
-            "args=(params, batch)); shapes and types are enough."
+            "does not store their types. Pass the arguments too: plan.lower(fn=train_step, "
+            "args=(params, batch)). Shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]
     shapes = dims or [t.shape for t in types]

@@ -22,7 +22,7 @@ from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
 from shardalg.graph.plain import number as plain_number
 from shardalg.graph.tracing.written import join_ends_p, positions_p
 
-# What `graph.bindings` holds for a node: JAX's primitive and its parameters.
+# An entry of `graph.bindings`: JAX's primitive and its parameters.
 Binding = tuple[Any, Mapping[str, Any]]
 Annotate = Callable[[Node, Any], Any]
 
@@ -33,16 +33,16 @@ def evaluate(
     annotate: Annotate | None = None,
     scope: Callable[[Node], AbstractContextManager[Any]] | None = None,
 ) -> list[Any]:
-    """The results of the graph on flat arguments, on one device; also inside `jax.jit`.
+    """Return the results of the graph on flat arguments, on one device; also inside `jax.jit`.
 
     Args:
       arrays: one per argument, of its shape and type.
-      annotate: called as `annotate(node, value)` at every site, in place of the identity.
-      scope: what a node runs in, such as a `jax.named_scope` with its name.
+      annotate: called as `annotate(node, value)` at every site; the default is the identity.
+      scope: returns the context in which a node runs, such as a `jax.named_scope`.
 
     Raises:
-      TraceError: wrong arguments, or a loaded graph without what a node needs (a large constant,
-        code as a parameter).
+      TraceError: the arguments do not match, or a loaded graph lacks a large constant or a
+        parameter that is code.
 
     >>> from shardalg.graph.tracing.trace import trace
     >>> graph = trace(lambda x: {"twice": x + x}, jnp.zeros(2))
@@ -50,9 +50,15 @@ def evaluate(
     [2.0, 2.0]
     """
     _check_arguments(graph, arrays)
-    env: dict[int, Any] = {index: _present(graph, index, a) for index, a in graph.constants}
-    around = scope or (lambda node: nullcontext())
-    run = _Run(graph, annotate or (lambda node, value: value), dict(env), around)
+    for index, array in graph.constants:
+        if isinstance(array, Missing):
+            raise TraceError(
+                f"the constant {graph.values[index].name} of type {graph.values[index].type} was "
+                "too large to be saved. Trace the function again."
+            )
+    env: dict[int, Any] = dict(graph.constants)
+    context = scope or (lambda node: nullcontext())
+    run = _Run(graph, annotate or (lambda node, value: value), dict(env), context)
     env.update(zip(graph.arguments, map(_device_array, arrays), strict=True))
     run.region(0, env)
     return [_device_array(env[index]) for index in graph.results]
@@ -61,15 +67,15 @@ def evaluate(
 def apply(
     primitive_name: str, binding: Binding | None, params_override: Params, operands: Sequence[Any]
 ) -> list[Any]:
-    """Run one primitive.
+    """Run one primitive and return its results.
 
     Args:
-      binding: JAX's own primitive and parameters; where it is None, or of another primitive, the
+      binding: JAX's own primitive and parameters. If it is None, or for another primitive, the
         primitive is looked up by its name.
-      params_override: plain parameters that replace those of the binding (local shapes).
+      params_override: plain parameters that replace parameters of the binding (local shapes).
 
     Raises:
-      TraceError: no such primitive, or a parameter that is code and has no binding.
+      TraceError: there is no such primitive, or a parameter without a binding is code.
 
     >>> params = (("broadcast_dimensions", ()), ("shape", (2,)))
     >>> apply("broadcast_in_dim", None, params, [np.ones(())])
@@ -77,27 +83,32 @@ def apply(
     """
     own = binding if binding is not None and binding[0].name == primitive_name else None
     if own is None and primitive_name in SCATTERS:
-        return [_scatter(primitive_name, params_override, operands)]
+        # JAX's function of that name builds the code that combines updates, which was not saved.
+        options = {key: jax_param(key, value, primitive_name) for key, value in params_override}
+        # No option is left to its default, which could differ from the saved graph.
+        numbers, *others = (options.pop(key) for key in ("dimension_numbers", *_SCATTER_OPTIONS))
+        options |= dict(zip(_SCATTER_OPTIONS, others, strict=True))
+        return [getattr(lax, primitive_name.replace("-", "_"))(*operands, numbers, **options)]
     primitive, params = own or (find_primitive(primitive_name), {})
-    # A hint names the sharding of a global value: no local one has it.
+    # A hint is the sharding of a global value, which local values do not have.
     kept = {name: None if name in HINTS else value for name, value in params.items()}
     if own is None and primitive_name in _HINTED:
         kept[_HINTED[primitive_name]] = None
     changed = {name: jax_param(name, value, primitive_name) for name, value in params_override}
     bound = primitive.get_bind_params({**kept, **changed})
-    # Before 0.10 the functions of a call came apart from its parameters.
+    # Before JAX 0.10 the functions of a call were returned separately from its parameters.
     functions, bound = bound if isinstance(bound, tuple) else ((), bound)
     if primitive_name == "conv_general_dilated":
-        return [_convolved(primitive, *_cropped(operands, bound))]
+        return [_convolve(primitive, *_crop_image(operands, bound))]
     results = primitive.bind(*functions, *operands, **bound)
     return list(results) if primitive.multiple_results else [results]
 
 
-def _cropped(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-    """Image and kernel, with what a negative padding in front takes away taken before.
+def _crop_image(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Return the operands and parameters of a convolution without negative padding in front.
 
-    XLA's convolution of f32 on a CPU reads behind the image where the padding is negative in front
-    and positive at the end (jaxlib 0.10.2).
+    The image is sliced instead. XLA's float32 convolution on a CPU reads beyond the image if the
+    padding is negative in front and positive at the end (jaxlib 0.10.2).
     """
     image, kernel = operands
     padding, dims = list(params["padding"]), params["dimension_numbers"].lhs_spec[2:]
@@ -108,13 +119,13 @@ def _cropped(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any
     return (image, kernel), params | {"padding": tuple(padding)}
 
 
-def _convolved(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """A convolution that XLA's simplifier takes for none of groups.
+def _convolve(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Return a convolution in a form that does not crash XLA's simplifier.
 
-    Where nothing is padded, the base dilation is the kernel's size and the stride one less, it
-    takes a dimension for groups whatever the image's size, and ends the process (`SwapConvOperands`
-    in xla/hlo/transforms/simplifiers/algebraic_simplifier.cc; jaxlib 0.10.2, 0.11). There one
-    window more is made, and dropped.
+    The simplifier mistakes a spatial dimension for groups if it is not padded, its base dilation is
+    the kernel's size, and the stride is one less. It then aborts the process (`SwapConvOperands`
+    in xla/hlo/transforms/simplifiers/algebraic_simplifier.cc; jaxlib 0.10.2, 0.11). In this case
+    the convolution computes one more window, which is dropped.
     """
     numbers, padding, kept = params["dimension_numbers"], list(params["padding"]), {}
     sides = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
@@ -125,26 +136,17 @@ def _convolved(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) 
         if plain and base == taps == stride + 1 != size and (size - 1) * base + 1 >= taps:
             padding[k] = (0, stride)
             kept[out] = ((size - 1) * base + 1 - taps) // stride + 1
-    made = primitive.bind(*operands, **params | {"padding": tuple(padding)})
+    result = primitive.bind(*operands, **params | {"padding": tuple(padding)})
     for dim, count in kept.items():
-        made = lax.slice_in_dim(made, 0, count, axis=dim)
-    return made
+        result = lax.slice_in_dim(result, 0, count, axis=dim)
+    return result
 
 
-def _scatter(name: str, params: Params, operands: Sequence[Any]) -> Any:
-    """By JAX's function, which makes the code that joins the updates again."""
-    options = {key: jax_param(key, value, name) for key, value in params}
-    # None of them is left to its default: that would be another graph.
-    numbers, *others = (options.pop(key) for key in ("dimension_numbers", *_SCATTERED))
-    options |= dict(zip(_SCATTERED, others, strict=True))
-    return getattr(lax, name.replace("-", "_"))(*operands, numbers, **options)
-
-
-_SCATTERED = ("indices_are_sorted", "mode", "unique_indices")
+_SCATTER_OPTIONS = ("indices_are_sorted", "mode", "unique_indices")
 
 
 def find_primitive(name: str) -> Any:
-    """JAX's primitive called `name`.
+    """Return the primitive called `name`; raise TraceError if JAX exports none.
 
     >>> find_primitive("add_any").name, find_primitive("scatter-add").name
     ('add_any', 'scatter-add')
@@ -160,7 +162,7 @@ def find_primitive(name: str) -> Any:
 
 @cache
 def primitives() -> dict[str, Any]:
-    """Name to primitive: our own, then all that jax shows."""
+    """Return the primitives by name: our own, and all that JAX exports."""
     shown = [p for module in (extended, lax) for p in vars(module).values()]
     barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
     own = [annotate_p, positions_p, join_ends_p, barrier]
@@ -168,15 +170,15 @@ def primitives() -> dict[str, Any]:
 
 
 def jax_param(name: str, value: Plain, primitive: str) -> Any:
-    """A plain parameter as JAX takes it: the inverse of `plain.plain`.
+    """Return a plain parameter as JAX expects it: the inverse of `plain.plain`.
 
     >>> jax_param("new_dtype", "bfloat16", "convert_element_type")
     dtype(bfloat16)
     """
     if is_opaque(value) and not _is_primitive(value):
         raise TraceError(
-            f"the parameter {name} of {primitive} is code ({value}), which a saved graph lacks. "
-            "Trace the function again."
+            f"the parameter {name} of {primitive} is code ({value}), which is not saved in a "
+            "graph. Trace the function again."
         )
     if _is_primitive(value):
         return find_primitive(value[1].removeprefix(_PRIMITIVE))
@@ -184,24 +186,25 @@ def jax_param(name: str, value: Plain, primitive: str) -> Any:
 
 
 def _is_primitive(value: Plain) -> bool:
-    """Whether code is a primitive, which has a name: `("opaque", "primitive:ge")`."""
+    """Return whether a parameter is a primitive, such as `("opaque", "primitive:ge")`."""
     if not (isinstance(value, tuple) and len(value) == 2 and value[0] == OPAQUE):
         return False
     return isinstance(value[1], str) and value[1].startswith(_PRIMITIVE)
 
 
 def _member(kind: Any) -> Callable[[str | int], Any]:
-    """The member of an enum by its name, or by its number where it is one of numbers."""
+    """Return a function from a name or number to the member of the enum."""
     return lambda value: kind[value] if isinstance(value, str) else kind(value)
 
 
 def _dimension_numbers(value: Plain) -> Any:
+    """Return dimension numbers as the named tuple that has these fields."""
     named = bool(value) and bool(value[0]) and isinstance(value[0][0], str)
     return _NUMBERINGS[value[0][0]](**dict(value)) if named else value
 
 
 def _precision(value: Plain) -> Any:
-    """A precision or an algorithm by its name, an algorithm by its fields, or one per operand."""
+    """Return the precision or algorithm with this name or these fields, or one per operand."""
     if value is None:
         return None
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
@@ -233,7 +236,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "fft_type": _member(lax.FftType),
     "algorithm": _member(lax.RandomAlgorithm),
 }
-# The layout hint that a primitive demands, and that plain parameters leave out.
+# The layout hint that a primitive requires as a parameter. Plain parameters do not have it.
 _HINTED = {
     "broadcast_in_dim": "sharding",
     "convert_element_type": "sharding",
@@ -248,7 +251,7 @@ _HINTED = {
 
 @dataclass(frozen=True)
 class _Run:
-    """One evaluation; `constants` are what the nodes of a body may read from outside."""
+    """One evaluation; the nodes of a body may read `constants` from outside."""
 
     graph: Graph
     annotate: Annotate
@@ -265,7 +268,7 @@ class _Run:
             env.update(zip(node.results, results, strict=True))
 
     def body(self, index: int, *arguments: Any) -> list[Any]:
-        """The results of a body."""
+        """Return the results of a body."""
         region = self.graph.regions[index]
         env = {**self.constants, **dict(zip(region.arguments, arguments, strict=True))}
         self.region(index, env)
@@ -273,16 +276,19 @@ class _Run:
 
 
 def _apply_node(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """Return the results of a node that is no call."""
     binding = run.graph.bindings[node.index] if run.graph.bindings else None
     override = () if binding is not None else node.signature.params
     return apply(node.primitive, binding, override, operands)
 
 
 def _apply_annotation(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """Return the value of a site."""
     return [run.annotate(node, operands[0])]
 
 
 def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """Return the results of a scan."""
     body = run.graph.regions[node.bodies[0]]
     split = node.signature.param("num_consts")
     carried = node.signature.param("num_carry")
@@ -302,6 +308,7 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
 
 
 def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """Return the results of a while loop."""
     condition, body = node.bodies
     first = node.signature.param("cond_nconsts")
     both = first + node.signature.param("body_nconsts")
@@ -313,21 +320,27 @@ def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
 
 
 def _apply_branches(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
+    """Return the results of the selected branch."""
     branches = [partial(run.body, index) for index in node.bodies]
     return lax.switch(operands[0], branches, *operands[1:])
 
 
 def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """On JAX's own devices: what a region does with its collectives, no single one can."""
+    """Return the results of a `shard_map`, run by JAX on its own mesh of devices.
+
+    A region with collectives cannot be evaluated on one device.
+    """
     if not run.graph.bindings:
-        raise TraceError("a shard_map in a saved graph has no function to run: trace it again.")
+        raise TraceError(
+            "a saved graph has no function for its shard_map. Trace the function again."
+        )
     primitive, params = run.graph.bindings[node.index]
-    kept = {k: v for k, v in params.items() if k not in _BORDER}
+    # These parameters were added by tracing; the equation of JAX has none of them.
+    added = ("axes", "in_axes", "out_axes")
+    kept = {k: v for k, v in params.items() if k not in added}
     return apply(node.primitive, (primitive, kept), (), operands)
 
 
-_BORDER = ("axes", "in_axes", "out_axes")
-"""Of a region's node, what its equation does not say so."""
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": _apply_annotation,
     "scan": _apply_scan,
@@ -338,10 +351,12 @@ _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
 
 
 def _device_array(array: Any) -> Any:
+    """Return a value as a JAX array."""
     return array if isinstance(array, jax.Array) else jnp.asarray(array)
 
 
 def _check_arguments(graph: Graph, arrays: Sequence[Any]) -> None:
+    """Raise unless there is one array of the traced shape for each argument."""
     if len(arrays) != len(graph.arguments):
         raise TraceError(
             f"the graph has {len(graph.arguments)} arguments "
@@ -353,20 +368,13 @@ def _check_arguments(graph: Graph, arrays: Sequence[Any]) -> None:
         if tuple(np.shape(array)) != graph.values[index].type.shape
     ]
     if bad:
-        raise TraceError(f"arguments of another shape: {'; '.join(bad[:8])}. Trace again for them.")
-
-
-def _present(graph: Graph, index: int, array: Any) -> Any:
-    if isinstance(array, Missing):
         raise TraceError(
-            f"the constant {graph.values[index].name} of type {graph.values[index].type} was too "
-            "large to be saved. Trace the function again."
+            f"arguments of another shape: {'; '.join(bad[:8])}. Trace the function again with them."
         )
-    return array
 
 
 def is_key(array: Any) -> bool:
-    """Whether an array holds random keys.
+    """Return whether the elements of an array are random keys.
 
     >>> is_key(jax.random.key(0)), is_key(jax.random.PRNGKey(0)), is_key(2.0)
     (True, False, False)
@@ -376,13 +384,13 @@ def is_key(array: Any) -> bool:
 
 
 def words(keys: Any) -> list[Any]:
-    """Each word of all keys."""
+    """Return one array per word of the keys."""
     data = jax.random.key_data(keys)
     return [data[..., place] for place in range(data.shape[-1])]
 
 
 def of_words(parts: Sequence[Any], like: Any) -> Any:
-    """The keys of these words, of the same kind as others.
+    """Return the keys with these words, of the same implementation as the keys `like`.
 
     >>> keys = jax.random.split(jax.random.key(0), 3)
     >>> bool((of_words(words(keys), keys) == keys).all())
@@ -393,7 +401,7 @@ def of_words(parts: Sequence[Any], like: Any) -> Any:
 
 
 def by_word(move: Callable[..., Sequence[Any]], *operands: Any) -> list[Any]:
-    """What a move makes of its operands, of those that are keys word by word.
+    """Return the results of a data movement that is applied to the words of keys separately.
 
     >>> keys = jax.random.split(jax.random.key(0), 3)
     >>> (padded,) = by_word(lambda x: [jnp.pad(x, [(1, 0)])], keys)
@@ -404,5 +412,5 @@ def by_word(move: Callable[..., Sequence[Any]], *operands: Any) -> list[Any]:
     if like is None:
         return list(move(*operands))
     each = [words(x) if is_key(x) else [x] * len(words(like)) for x in operands]
-    made = [move(*given) for given in zip(*each, strict=True)]
-    return [of_words(parts, like) for parts in zip(*made, strict=True)]
+    moved = [move(*given) for given in zip(*each, strict=True)]
+    return [of_words(parts, like) for parts in zip(*moved, strict=True)]

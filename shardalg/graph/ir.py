@@ -1,6 +1,6 @@
-"""The traced program: values, nodes and the tree of regions they stand in. No jax here.
+"""The traced program: values, nodes and a tree of regions. This module does not import jax.
 
-What follows from a graph alone, on every mesh: worked out once and remembered on the graph.
+`once_per_graph` caches functions of a graph on the graph, for all meshes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SHORT = {
 }  # fmt: skip
 
 # Parameters of a primitive as plain data: numbers, text, None, and tuples of plain data.
-# Files are read by the exact type. To a type checker it is any: which of these a parameter is, its
-# primitive says, and every rule would have to prove it again.
+# Files are read by the exact type. For type checkers it is Any: the primitive determines the type
+# of each parameter, and each rule would have to check it again.
 if TYPE_CHECKING:
     Plain: TypeAlias = Any
 else:
@@ -60,9 +60,9 @@ class Value:
     """One SSA value.
 
     Attributes:
-      kind: "argument", "constant", "node" (the result of one) or "region_argument".
-      name: what tables print and `explain` takes: an argument's path (`params['w']`), a site's
-        name, or `dot_general:3@model.py:41`.
+      kind: "argument", "constant", "node" (a node's result) or "region_argument".
+      name: the name in tables and in calls of `explain`: an argument's path (`params['w']`), a
+        site's name, or `dot_general:3@model.py:41`.
     """
 
     index: int
@@ -73,9 +73,10 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a rule depends on: primitive, plain parameters, operand and result types.
+    """Primitive, plain parameters, operand types and result types of a node.
 
-    Interned per graph: nodes that are alike share one object, so planning decides them once.
+    Rows depend on nothing else. Equal nodes of a graph share one object, so that the planner
+    examines them once.
     """
 
     primitive: str
@@ -101,7 +102,7 @@ class Signature:
         )
 
     def param(self, name: str, default: Any = None) -> Any:
-        """The parameter called `name`, of the type that its primitive gives it."""
+        """Return the parameter called `name`, or the default."""
         for known, value in self.params:
             if known == name:
                 return value
@@ -112,10 +113,10 @@ _SHARED: WeakKeyDictionary[Signature, ref[Signature]] = WeakKeyDictionary()
 
 
 def shared_signature(signature: Signature) -> Signature:
-    """Return the one object that stands for all equal signatures of this process.
+    """Return one shared object for all equal signatures of this process.
 
-    Tables that are keyed by signatures then find an entry by identity. Without it, a function that
-    was planned before made each lookup compare two signatures item by item.
+    Tables with signatures as keys then find an entry by identity. With distinct equal objects, each
+    lookup would compare two signatures item by item.
     """
     known = _SHARED.get(signature)
     found = None if known is None else known()
@@ -130,12 +131,12 @@ class Node:
 
     Attributes:
       operands, results: value indices.
-      source: `model.py:41`, the user's line that made it, behind it in brackets the line of an
-        installed package that it went through, `model.py:41 (linear.py:271)`; "" if unknown.
+      source: the user's line, such as `model.py:41`; "" if unknown. If the line calls an installed
+        package, the line of the package follows: `model.py:41 (linear.py:271)`.
       phase: "forward", "backward" or "update", from JAX's name stack.
-      region: the region it stands in.
-      bodies: for a call (scan, while, cond), its regions.
-      module: `layers_3/mlp/up`, the named scopes around it; "" where there is none.
+      region: the index of its region.
+      bodies: the regions of a call (scan, while, cond, shard_map).
+      module: the named scopes around it, such as `layers_3/mlp/up`; "" if there are none.
     """
 
     index: int
@@ -156,18 +157,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Region:
-    """A body: the program ("root"), of a "scan", "while", "cond" or "shard_map", or a "remat" span.
+    """The program ("root"), the body of a call, or a rematerialised span ("remat").
 
-    The nodes of a body read its arguments, each other, and constants; nothing else from outside.
-    A remat region has no arguments or results of its own: its nodes stand in the list of the region
-    around it as well, read the results of the `optimization_barrier` node before them (where JAX
-    asks for one), and hand their values out directly.
+    Calls are "scan", "while", "cond" and "shard_map". The nodes of a body read its arguments,
+    constants, and each other. A remat region has no arguments or results. Its nodes are also listed
+    in the parent region. They read the results of the `optimization_barrier` before them, if JAX
+    has one, and the parent's nodes read their results directly.
 
     Attributes:
-      node: the call that owns it; None for root and remat.
+      node: the call that owns the region; None for root and remat.
       arguments, results: value indices, in the order of the call's operands and results.
-      nodes: node indices in order of execution; a call's own index stands where it runs.
-      trip_count: executions per step of the program, enclosing loops included.
+      nodes: node indices in order of execution, including calls.
+      trip_count: executions per step of the program, including enclosing loops.
     """
 
     index: int
@@ -182,15 +183,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class RegionArgument:
-    """Two values on the two sides of a region's border that share a sharding.
+    """Two values on the two sides of a region's border that have the same sharding.
 
-    `target = source` but for `drop` leading dimensions that one side lacks. Kinds: "const" and
-    "init" (outer to body argument), "xs" (outer to body argument, leading dimension dropped),
-    "carry" (body result to body argument), "result" (body result to outer result), "ys" (body
-    result to outer result, leading dimension added). What the condition of a while loop reads of
-    the carry is a "const" from the body's argument to its own. Across the border of a manual region
-    stands a device's "block" of a value, or what is put together from "blocks": no sharding is
-    shared, and sizes differ.
+    `target` equals `source`, except for a leading dimension that one side lacks. Kinds:
+    "const", "init": outer value to body argument;
+    "xs": outer value to body argument, without the leading dimension;
+    "carry": body result to body argument of the next iteration;
+    "result": body result to outer result;
+    "ys": body result to outer result, with a new leading dimension;
+    "block", "blocks": an outer value to a device's block of it in a manual region, and back. These
+      have different sizes and share no sharding.
+    A while loop's condition reads the carry by a "const" from the body's argument to its own.
     """
 
     call: int
@@ -200,7 +203,7 @@ class RegionArgument:
 
     @property
     def is_manual(self) -> bool:
-        """Whether one side is what a device holds of the other one."""
+        """Whether one side is a device's block of the other side."""
         return self.kind in ("block", "blocks")
 
     @property
@@ -216,16 +219,16 @@ class RegionArgument:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An annotation in the function: data beside the graph, so that a strategy may replace it.
+    """An annotation in the function, stored apart from nodes so that a strategy may replace it.
 
     Attributes:
-      node: index of the identity node ("annotate") that marks the place.
-      name: of `annotate(x, name)`, else None.
-      spec: per dimension the axis names, major first; None for a site that only a strategy fills.
-      unspecified_dims: dimensions left to completion; with `spec` None those that `vmap` added,
-        which the strategy's spec does not count.
-      mesh: of a constraint that brings its own, the axes with their sizes, and the device ids where
-        they are not 0, 1, 2, ...: with the spec it is read by `planner.propagate.strategy`.
+      node: index of the identity node ("annotate") at the annotated value.
+      name: the name in `annotate(x, name)`, else None.
+      spec: per dimension the axis names, major first; None if only a strategy gives the spec.
+      unspecified_dims: dimensions left to completion. If `spec` is None: the dimensions that `vmap`
+        added, which the strategy's spec does not count.
+      mesh: the constraint's own mesh, or None: axes with sizes, and device ids unless they are
+        0, 1, 2, .... `planner.propagate.strategy` reads it together with the spec.
     """
 
     node: int
@@ -237,10 +240,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the plan runs without: an effect that has no result (a print), a copy to the host.
+    """An operation that the plan omits: an effect without a result (a print), a copy to the host.
 
     Attributes:
-      primitive, source: as of a node.
+      primitive, source: see `Node`.
       count: executions per step.
     """
 
@@ -251,12 +254,13 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What was traced and no result needs: the plan is without it.
+    """Traced operators that no result needs, so that the plan omits them.
 
     Attributes:
-      count, gradients: how many operators, of them of the backward pass; total: of all traced.
-      source: of the first of them that is a product, or of the backward pass.
-      lost: arguments that the function replaced in place, and did not return.
+      count: number of such operators; gradients: those in the backward pass.
+      total: number of all traced operators.
+      source: the line of the first product or backward operator among them.
+      lost: arguments that the function changed in place and did not return.
     """
 
     count: int
@@ -268,7 +272,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A constant that a saved graph left out for its size; `sha256` of its bytes."""
+    """A constant that was too large to be saved, with the SHA-256 of its bytes."""
 
     sha256: str
 
@@ -281,15 +285,15 @@ class Graph:
       values, nodes, regions: `regions[0]` is the whole program; `values[i].index == i`.
       arguments, results: value indices of the flattened pytrees.
       argument_paths: `params['w']`, one per argument; result_paths likewise.
-      constants: (value index, array) of literals and of what the function closes over.
+      constants: (value index, array) of literals and of captured arrays.
       bindings: per node index, jax's own (primitive, params); empty in a loaded graph.
       trees: (arguments' treedef, results' treedef) of jax; None in a loaded graph.
-      left_out: effects of the function, and copies to the host, that no node stands for.
-      unread: operators that no result needs, where they are worth a word; not kept in files.
-      block_axes: axes of regions that are written for one block, and stand here for all of them:
-        how many blocks there are is in the sizes.
-      as_written: makes the graph whose `shard_map`s are nodes without bodies, as the function says
-        them; None where none is planned on the axes that it leaves. Not kept in files.
+      left_out: effects of the function and copies to the host, which have no node.
+      unread: a summary of operators that no result needs, or None; not saved in files.
+      block_axes: mesh axes of `shard_map` regions that were rewritten from one block to all blocks
+        (`tracing/subgroups.py`). The traced sizes contain the number of blocks.
+      as_written: returns the graph with the user's `shard_map`s as nodes without bodies; None if no
+        `shard_map` was rewritten. Not saved in files.
     """
 
     values: tuple[Value, ...]
@@ -310,13 +314,13 @@ class Graph:
     as_written: Callable[[], Graph] | None = field(default=None, compare=False, repr=False)
 
     def added_dims(self, site: Site) -> tuple[int, ...]:
-        """Dimensions that `vmap` gave a named site; a strategy's spec does not count them."""
+        """Return the dimensions that `vmap` added to a site; a strategy's spec omits them."""
         added: tuple[int, ...] = self.nodes[site.node].signature.param("added", ())
         return site.unspecified_dims if site.spec is None else added
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """Per value, the nodes that read it, in order (a call counts as a user of its operands)."""
+        """Nodes that read each value, in order; a call reads its operands."""
         users: list[list[int]] = [[] for _ in self.values]
         for node in self.nodes:
             for value in dict.fromkeys(node.operands):
@@ -325,36 +329,40 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """Per value, the node that makes it."""
-        made = {value: node.index for node in self.nodes for value in node.results}
-        return tuple(map(made.get, range(len(self.values))))
+        """Node that computes each value, or None."""
+        producer = {value: node.index for node in self.nodes for value in node.results}
+        return tuple(map(producer.get, range(len(self.values))))
 
     @cached_property
     def _by_primitive(self) -> dict[str, list[int]]:
+        """Nodes of each primitive."""
         found: dict[str, list[int]] = {}
         for node in self.nodes:
             found.setdefault(node.signature.primitive, []).append(node.index)
         return found
 
     def __deepcopy__(self, memo: object = None) -> Graph:
-        """A graph never changes: its copy is itself, with JAX's own primitives."""
+        """Return the graph itself, because it is immutable."""
         return self
 
     __copy__ = __deepcopy__
 
     def __getstate__(self) -> dict[str, Any]:
-        """Raise TraceError where primitives of JAX, which are not pickled, are in it."""
+        """Return the state for pickling; raise TraceError if the graph has JAX's primitives."""
         if self.bindings:
-            raise TraceError("a traced graph holds JAX's primitives. Pickle the Plan: its file.")
+            raise TraceError(
+                "a traced graph contains JAX's primitives, which cannot be pickled. Pickle the "
+                "Plan instead: it is stored as its plan file."
+            )
         return dict(vars(self))
 
     def nodes_of(self, primitives: Iterable[str]) -> list[Node]:
-        """The nodes of some primitives, in order of their numbers."""
+        """Return the nodes of some primitives, in ascending order."""
         known = self._by_primitive
         return [self.nodes[n] for n in sorted(n for p in primitives for n in known.get(p, ()))]
 
     def trip_count(self, node: Node) -> int:
-        """Executions of `node` per step."""
+        """Return the executions of `node` per step."""
         return self.regions[node.region].trip_count
 
     def iterations(self, loop: Node) -> int | None:
@@ -366,7 +374,7 @@ class Graph:
         return None if condition == body else body // max(self.trip_count(loop), 1)
 
     def manual_axes(self, region: int) -> dict[str, int]:
-        """Axes, with sizes, along which each device runs a region on its own blocks."""
+        """Return the axes, with sizes, along which a region is manual."""
         found: dict[str, int] = {}
         here: Region | None = self.regions[region]
         while here is not None:
@@ -377,12 +385,12 @@ class Graph:
 
     @cached_property
     def traced_axes(self) -> frozenset[str]:
-        """Axes whose sizes are in the graph, since some region is manual along them."""
+        """Axes along which some region is manual, so that the graph depends on their sizes."""
         called = (node.signature.param("axes") for node in self.nodes_of(["shard_map"]))
         return frozenset(self.block_axes).union(*(dict(axes or ()) for axes in called))
 
     def walk(self, region: int = 0) -> Iterator[Node]:
-        """Nodes in order of execution, a call's bodies right before the call itself."""
+        """Yield the nodes in order of execution, a call's bodies right before the call itself."""
         for index in self.regions[region].nodes:
             node = self.nodes[index]
             for body in node.bodies:
@@ -391,12 +399,12 @@ class Graph:
 
     @cached_property
     def literals(self) -> frozenset[int]:
-        """Constants that are numbers (rank 0), not data."""
+        """Constants of rank 0."""
         return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
 
     @cached_property
     def numbers(self) -> dict[int, int | float | bool]:
-        """Literals that are real numbers, by value."""
+        """Real number of each literal; complex numbers and keys are omitted."""
         types = {i: self.values[i].type for i in self.literals}
         real = {i for i, t in types.items() if t.dtype in ITEM_SIZES and "complex" not in t.dtype}
         return {i: array.item() for i, array in self.constants if i in real}
@@ -406,18 +414,15 @@ class Graph:
         return "Graph({} arguments, {} nodes, {} regions, {} results)".format(*counts)
 
     def __str__(self) -> str:
-        return "\n".join(_text(self))
-
-
-def _text(graph: Graph) -> Iterator[str]:
-    """One line per node, bodies indented before their call."""
-    yield f"graph({_typed(graph, graph.arguments)}):"
-    yield from _region_lines(graph, graph.regions[0], "  ")
-    pairs = zip(graph.result_paths, graph.results, strict=True)
-    yield f"  return {', '.join(f'{path} = {_short(graph, i)}' for path, i in pairs)}"
+        """Return one line per node, with bodies indented before their call."""
+        pairs = zip(self.result_paths, self.results, strict=True)
+        results = ", ".join(f"{path} = {_short(self, i)}" for path, i in pairs)
+        lines = _region_lines(self, self.regions[0], "  ")
+        return "\n".join([f"graph({_typed(self, self.arguments)}):", *lines, f"  return {results}"])
 
 
 def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
+    """Yield the lines of a region's nodes and of their bodies."""
     for node in (graph.nodes[i] for i in region.nodes):
         for body in (graph.regions[i] for i in node.bodies):
             arguments = _typed(graph, body.arguments)
@@ -429,6 +434,7 @@ def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
 
 
 def _node_line(graph: Graph, node: Node) -> str:
+    """Return the text of one node."""
     results = ", ".join(f"%{i}: {graph.values[i].type}" for i in node.results)
     operands = ", ".join(_short(graph, i) for i in node.operands)
     params = ", ".join(f"{name}={value!r}" for name, value in node.signature.params)
@@ -439,11 +445,12 @@ def _node_line(graph: Graph, node: Node) -> str:
 
 
 def _typed(graph: Graph, indices: tuple[int, ...]) -> str:
+    """Return values with their names and types as text."""
     return ", ".join(f"%{i} {graph.values[i].name}: {graph.values[i].type}" for i in indices)
 
 
 def _short(graph: Graph, index: int) -> str:
-    """A number as itself, any other value by its index."""
+    """Return a literal's number, or the index of another value."""
     return graph.values[index].name if index in graph.literals else f"%{index}"
 
 
@@ -455,11 +462,11 @@ MEMO = "_once_per_graph"
 def once_per_graph(
     make: Callable[Concatenate[Graph, Given], Made],
 ) -> Callable[Concatenate[Graph, Given], Made]:
-    """A function of a graph, and of more that hashes, that remembers what it made of each graph.
+    """Return a function that caches its result per graph and per further hashable arguments.
 
-    It is remembered in the graph, as a cached property is, and gone with it: a frozen graph has no
-    better key, for its hash walks all nodes. Planning again on another mesh would else index the
-    graph again: 0.17 s of process time beside the 0.22 s of the plan, of 64 unrolled layers.
+    The cache is stored on the graph, like a cached property, and freed with it. A table with graphs
+    as keys would be slow, because the hash of a graph visits all nodes. Without the cache, planning
+    64 unrolled layers again on another mesh takes 0.17 s more, in addition to 0.22 s.
     """
 
     @wraps(make)

@@ -1,4 +1,8 @@
-"""A graph that was read from a file: what tracing guarantees is checked, what follows is made."""
+"""Checks of a graph that was read from a file, and its region arguments.
+
+The checks cover properties that tracing guarantees. Files do not store region arguments, because
+they follow from the calls.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +27,19 @@ from shardalg.graph.ir import (
     Plain,
     Region,
     RegionArgument,
-    Site,
     ValueType,
 )
 from shardalg.graph.tracing.control_flow import CALLS, RegionCall
 
 _AXES = tuple[tuple[tuple[str, ...], ...], ...]
-# Per call with bodies: its parameters, and how many bodies it has (None: at least one).
+# For each call with bodies: its parameters, and its number of bodies (None: at least one).
 _CALLS: Mapping[str, tuple[Mapping[str, Any], int | None]] = {
     "scan": ({"length": int, "num_carry": int, "num_consts": int, "reverse": bool}, 1),
     "while": ({"body_nconsts": int, "cond_nconsts": int}, 2),
     "cond": ({}, None),
     "shard_map": ({"axes": tuple[tuple[str, int], ...], "in_axes": _AXES, "out_axes": _AXES}, 1),
 }
-# Parameters that no rule for types looks at.
+# Types of parameters that do not influence result types, so that JAX's type rules ignore them.
 _UNSEEN: Mapping[str, Any] = {
     **dict.fromkeys(
         ("indices_are_sorted", "is_stable", "reverse", "tiled", "unique_indices"), bool
@@ -47,22 +50,30 @@ _COUNTS = {"scan": ("num_consts", "num_carry"), "while": ("cond_nconsts", "body_
 
 
 def loaded(graph: Graph) -> Graph:
-    """The graph with its calls' region arguments, if a trace could have made the graph.
+    """Return the graph with the region arguments of its calls, if tracing could produce the graph.
 
-    What `Graph.check` looks at is not looked at here.
+    `well_formed.check` covers further properties.
 
     Raises:
-      PlanFileError: a number of a value, node or region that there is not, a region that is not its
-        call's, a value that nothing or two things make, a site that no node is, a call whose border
-        does not fit, a type that is none.
+      PlanFileError: an index is out of range, a region does not belong to its call, a value is
+        computed by no node or by two, a site has no node, the border of a call does not match its
+        bodies, or a type does not exist.
     """
+    # In this order, because later checks rely on the ranges and the tree.
     for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls):
-        _refuse(check(graph))
-    return replace(graph, region_arguments=tuple(_region_arguments(graph)))
+        found = list(islice(check(graph), 5))
+        if found:
+            raise PlanFileError(
+                f"the saved graph is damaged: {'; '.join(found)}. Plan the function again."
+            )
+    # Inner calls come before outer ones, as in tracing.
+    calls = [node for node in graph.nodes if node.bodies]
+    ties = [tie for node in calls for tie in CALLS[node.primitive](_region_call(graph, node))]
+    return replace(graph, region_arguments=tuple(ties))
 
 
 def item_type(name: str) -> np.dtype | None:
-    """The item type of that name that numpy has; None for keys, `float0`, and what is no type.
+    """Return the numpy item type of a name; None for keys, `float0` and unknown names.
 
     >>> item_type("bfloat16"), item_type("int32"), item_type("object"), item_type("key<fry>")
     (dtype(bfloat16), dtype('int32'), None, None)
@@ -79,29 +90,28 @@ _ITEM_TYPES = {
 }
 
 
-def _refuse(faults: Iterable[str]) -> None:
-    found = list(islice(faults, 5))
-    if found:
-        raise PlanFileError(
-            f"the saved graph is damaged: {'; '.join(found)}. Plan the function again."
-        )
-
-
 def _wrong_ranges(graph: Graph) -> Iterator[str]:
-    """Numbers beyond their tables, and entries that are not what they may be."""
-    values, nodes, regions = len(graph.values), len(graph.nodes), len(graph.regions)
-    yield from _beyond("values", values, _value_numbers(graph))
-    yield from _beyond("nodes", nodes, [i for r in graph.regions for i in r.nodes])
-    yield from _beyond("nodes", nodes, [s.node for s in graph.sites])
+    """Yield indices out of range, and types and parameters that cannot exist."""
+    values = [*graph.arguments, *graph.results, *(i for i, _ in graph.constants)]
+    values += [i for n in graph.nodes for i in (*n.operands, *n.results)]
+    values += [i for r in graph.regions for i in (*r.arguments, *r.results)]
+    yield from _out_of_range("values", len(graph.values), values)
+    nodes = len(graph.nodes)
+    yield from _out_of_range("nodes", nodes, [i for r in graph.regions for i in r.nodes])
+    yield from _out_of_range("nodes", nodes, [s.node for s in graph.sites])
     inside = [i for n in graph.nodes for i in (n.region, *n.bodies)]
-    yield from _beyond("regions", regions, inside)
+    yield from _out_of_range("regions", len(graph.regions), inside)
     for paths, ends in (
         (graph.argument_paths, graph.arguments),
         (graph.result_paths, graph.results),
     ):
         if len(paths) != len(ends):
             yield f"{len(paths)} paths for {len(ends)} values"
-    yield from (f"{t.dtype!r}{list(t.shape)} is no type" for t in _types(graph) if not _is_type(t))
+    for type_ in {value.type for value in graph.values}:
+        extended = type_.dtype == "float0" or type_.dtype.startswith("key<")
+        known = extended or item_type(type_.dtype) is not None
+        if not known or any(n < 0 for n in type_.shape):
+            yield f"{type_.dtype!r}{list(type_.shape)} is no type"
     for signature in {node.signature for node in graph.nodes}:
         names = [name for name, _ in signature.params]
         if any(first >= second for first, second in pairwise(names)):
@@ -109,43 +119,26 @@ def _wrong_ranges(graph: Graph) -> Iterator[str]:
         _check_params(signature.params, _UNSEEN)
 
 
-def _value_numbers(graph: Graph) -> Iterator[int]:
-    yield from (*graph.arguments, *graph.results, *(i for i, _ in graph.constants))
-    for node in graph.nodes:
-        yield from (*node.operands, *node.results)
-    for region in graph.regions:
-        yield from (*region.arguments, *region.results)
-
-
-def _beyond(what: str, size: int, numbers: Iterable[int]) -> Iterator[str]:
+def _out_of_range(what: str, size: int, numbers: Iterable[int]) -> Iterator[str]:
+    """Yield one fault with the first indices that are not in `range(size)`."""
     wrong = sorted({i for i in numbers if not 0 <= i < size})
     if wrong:
         yield f"{what} {wrong[:5]} of {size}"
 
 
-def _types(graph: Graph) -> set[ValueType]:
-    return {value.type for value in graph.values}
-
-
-def _is_type(kind: ValueType) -> bool:
-    extended = kind.dtype == "float0" or kind.dtype.startswith("key<")
-    return all(n >= 0 for n in kind.shape) and (extended or item_type(kind.dtype) is not None)
-
-
 def _wrong_tree(graph: Graph) -> Iterator[str]:
-    """Regions that are no tree of bodies and remat spans, each with the nodes that stand in it."""
+    """Yield faults of the tree of bodies and remat spans, and of the nodes that regions list."""
     inside: list[list[int]] = [[] for _ in graph.regions]
     for region in graph.regions:
-        fault = _wrong_region(graph, region)
+        fault = _region_fault(graph, region)
         if fault:
             yield f"region {region.index} ({region.kind!r}) {fault}"
             return
     for node in graph.nodes:
         here = graph.regions[node.region]
         inside[here.index].append(node.index)
-        while (
-            here.kind == "remat" and here.parent is not None
-        ):  # its nodes stand in the list of the region around it as well
+        # The parent of a remat region lists its nodes too.
+        while here.kind == "remat" and here.parent is not None:
             here = graph.regions[here.parent]
             inside[here.index].append(node.index)
     for region, nodes in zip(graph.regions, inside, strict=True):
@@ -156,22 +149,22 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
         yield "a region is the body of two calls"
 
 
-def _wrong_region(graph: Graph, region: Region) -> str:
-    """What is wrong with a region's place in the tree; "" if nothing."""
+def _region_fault(graph: Graph, region: Region) -> str:
+    """Return the fault of a region's place in the tree, or ""."""
     if region.index == 0:
-        told = (region.kind, region.parent, region.node, region.trip_count)
-        return "" if told == ("root", None, None, 1) else "is not the program"
+        root = (region.kind, region.parent, region.node, region.trip_count)
+        return "" if root == ("root", None, None, 1) else "is not the program"
     if region.parent is None or not 0 <= region.parent < region.index:
-        return f"stands in {region.parent}"
+        return f"has the parent {region.parent}"
     if region.kind == "remat":
         alone = region.node is None and not region.arguments and not region.results
         same = region.trip_count == graph.regions[region.parent].trip_count
-        return "" if alone and same else "has a call, a border or trips of its own"
+        return "" if alone and same else "has a call, arguments, results or trips of its own"
     if region.kind not in _CALLS or region.node is None or not 0 <= region.node < len(graph.nodes):
         return f"is the body of {region.node}"
     node = graph.nodes[region.node]
     mine = region.index in node.bodies and node.primitive == region.kind
-    # A file holds the graph as it was traced: the iterations of a `while` are counted in planning.
+    # Files store the traced graph. The planner determines the iterations of a `while` later.
     once = region.trip_count == graph.regions[region.parent].trip_count
     if region.kind == "while" and not once:
         return "has trips of its own"
@@ -179,8 +172,8 @@ def _wrong_region(graph: Graph, region: Region) -> str:
 
 
 def _wrong_values(graph: Graph) -> Iterator[str]:
-    """Values that are made by nothing, twice, or by something else than they say."""
-    made = Counter(
+    """Yield values with no or several definitions, or another definition than their kind says."""
+    defined = Counter(
         [
             *((i, "constant") for i, _ in graph.constants),
             *((i, "argument") for i in graph.arguments),
@@ -188,37 +181,41 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
             *((i, "node") for n in graph.nodes for i in n.results),
         ]
     )
-    told = {(value.index, value.kind) for value in graph.values}
-    wrong = sorted((told ^ made.keys()) | {key for key, count in made.items() if count > 1})
-    yield from (f"{graph.values[i].name!r} is not made once, by a {kind}" for i, kind in wrong)
+    declared = {(value.index, value.kind) for value in graph.values}
+    twice = {key for key, count in defined.items() if count > 1}
+    wrong = sorted((declared ^ defined.keys()) | twice)
+    yield from (f"{graph.values[i].name!r} is not defined once, by a {kind}" for i, kind in wrong)
     for index, array in graph.constants:
-        kind = graph.values[index].type
+        type_ = graph.values[index].type
         if not isinstance(array, Missing) and (array.shape, array.dtype.name) != (
-            kind.shape,
-            kind.dtype,
+            type_.shape,
+            type_.dtype,
         ):
-            yield f"constant {graph.values[index].name!r} is no {kind}"
-    sites = {site.node: _said(site) for site in graph.sites}
-    said = {n.index: dict(n.signature.params) for n in graph.nodes if n.primitive == "annotate"}
-    for params in said.values():
-        params.pop("added", None)
-    if sites != said or list(sites) != [site.node for site in graph.sites]:
-        yield "sites are not what the annotations in the graph say"
-
-
-def _said(site: Site) -> dict[str, Plain]:
-    return {"name": site.name, "spec": site.spec, "unspecified_dims": site.unspecified_dims}
+            yield f"constant {graph.values[index].name!r} is no {type_}"
+    sites: dict[int, dict[str, Plain]] = {
+        site.node: {"name": site.name, "spec": site.spec, "unspecified_dims": site.unspecified_dims}
+        for site in graph.sites
+    }
+    annotations = {
+        node.index: {k: v for k, v in node.signature.params if k != "added"}
+        for node in graph.nodes
+        if node.primitive == "annotate"
+    }
+    if sites != annotations or list(sites) != [site.node for site in graph.sites]:
+        yield "the sites differ from the annotations in the graph"
 
 
 def _wrong_calls(graph: Graph) -> Iterator[str]:
+    """Yield calls whose parameters, bodies or borders do not match."""
     for node in graph.nodes:
         if node.bodies or node.primitive in _CALLS:
-            fault = _wrong_call(graph, node)
+            fault = _call_fault(graph, node)
             if fault:
                 yield f"{node.primitive} (node {node.index}) {fault}"
 
 
-def _wrong_call(graph: Graph, node: Node) -> str:
+def _call_fault(graph: Graph, node: Node) -> str:
+    """Return the fault of a call, or ""."""
     if node.primitive not in _CALLS:
         return "has bodies"
     kinds, count = _CALLS[node.primitive]
@@ -229,24 +226,28 @@ def _wrong_call(graph: Graph, node: Node) -> str:
     if [name for name, _ in node.signature.params] != sorted(kinds):
         return f"has other parameters than {sorted(kinds)}"
     _check_params(node.signature.params, kinds)
-    call = _call(graph, node)
+    call = _region_call(graph, node)
     if sum(call.counts) > len(node.operands) or min(call.counts, default=0) < 0:
         return f"has {len(node.operands)} operands, {call.counts} of them are constants or carried"
     try:
         region_arguments = list(CALLS[node.primitive](call))
-    except ValueError:  # of a strict zip
-        return "has another border than its bodies"
-    return _wrong_border(graph, node, region_arguments)
+    except ValueError:  # a strict zip of operands and body arguments, or of results
+        return "has another number of operands or results than its bodies"
+    return _border_fault(graph, node, region_arguments)
 
 
 def _check_params(params: Params, kinds: Mapping[str, Any]) -> None:
+    """Raise PlanFileError unless the parameters in `kinds` have the types there."""
     for name, value in params:
         if name in kinds:
             read(kinds[name], value, name)
 
 
-def _wrong_border(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
-    """Types on the two sides of a call that do not fit; `Graph.check` compares their shapes."""
+def _border_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
+    """Return the fault of the types on the two sides of a call, or "".
+
+    `well_formed.check` compares the shapes.
+    """
     values, length = graph.values, node.signature.param("length")
     for tie in region_arguments:
         ends = values[tie.source].type, values[tie.target].type
@@ -254,18 +255,18 @@ def _wrong_border(graph: Graph, node: Node, region_arguments: list[RegionArgumen
         if ends[0].dtype != ends[1].dtype or any(t.shape[:1] != (length,) for t in stacked):
             return f"ties {ends[0]} to {ends[1]} as {tie.kind}"
     if node.primitive == "shard_map":
-        return _wrong_blocks(graph, node, region_arguments)
+        return _block_fault(graph, node, region_arguments)
     if node.primitive == "while":
-        said = [values[v].type for v in graph.regions[node.bodies[0]].results]
-        return "" if said == [ValueType((), "bool")] else f"has the condition {said}"
+        condition = [values[v].type for v in graph.regions[node.bodies[0]].results]
+        return "" if condition == [ValueType((), "bool")] else f"has the condition {condition}"
     if node.primitive == "cond":
         chosen = [values[v].type for v in node.operands[:1]]
         return "" if chosen == [ValueType((), "int32")] else f"chooses by {chosen}"
     return ""
 
 
-def _wrong_blocks(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
-    """Blocks of a manual region that are not what its axes cut from the values around it."""
+def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
+    """Return a fault if blocks of a manual region differ from the specs' parts of outer values."""
     sizes = dict(node.signature.param("axes"))
     specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
     if (
@@ -284,7 +285,8 @@ def _wrong_blocks(graph: Graph, node: Node, region_arguments: list[RegionArgumen
     return ""
 
 
-def _call(graph: Graph, node: Node) -> RegionCall:
+def _region_call(graph: Graph, node: Node) -> RegionCall:
+    """Return the values at the border of a call."""
     bodies = [graph.regions[body] for body in node.bodies]
     return RegionCall(
         node.index,
@@ -294,10 +296,3 @@ def _call(graph: Graph, node: Node) -> RegionCall:
         [body.results for body in bodies],
         node.results,
     )
-
-
-def _region_arguments(graph: Graph) -> Iterator[RegionArgument]:
-    """The region arguments of all calls, inner ones first, as tracing meets them."""
-    for node in graph.nodes:
-        if node.bodies:
-            yield from CALLS[node.primitive](_call(graph, node))

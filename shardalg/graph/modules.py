@@ -1,7 +1,4 @@
-"""The values of a backward pass that become one weight's gradient.
-
-The module of every node.
-"""
+"""The module of every node, and the values of a backward pass that become one weight's gradient."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from shardalg.graph.weights import ArgumentModules, argument_modules, common
 def gradients(
     graph: Graph, arguments: ArgumentModules, walked: Sequence[Node]
 ) -> Mapping[int, str]:
-    """Return the values that become one weight's gradient or update: value to the weight's module.
+    """Return the weight's module of each value that becomes one weight's gradient or update.
 
-    From a result, or from an update that reads the weight or its state, the way leads back through
-    operators that keep every element in its place. Values of one element are left out: a clipping
-    factor is part of all gradients.
+    The search starts at results, and at updates that read a weight or its state. It goes back
+    through operators that keep the order of elements. Values of one element are left out: a
+    clipping factor is part of all gradients.
 
     Args:
       walked: the nodes in order of execution.
@@ -35,7 +32,10 @@ def gradients(
 
 
 class _Ends:
-    """The modules whose gradients or updates a value leads to, asked in reversed order."""
+    """The modules of the weights whose gradients or updates depend on a value.
+
+    `of_value` must be called in reversed order of execution.
+    """
 
     def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:
         self.graph = graph
@@ -55,7 +55,7 @@ class _Ends:
         self.known: dict[int, frozenset[str]] = {}
 
     def of_value(self, value: int) -> frozenset[str]:
-        """Return the modules; what reads the value was asked before."""
+        """Return the modules; the results of the value's readers must be known already."""
         if value not in self.known:
             reached = set(filter(None, [self.results.get(value)]))
             for reader in self.graph.users[value]:
@@ -66,6 +66,7 @@ class _Ends:
         return self.known[value]
 
     def _through(self, reader: Node, value: int) -> Iterable[str]:
+        """Return the modules that a value contributes to through one of its readers."""
         if reader.bodies:
             return ()
         if reader.phase == "update":
@@ -80,16 +81,17 @@ class _Ends:
         return frozenset().union(*map(self.of_value, kept))
 
     def _kept(self, reader: Node, value: int) -> Sequence[int]:
-        """Return the results of a node that have the elements of an operand."""
+        """Return the results of a node whose elements come from an operand."""
         if reader.primitive in _PLACED:
             return reader.results
+        # The updates are cotangents of activations, for example of the rows of an embedding.
         if reader.primitive == "scatter-add" and value not in reader.operands[:1]:
-            return ()  # what is added are cotangents of activations, those of an embedding's rows
+            return ()
         return [result for result in reader.results if self.sizes[result] == self.sizes[value]]
 
 
 _PLACED = frozenset({"concatenate", "dynamic_update_slice", "pad"})
-"""Operators that put their operand's elements into a larger array."""
+"""Operators that write their operand's elements into a larger array."""
 
 _IN_PLACE = _PLACED | frozenset(
     "abs add add_any annotate broadcast_in_dim clamp convert_element_type copy copy_p div exp "
@@ -97,17 +99,19 @@ _IN_PLACE = _PLACED | frozenset(
     "reduce_precision reshape rsqrt scatter-add select_n sharding_constraint sign sqrt square "
     "squeeze stop_gradient sub tanh transpose".split()
 )
-"""Operators whose result has an operand's elements in its own order, or changed one by one."""
+"""Operators that keep the order of an operand's elements, and change each by itself at most."""
 
 
 @once_per_graph
 def modules(graph: Graph) -> tuple[str, ...]:
-    """Return the module of every node, "" where it has none.
+    """Return the module of every node, or "".
 
-    A node inside the user's named scopes, or inside a module of a framework, has that module. Any
-    other belongs where the weights that it reads belong; what makes a gradient, to the module of
-    the gradient's weight. A node that does neither continues the module of the operand that was
-    made last. In an update it has the path that all its operands share.
+    The first rule that applies determines the module:
+    - a node in the user's named scopes, or in a module of a framework, has this module;
+    - a node in an update has the common path of its operands' modules;
+    - a node that reads weights has the module of the weights;
+    - a node that computes a gradient has the module of the gradient's weight;
+    - any other node has the module of its most recently computed operand.
 
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
@@ -122,7 +126,10 @@ def modules(graph: Graph) -> tuple[str, ...]:
 
 
 class _Namer:
-    """Names nodes in order of execution; `made` is what the values before belong to."""
+    """Assignment of modules to nodes, in order of execution.
+
+    `made` has the modules of values that are already computed, `order` their position.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -133,7 +140,8 @@ class _Namer:
         self.per_node = [""] * len(graph.nodes)
         self.made: dict[int, str] = {}
         self.order: dict[int, int] = {}
-        self.of_all: set[int] = set()  # values of an update that modules without a common path made
+        # Values of an update that are computed from modules without a common path.
+        self.of_all: set[int] = set()
 
     def run(self) -> tuple[str, ...]:
         """Return the module of every node."""
@@ -142,16 +150,20 @@ class _Namer:
             module = node.module or self._module(node)
             self.per_node[node.index] = module
             for value in node.results:
-                # What a loop hands on belongs to the part of its body that made it.
+                # A loop's result belongs to the part of the body that computes it.
                 body = self.made.get(inner[value], "") if value in inner else ""
                 self.made[value] = self.gradients.get(value) or body or module
                 self.order[value] = place
         self._name_preparations()
+        # Nodes that are still unnamed take the name of a data argument that they read.
         for node in self.walked:
-            self.per_node[node.index] = self.per_node[node.index] or self._data(node)
+            read = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
+            data = next(filter(None, read), "")
+            self.per_node[node.index] = self.per_node[node.index] or data
         return tuple(self.per_node)
 
     def _module(self, node: Node) -> str:
+        """Return the module of a node outside of named scopes, or ""."""
         if node.bodies:
             inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
             found = common(dict.fromkeys(filter(None, inside)))
@@ -162,9 +174,10 @@ class _Namer:
         return self._weights(node) or gradient or self._made_last(node)
 
     def _weights(self, node: Node) -> str:
-        """Return the module of the weights among the operands.
+        """Return the module of the weights among the operands, or "".
 
-        A cast, a transpose or a slice of a weight is one: it depends on no other argument.
+        A cast, a transpose or a slice of a weight counts as a weight: it depends on no other
+        argument.
         """
         known = self.arguments.weights
         operands = [self._entered(v) for v in node.operands]
@@ -174,18 +187,19 @@ class _Namer:
         return self._last(v for v in operands if v in self.made and not self.arguments.given[v])
 
     def _made_last(self, node: Node) -> str:
+        """Return the module of the node's operand that was computed last, or ""."""
         return self._last(v for v in map(self._entered, node.operands) if v in self.made)
 
     def _last(self, values: Iterable[int]) -> str:
+        """Return the module of the value that was computed last among those with a module."""
         named = [v for v in values if self.made[v]]
         return self.made[max(named, key=self.order.__getitem__)] if named else ""
 
-    def _data(self, node: Node) -> str:
-        others = (self.arguments.others.get(self._entered(v), "") for v in node.operands)
-        return next(filter(None, others), "")
-
     def _updated(self, node: Node) -> str:
-        """Return the path that all operands share, except smaller ones such as a step's scale."""
+        """Return the common path of the largest operands' modules.
+
+        Smaller operands, such as a step's scale, do not count.
+        """
         operands = [self._entered(v) for v in node.operands]
         sizes = [prod(self.graph.values[v].type.shape) for v in operands]
         large = [v for v, size in zip(operands, sizes, strict=True) if size == max(sizes)]
@@ -200,7 +214,7 @@ class _Namer:
         return module
 
     def _entered(self, value: int) -> int:
-        """Return the value outside of the bodies that this one is an argument of."""
+        """Return the outer value of a body argument, or the value itself."""
         while value not in self.made and value in self.outer:
             value = self.outer[value]
         return value
@@ -214,7 +228,8 @@ class _Namer:
             if self.per_node[node.index] or node.phase == "update" or node.bodies:
                 continue
             values = list(node.results)
-            for value in values:  # a value that a loop carries on unchanged enters itself
+            # The list grows while it is read. A carry that a loop does not change enters itself.
+            for value in values:
                 values += [v for v in entered.get(value, ()) if v not in values]
             readers = {self.graph.nodes[n] for v in values for n in self.graph.users[v]}
             found = {self.per_node[reader.index] for reader in readers if not reader.bodies}

@@ -1,7 +1,7 @@
-"""Parameters of primitives as plain data, by one table of types. No jax here.
+"""Parameters of primitives as plain data, by one table of types. This module does not import jax.
 
-Plain data hashes, compares, prints and saves alike in every process; code (jaxprs, functions) and
-shardings are named, not kept: `("opaque", "jaxpr:1f0c...")`.
+Plain data have the same hash, order, text and file in every process. Code (jaxprs, functions) and
+shardings are replaced by a name: `("opaque", "jaxpr:1f0c...")`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from shardalg.graph.ir import Params, Plain
 
-# Layout hints of JAX's own: layouts are what a plan decides.
+# Layout hints of JAX are dropped, because a plan decides layouts.
 HINTS = frozenset({"sharding", "out_sharding"})
 OPAQUE = "opaque"
 COMPLEX = "complex"
-# Code that the primitive's own name says already.
-_SAID = frozenset({"update_jaxpr", "update_consts"})
+# Code that follows from the primitive's name.
+_NAMED_BY_PRIMITIVE = frozenset({"update_jaxpr", "update_consts"})
 SCATTERS = frozenset({"scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"})
 
 
 @singledispatch
 def plain(value: object) -> Plain:
-    """`value` as plain data; what is neither number, text nor a tuple of them becomes opaque.
+    """Return `value` as plain data.
 
-    A named tuple or a dataclass becomes (field, value) pairs, an enum or a dtype its name, a set is
-    sorted, a complex number has its parts.
+    A named tuple or dataclass becomes (field, value) pairs. An enum or dtype becomes its name. A
+    set is sorted, and a complex number is split into its parts. Other objects become opaque.
 
     >>> plain([np.int64(3), np.dtype("float32"), {2, 1}])
     (3, 'float32', (1, 2))
@@ -40,7 +40,9 @@ def plain(value: object) -> Plain:
     ('opaque', 'shardalg.graph.plain.plain')
     """
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return (OPAQUE, f"jaxpr:{_digest(value)}")
+        # Addresses of functions differ between processes; the rest of the text does not.
+        text = re.sub(r"0x[0-9a-f]+", "0x", str(value))
+        return (OPAQUE, f"jaxpr:{hashlib.sha256(text.encode()).hexdigest()[:12]}")
     if hasattr(value, "bind") and hasattr(value, "name"):
         return (OPAQUE, f"primitive:{value.name}")
     name = getattr(value, "__qualname__", None)
@@ -51,11 +53,8 @@ def plain(value: object) -> Plain:
     return (OPAQUE, text)
 
 
-def _same(value: Plain) -> Plain:
-    return value
-
-
 def _items(value: Iterable[object]) -> Plain:
+    """Return a sequence as plain data, and a named tuple as (field, value) pairs."""
     fields = getattr(value, "_fields", None)
     if fields is not None:
         return tuple((f, plain(item)) for f, item in zip(fields, value, strict=True))
@@ -63,12 +62,15 @@ def _items(value: Iterable[object]) -> Plain:
 
 
 def _float(value: float) -> Plain:
-    # One object for every nan, so that tuples and caches find it again: nan is not equal to itself.
+    """Return the number, with one shared object for nan.
+
+    Since nan is not equal to itself, tuples and caches find it only by identity.
+    """
     return math.nan if math.isnan(value) else value
 
 
 for _scalar in (bool, int, str, type(None)):
-    plain.register(_scalar, _same)
+    plain.register(_scalar, lambda value: value)
 plain.register(float, _float)
 plain.register(tuple, _items)
 plain.register(list, _items)
@@ -84,17 +86,17 @@ plain.register(
 
 
 def plain_params(primitive: str, params: Mapping[str, object]) -> Params:
-    """All parameters of an equation, sorted by name, without layout hints.
+    """Return all parameters of an equation as plain data, sorted by name, without layout hints.
 
     >>> plain_params("iota", {"shape": (2, 3), "sharding": None, "dtype": np.dtype("int32")})
     (('dtype', 'int32'), ('shape', (2, 3)))
     """
-    dropped = HINTS | _SAID if primitive in SCATTERS else HINTS
+    dropped = HINTS | _NAMED_BY_PRIMITIVE if primitive in SCATTERS else HINTS
     return tuple((name, plain(params[name])) for name in sorted(params) if name not in dropped)
 
 
 def number(value: Plain) -> complex | None:
-    """A number as `plain` wrote it; None of anything else.
+    """Return a number from its plain data; None for other plain data.
 
     >>> number(plain(1 + 2j)), number(plain(np.float32(2))), number(plain("x"))
     ((1+2j), 2.0, None)
@@ -123,7 +125,7 @@ def is_same(first: Plain, second: Plain) -> bool:
 
 
 def is_code(value: Plain) -> bool:
-    """Return whether a parameter is the name of code that `plain` did not keep.
+    """Return whether a parameter is the name of code, which `plain` does not store.
 
     >>> is_code(plain(plain)), is_code((1, 2))
     (True, False)
@@ -132,7 +134,7 @@ def is_code(value: Plain) -> bool:
 
 
 def is_opaque(value: Plain) -> bool:
-    """Whether code hides in `value`, so that it cannot be rebuilt from plain data.
+    """Return whether `value` contains code, so that it cannot be rebuilt from plain data.
 
     >>> is_opaque((("key_shape", (2,)), ("seed", ("opaque", "threefry_seed"))))
     True
@@ -140,9 +142,3 @@ def is_opaque(value: Plain) -> bool:
     if not isinstance(value, tuple):
         return False
     return is_code(value) or any(is_opaque(item) for item in value)
-
-
-def _digest(value: object) -> str:
-    # Addresses of functions differ between processes; the rest of the text does not.
-    text = re.sub(r"0x[0-9a-f]+", "0x", str(value))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

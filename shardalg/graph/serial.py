@@ -1,4 +1,7 @@
-"""A graph as JSON and back, and a hash that is the same in every process. No code is ever read."""
+"""Conversion of a graph to JSON and back, and a hash that is equal in every process.
+
+A file contains no code.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ from shardalg.graph.loaded import item_type, loaded
 from shardalg.graph.well_formed import check
 
 SCHEMA = "shardalg.graph/2"
-# A larger constant is kept as its hash: such a graph prints, plans and costs, but cannot run.
+# A larger constant is stored as its hash. Such a graph can be planned and priced, but not run.
 LIMIT_BYTES = 1 << 20
 
 
 def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
-    """The graph as lists, numbers and text; JAX's own objects (bindings, trees) are left out.
+    """Return the graph as lists, numbers and text, without JAX's objects (bindings, trees).
 
-    Ties are left out too: they follow from the calls.
+    Region arguments are left out too, because they follow from the calls.
 
     Args:
       limit_bytes: a constant of more bytes is replaced by its SHA-256.
@@ -56,7 +59,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "signatures": signatures.items,
         "values": values,
         "nodes": to_data(nodes),
-        **_modules(graph),
+        **({"modules": _nodes_by_module(graph)} if any(n.module for n in graph.nodes) else {}),
         **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
         "regions": [to_data(_fields(r)[1:]) for r in graph.regions],
         "sites": [to_data(_fields(site)) for site in graph.sites],
@@ -67,11 +70,11 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Graph:
-    """The graph that `to_json` wrote, without bindings.
+    """Return the graph that `to_json` wrote, without bindings.
 
     Raises:
-      PlanFileError: another schema, or a text that was cut short or edited: a value that its type
-        does not allow, or a graph that no trace makes (`loaded.check`).
+      PlanFileError: the schema is another one, or the file was truncated or edited: a value has the
+        wrong type, or tracing cannot produce such a graph (see `shardalg.graph.loaded`).
     """
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:
@@ -79,8 +82,8 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             f"this graph has the schema {schema!r}, this version reads {SCHEMA!r}. "
             "Save it again with this version."
         )
-    plain = {key: value for key, value in data.items() if key not in _WHERE_THERE_ARE_ANY}
-    graph = _in_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
+    plain = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
+    graph = _with_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
     graph = replace(graph, block_axes=blocks)
     try:
@@ -93,15 +96,15 @@ def from_json(data: Mapping[str, Any]) -> Graph:
 
 
 def graph_hash(graph: Graph) -> str:
-    """SHA-256 of what the program computes, in hexadecimal, equal in every process.
+    """Return the SHA-256 of the program, in hexadecimal, equal in every process.
 
-    Names of values, modules, source lines and effects that are left out do not count: an edited
-    comment or print changes nothing. The paths of the arguments and results, the sites, the phases
-    and the data of constants do.
+    Names of values, modules, source lines and omitted effects do not count, so that editing a
+    comment or a print does not change the hash. Paths of arguments and results, sites, phases and
+    the data of constants count.
     """
     data = to_json(graph, limit_bytes=-1)
     del data["left_out"]
-    for key in _WHERE_THERE_ARE_ANY:
+    for key in _OPTIONAL_KEYS:
         data.pop(key, None)
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
@@ -109,30 +112,31 @@ def graph_hash(graph: Graph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _modules(graph: Graph) -> dict[str, Any]:
-    """The nodes of every module, where there are modules."""
+def _nodes_by_module(graph: Graph) -> list[Any]:
+    """Return [module, nodes] for each module."""
     inside: dict[str, list[int]] = {}
     for node in graph.nodes:
         if node.module:
             inside.setdefault(node.module, []).append(node.index)
-    return {"modules": [[name, nodes] for name, nodes in inside.items()]} if inside else {}
+    return [[name, nodes] for name, nodes in inside.items()]
 
 
-def _in_modules(graph: Graph, data: Any) -> Graph:
+def _with_modules(graph: Graph, data: Any) -> Graph:
+    """Return the graph with the modules of its nodes from a file."""
     modules = read(tuple[tuple[str, tuple[int, ...]], ...], data, "modules")
     at = {node: name for name, nodes in modules for node in nodes}
     if not set(at) <= set(range(len(graph.nodes))):
-        raise PlanFileError("the saved graph is damaged: modules of nodes that there are not.")
+        raise PlanFileError("the saved graph is damaged: modules of nodes that do not exist.")
     nodes = tuple(replace(n, module=at[n.index]) if n.index in at else n for n in graph.nodes)
     return replace(graph, nodes=nodes) if at else graph
 
 
-_WHERE_THERE_ARE_ANY = ("modules", "block_axes")
+_OPTIONAL_KEYS = ("modules", "block_axes")
 _PLAIN_FIELDS = ("arguments", "results", "argument_paths", "result_paths")
 
 
 class _Interned:
-    """Distinct items in order of appearance, each written once and then called by its number."""
+    """A table of distinct items in order of appearance; an item's number refers to its row."""
 
     def __init__(self, write: Callable[[Any], Any]) -> None:
         self.items: list[Any] = []
@@ -148,21 +152,22 @@ class _Interned:
         return self._numbers[item]
 
     def all(self, items: Iterable[Any]) -> list[int]:
-        """The number of each item, new ones added."""
+        """Return the number of each item, after adding new items."""
         return [self(item) for item in items]
 
 
 def _fields(record: Region | Site | LeftOut) -> list[Any]:
+    """Return the values of a record's fields."""
     return [getattr(record, name) for name in record.__dataclass_fields__]
 
 
 def _stored(array: object, limit_bytes: int) -> list[Any]:
-    """How a constant is kept: `["data", dtype, shape, base64]` or `["sha256", digest]`."""
+    """Return a constant as `["data", dtype, shape, base64]` or as `["sha256", digest]`."""
     if isinstance(array, Missing):
         return ["sha256", array.sha256]
     try:
         plain = np.asarray(array)
-    except TypeError:  # a typed random key shows its words, and has no bytes
+    except TypeError:  # a typed random key has no bytes, but its text has its words
         return ["sha256", hashlib.sha256(repr(array).encode()).hexdigest()]
     content = plain.tobytes()
     if len(content) > limit_bytes:
@@ -186,7 +191,7 @@ _CONSTANT = (
 
 @dataclass(frozen=True)
 class _SavedGraph:
-    """What a file holds of a graph: rows, in which numbers stand for types and signatures."""
+    """The tables of a saved graph, in which numbers refer to types and signatures."""
 
     schema: str
     types: tuple[_TYPE, ...]
@@ -204,6 +209,7 @@ class _SavedGraph:
 
 
 def _graph(saved: _SavedGraph) -> Graph:
+    """Return the graph of the tables in a file, after checks."""
     types = [ValueType(*row) for row in saved.types]
     signatures = [
         Signature(name, params, _chosen(types, ins), _chosen(types, outs))
@@ -226,7 +232,7 @@ def _graph(saved: _SavedGraph) -> Graph:
 
 
 def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
-    """Rows of a table by their numbers."""
+    """Return the rows of a table with these numbers; raise PlanFileError if there are none."""
     numbers = tuple(numbers)
     beyond = [i for i in numbers if not 0 <= i < len(table)]
     if beyond:
@@ -235,6 +241,7 @@ def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
 
 
 def _array(name: str, shape: tuple[int, ...], text: str) -> np.ndarray:
+    """Return the array of a constant's data."""
     dtype = item_type(name)
     try:
         if dtype is None:

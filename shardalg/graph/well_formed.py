@@ -1,4 +1,4 @@
-"""Whether a graph is one: numbers, types, order, regions and what joins these."""
+"""Checks of a graph: numbers, types, order of definitions, regions and region arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(graph: Graph) -> None:
 
 
 def _problems(graph: Graph) -> Iterator[str]:
-    """What is wrong, in the order in which later checks rely on earlier ones."""
+    """Yield the faults of the first check that fails, because later checks rely on earlier ones."""
     checks = _wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_region_arguments
     for wrong in checks:
         found = list(wrong(graph))
@@ -31,6 +31,7 @@ def _problems(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_numbers(graph: Graph) -> Iterator[str]:
+    """Yield wrong indices of values, nodes and regions, and names that occur twice."""
     numbered: dict[str, Sequence[Value | Node | Region]]
     numbered = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
     for what, items in numbered.items():
@@ -44,6 +45,7 @@ def _wrong_numbers(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_types(graph: Graph) -> Iterator[str]:
+    """Yield nodes whose signature differs from the types of their operands and results."""
     values = graph.values
     for node in graph.nodes:
         sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
@@ -54,12 +56,12 @@ def _wrong_types(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_order(graph: Graph) -> Iterator[str]:
-    """Every value is made once, before it is read, by something its reader can see."""
+    """Yield values that are defined twice, or read before or outside of their definition."""
     shared = {i for i, _ in graph.constants}
     made = {*shared, *(i for region in graph.regions for i in region.arguments)}
     visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
     for node in graph.walk():
-        seen = visible[_home(graph, node.region)]
+        seen = visible[_enclosing_body(graph, node.region)]
         hidden = [graph.values[i].name for i in node.operands if i not in seen]
         again = [graph.values[i].name for i in node.results if i in made]
         if hidden or again:
@@ -74,8 +76,8 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
             yield f"region {region.index} hands on {missing}, which it does not have"
 
 
-def _home(graph: Graph, region: int) -> int:
-    """The region whose values a node of `region` sees: a remat region is a part of its parent."""
+def _enclosing_body(graph: Graph, region: int) -> int:
+    """Return the innermost region that is no remat span; its values are visible in `region`."""
     here = graph.regions[region]
     while here.kind == "remat" and here.parent is not None:
         here = graph.regions[here.parent]
@@ -83,13 +85,15 @@ def _home(graph: Graph, region: int) -> int:
 
 
 def _wrong_regions(graph: Graph) -> Iterator[str]:
+    """Yield regions whose nodes, owner or trip count do not match."""
     inside = [set(region.nodes) for region in graph.regions]
     for node in graph.nodes:
         if node.index not in inside[node.region]:
             yield f"node {node.index} is not in its region {node.region}"
         for body in (graph.regions[i] for i in node.bodies):
             trips = graph.trip_count(node) * node.signature.param("length", 1)
-            if node.primitive == "while":  # its regions record how often they run
+            # A `while` has no length parameter; the planner sets the trip counts of its regions.
+            if node.primitive == "while":
                 trips = body.trip_count
             if (body.node, body.trip_count) != (node.index, trips):
                 yield f"region {body.index} runs {body.trip_count} times for node {body.node}"
@@ -98,6 +102,7 @@ def _wrong_regions(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
+    """Yield region arguments that connect different shapes, and body arguments without one."""
     tied = {tie.target for tie in graph.region_arguments}
     for tie in (t for t in graph.region_arguments if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]

@@ -149,7 +149,7 @@ def test_a_wrong_mapping_is_refused(mapping, unspecified, error, message):
 
 
 def test_annotate_takes_one_array_and_a_name():
-    with pytest.raises(TraceError, match=r"stands on one array, got dict"):
+    with pytest.raises(TraceError, match=r"needs one array, got dict"):
         annotate({"a": jnp.zeros(2)}, "name")
     with pytest.raises(TraceError, match=r"needs a name, got None"):
         annotate(jnp.zeros(2), None)

@@ -1,9 +1,8 @@
-"""One row per operator: its loops and index maps, and everything that follows from them.
+"""One row per operator: its loops, its index maps, and all properties derived from them.
 
-Rows: An operator is its loops and one index expression per tensor dimension; a read outside its
-tensor voids the iteration. Completion, partitioning, masks, flops and claims are read off the row
-(`graph/ops/families/`). How a primitive spells its local configuration is a function per family in
-`graph/ops/local_parameters.py`, which only places numbers. No other file names an operator: a new
-one is
-a row in a family, and an emission if no family's fits.
+A row consists of loops and one index expression per tensor dimension. An iteration that reads
+outside a tensor does not exist. Completion, partitioning, masks, flops and claims are derived from
+the row (`graph/ops/families/`). `graph/ops/local_parameters.py` has one function per family that
+writes block sizes into the parameters of the local operator. No other file names an operator. A new
+operator is a row in a family, and a new function there if no family fits.
 """

@@ -1,4 +1,4 @@
-"""Examples of the rows of every family: small nodes that the page of operators and tests print."""
+"""Small example nodes of every family, whose rows are printed by the operator page and by tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shardalg.graph.ops.families.indexing import GATHER, SCATTER
 
 
 def numbers(fields: str, *values: Plain) -> Plain:
-    """A named tuple as plain data."""
+    """Return a named tuple as plain data."""
     return tuple(zip(fields.split(), values, strict=True))
 
 
 def window(count: int) -> dict[str, Plain]:
-    """`count` taps at every second position of the second of two dimensions."""
+    """Return the parameters of a window of `count` taps and stride 2 in the second dimension."""
     return {
         "window_dimensions": (1, count),
         "window_strides": (1, 2),
@@ -24,14 +24,14 @@ def window(count: int) -> dict[str, Plain]:
 
 
 def selection(count: int) -> dict[str, Plain]:
-    """The same window, which selects the largest element."""
+    """Return the parameters of the same window in an operator that selects the largest element."""
     names = ("window_dimensions", "window_strides", "padding")
-    chosen = {name: window(count)[name] for name in names}
-    return chosen | {"select_prim": ("opaque", "primitive:ge")}
+    params = {name: window(count)[name] for name in names}
+    return params | {"select_prim": ("opaque", "primitive:ge")}
 
 
 def conv(**changed: Plain) -> dict[str, Plain]:
-    """A convolution along one dimension, padded by one on both sides."""
+    """Return the parameters of a convolution along one dimension, padded by one on both sides."""
     spec = (("lhs_spec", (0, 1, 2)), ("rhs_spec", (0, 1, 2)), ("out_spec", (0, 1, 2)))
     plain: dict[str, Plain] = {
         "dimension_numbers": spec,
@@ -46,7 +46,7 @@ def conv(**changed: Plain) -> dict[str, Plain]:
 
 
 def ragged(at: int, *groups: int) -> dict[str, Plain]:
-    """Products by group: dimension `at` of the left operand is ragged."""
+    """Return the parameters of a grouped product; dimension `at` of the left side is ragged."""
     dims = (((1,), (1,) if groups else (0,)), ((), ()))
     return {"ragged_dot_dimension_numbers": numbers(RAGGED, dims, (at,), groups)}
 
@@ -189,7 +189,7 @@ CASES: tuple[Case, ...] = (
 
 
 def signature(case: Case) -> Signature:
-    """The node of an example, in single precision.
+    """Return the signature of an example, in single precision.
 
     >>> signature(("add", {}, ["4,8", "4,1"], ["4,8"])).operands
     (f32[4,8], f32[4,1])

@@ -1,4 +1,4 @@
-"""Nodes of a graph from a file, checked by JAX's own rules for types and by our rows."""
+"""Checks of the nodes of a loaded graph, by JAX's own type rules and by the table of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.tracing.control_flow import CALLS
 
 _WITHOUT_OPERANDS = ("axis_index",)
-# Collectives of the user's, and the parameter that names their axes.
+# Collectives that a user calls, and the parameter that names their axes.
 _COLLECTIVES = {
     **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant"), "axes"),
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_to_all"), "axis_name"),
@@ -26,61 +26,75 @@ _COLLECTIVES = {
 
 
 def check_operators(graph: Graph) -> None:
-    """Raise where JAX does not take a node's parameters or gives other types, or no row takes them.
+    """Raise unless JAX derives each node's result types and the table builds the node's rows.
 
-    A primitive that JAX does not show, one whose parameters are code, and types that it does not
-    know cannot be asked. JAX's rules look at some parameters alone: a convolution's order of
-    dimensions may count from the end, a sort's dimension be none. What calls hand on is checked by
-    `loaded`.
+    Some nodes cannot be checked by JAX: primitives that it does not export, code as parameters, and
+    unknown types. JAX's rules also ignore some parameters: the dimension numbers of a convolution
+    may be negative, and the dimension of a sort may not exist. The rows detect these. The module
+    `shardalg.graph.loaded` checks calls.
 
     Raises:
-      PlanFileError: the nodes, with what JAX says, or what is wrong with their rows.
+      PlanFileError: some nodes are wrong. The message has their lines and JAX's messages.
     """
     regions = [tuple(graph.manual_axes(region.index).items()) for region in graph.regions]
-    # Collectives are asked along the axes of their own region.
-    asked: dict[Any, dict[Signature, str]] = {}
+    # Equal signatures are checked once per set of manual axes, which collectives depend on.
+    checked: dict[Any, dict[Signature, str]] = {}
     for node in graph.nodes:
         if node.primitive not in CALLS:
-            asked.setdefault(regions[node.region], {})[node.signature] = node.source
+            checked.setdefault(regions[node.region], {})[node.signature] = node.source
     found: list[str] = []
     with jax.enable_x64(True):
-        for axes, signatures in asked.items():
-            found += _in_region(axes, signatures)
+        for axes, signatures in checked.items():
+            found += _faults_in_regions(axes, signatures)
     if found:
         raise PlanFileError(
             f"the saved graph is damaged: {'; '.join(found[:5])}. Plan the function again."
         )
 
 
-def _in_region(axes: tuple[tuple[str, int], ...], asked: Mapping[Signature, str]) -> list[str]:
-    """Return the faults of the operators of regions that are manual along some axes."""
-    types = {kind: _struct(kind) for signature in asked for kind in signature.operands}
-    known = {kind: struct for kind, struct in types.items() if struct is not None}
+def _faults_in_regions(
+    axes: tuple[tuple[str, int], ...], checked: Mapping[Signature, str]
+) -> list[str]:
+    """Return the faults of the operators of regions that are manual along some axes.
+
+    Args:
+      checked: the source line of each signature.
+    """
+    known: dict[ValueType, jax.ShapeDtypeStruct] = {}
+    for type_ in dict.fromkeys(type_ for signature in checked for type_ in signature.operands):
+        try:
+            item = jax.dtypes.float0 if type_.dtype == "float0" else item_type(type_.dtype)
+        except StopIteration:
+            continue  # random keys of a kind that JAX does not know
+        known[type_] = jax.ShapeDtypeStruct(type_.shape, item)
     found: list[str] = []
 
-    def ask(*arrays: Any) -> None:
+    def bind_all(*arrays: Any) -> None:
         available = dict(zip(known, arrays, strict=True))
-        for signature, source in asked.items():
+        for signature, source in checked.items():
             place = f"{signature.primitive} ({source or 'an unknown line'})"
-            if all(kind in available for kind in signature.operands):
-                found.extend(f"{place} {fault}" for fault in _faults(signature, available))
+            if all(type_ in available for type_ in signature.operands):
+                found.extend(f"{place} {fault}" for fault in _type_faults(signature, available))
 
-    jax.make_jaxpr(ask, axis_env=list(axes))(*known.values())
-    for signature, source in asked.items():
+    # One trace evaluates the types of all operators abstractly, with the axes in scope.
+    jax.make_jaxpr(bind_all, axis_env=list(axes))(*known.values())
+    for signature, source in checked.items():
         place = f"{signature.primitive} ({source or 'an unknown line'})"
         found.extend(f"{place} {fault}" for fault in _collective_faults(signature, dict(axes)))
         try:
             rules(signature)
-        except Exception as error:  # a row takes for granted what tracing guarantees
+        except Exception as error:  # builders of rows assume what tracing guarantees
             found.append(f"{place} has no row: {type(error).__name__}: {error!s:.160}")
     return found
 
 
 def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield what JAX says only while it lowers a collective, and groups, which no trace keeps.
+    """Yield faults of a collective that JAX finds only in lowering, and groups of an axis.
+
+    No traced graph has groups of an axis.
 
     Raises:
-      PlanFileError: axes or pairs that are no names or numbers.
+      PlanFileError: the axes are no names, or the pairs no numbers.
     """
     if signature.primitive not in _COLLECTIVES:
         return
@@ -91,39 +105,35 @@ def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterat
     if given.get("axis_index_groups") is not None:
         yield "is over groups of an axis"
     elif len(set(named)) != len(named) or not set(named) <= sizes.keys():
-        yield f"is over {named}, of which the region has {sorted(sizes)}"
+        yield f"is over the axes {named}, but its region has {sorted(sizes)}"
     elif "perm" in given:
         pairs = read(tuple[tuple[int, int], ...], given["perm"], "perm")
         devices = prod(sizes[name] for name in named)
         for side in zip(*pairs, strict=True):
             if len(set(side)) != len(side) or not set(side) <= set(range(devices)):
-                yield f"has pairs {pairs} of {devices} devices"
+                yield f"has pairs {pairs}, which {devices} devices cannot have"
 
 
-def _faults(signature: Signature, available: Mapping[ValueType, Any]) -> Iterator[str]:
+def _type_faults(signature: Signature, available: Mapping[ValueType, Any]) -> Iterator[str]:
+    """Yield the differences between the node's result types and the types that JAX derives.
+
+    Args:
+      available: a traced value of each type that JAX knows.
+    """
     name = signature.primitive
-    operands = [available[kind] for kind in signature.operands if name not in _WITHOUT_OPERANDS]
-    left = LEFT_TO_THE_COMPILER.get(name)
+    operands = [available[type_] for type_ in signature.operands if name not in _WITHOUT_OPERANDS]
+    check = LEFT_TO_THE_COMPILER.get(name)
     try:
-        fits = not left or left(dict(signature.params), signature.operands, signature.results)
+        fits = not check or check(dict(signature.params), signature.operands, signature.results)
         results = apply(name, None, signature.params, operands)
-    except TraceError:  # JAX cannot be asked
+    except TraceError:  # JAX exports no primitive of this name
         results = None
-    except Exception as error:  # JAX may raise anything at what it does not take
+    except Exception as error:  # JAX may raise anything for parameters that it does not accept
         reason = str(error).strip().split("\n")[0]
-        yield f"is not JAX's: {type(error).__name__}: {reason:.160}"
+        yield f"is rejected by JAX: {type(error).__name__}: {reason:.160}"
         return
     if not fits:
-        yield f"does not make {list(signature.results)} of {list(signature.operands)}"
-    made = tuple(ValueType(tuple(r.shape), str(r.dtype)) for r in results or ())
-    if results is not None and made != signature.results:
-        yield f"makes {list(made)}, not {list(signature.results)}"
-
-
-def _struct(kind: ValueType) -> jax.ShapeDtypeStruct | None:
-    """Return the type as JAX has it, or None for random keys of a kind that JAX does not know."""
-    try:
-        found = jax.dtypes.float0 if kind.dtype == "float0" else item_type(kind.dtype)
-    except StopIteration:
-        return None
-    return jax.ShapeDtypeStruct(kind.shape, found)
+        yield f"does not compute {list(signature.results)} from {list(signature.operands)}"
+    derived = tuple(ValueType(tuple(r.shape), str(r.dtype)) for r in results or ())
+    if results is not None and derived != signature.results:
+        yield f"computes {list(derived)}, not {list(signature.results)}"

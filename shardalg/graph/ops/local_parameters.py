@@ -1,4 +1,8 @@
-"""How a primitive spells its local configuration: one function per family, placing numbers only."""
+"""Parameters of the local operator on each device: one function per family of rows.
+
+The functions only write numbers, such as block sizes and index shifts. The row decides what is
+partitioned.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from shardalg.algebra.affine import Index
 from shardalg.errors import RuleError
 from shardalg.graph.ir import Params, Signature
 from shardalg.graph.ops.families.indexing import numbers, scatter_mode
-from shardalg.graph.ops.loops import dim_loops, moved
-from shardalg.graph.ops.rule import CLIP, DROP, PRODUCT, SUM, USER, Access, Guard, Rule, Symbol
-from shardalg.graph.ops.windows import OperandDim, WindowBlock, local_params, windowed
+from shardalg.graph.ops.loops import OperandDim, dim_loops, moved
+from shardalg.graph.ops.rule import CLIP, DROP, PRODUCT, SUM, USER, Access, Rule, Symbol
+from shardalg.graph.ops.windows import WindowBlock, local_params, windowed
 
 Blocks = Mapping[str, int]
 NO_SPANS: Mapping[OperandDim, WindowBlock] = MappingProxyType({})
@@ -21,13 +25,16 @@ NO_SPANS: Mapping[OperandDim, WindowBlock] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class IndexShift:
-    """Add `sign * p * block + more` to run-time numbers, `p` and `block` of `loop`.
+    """Addition of `sign * p * block + more` to run-time numbers.
+
+    `p` is the partition id of `loop`, and `block` its block size.
 
     Attributes:
-      operand: whose numbers; None for the result.
-      component: of the index vector (the last dimension); None for all numbers.
-      sign: 0 where numbers are clamped and not shifted.
-      clamp: what they are clamped to before; within: those outside of it select nothing.
+      operand: the operand whose numbers are shifted; None for the result.
+      component: a position in the index vector (the last dimension); None for all numbers.
+      sign: 1, -1, or 0 for numbers that are clamped but not shifted.
+      clamp: the range to which the numbers are clamped first.
+      within: the range of valid numbers; a number outside of it selects nothing.
     """
 
     operand: int | None
@@ -41,21 +48,23 @@ class IndexShift:
 
 @dataclass(frozen=True)
 class Emission:
-    """What a device binds in place of the global operator.
+    """Changes that turn the global operator into the local one.
 
     Attributes:
       params: parameters of the primitive that differ from the global ones.
-      shifts: numbers that depend on the partition id.
-      owned: (component, loop, number of starts): the gathered value counts only where that shifted
-        index is in the block, and the global one is a start; zero elsewhere, then summed. The loop
-        is "" where the dimension is whole.
-      margins: (dimension of operand 0, loop, places) around its block, where windows overlap it.
-      batch_dims: dimensions of that value which the indices span.
-      fill: what a globally missing index gives, on one member; None: none can miss.
-      first_member: operand that enters the combination on one member only.
-      chosen: (result dimension, size of each operand along it) where every place is that of one
-        operand.
-      boxed: whether a box is read from, or written to, what is cut (`boxes` says where).
+      shifts: additions to numbers that depend on the partition id.
+      owned: (component, loop, number of starts). The gathered value is masked with zero unless the
+        shifted index is in the block and the global index is a valid start; then it is summed. The
+        loop is "" if the dimension is not sharded.
+      margins: (dimension of operand 0, loop, elements) before its block, for windows that overlap
+        two blocks.
+      batch_dims: dimensions of the gathered value that come from the indices.
+      fill: the result of a globally invalid index, on one member of the group; None if no index
+        can be invalid.
+      first_member: an operand that enters the combination on one member of the group only.
+      chosen: (result dimension, size of each operand along it) if every position of the dimension
+        is read from one of the operands.
+      boxed: whether a box is read from, or written to, a sharded dimension (see `boxes`).
     """
 
     params: Params = ()
@@ -70,7 +79,7 @@ class Emission:
 
 
 PLAIN = Emission()
-"""The operator as it is, on blocks."""
+"""The operator with its global parameters, applied to blocks."""
 
 
 def emit(
@@ -79,11 +88,11 @@ def emit(
     blocks: Blocks,
     spans: Mapping[OperandDim, WindowBlock] = NO_SPANS,
 ) -> Emission:
-    """Local configuration of the operator when loop `l` runs over `blocks[l]` on each device.
+    """Return the local operator in which loop `l` has the extent `blocks[l]`.
 
     Args:
-      blocks: local extent of every loop: `ceil(extent / parts)`, the extent where not sharded.
-      spans: what a device has of the dimensions that it reads through windows.
+      blocks: local extent of every loop: `ceil(extent / num_shards)`.
+      spans: the device's interval of each dimension that is read through a window.
 
     Raises:
       RuleError: a loop of `unsupported_loops(rule)` is sharded.
@@ -105,105 +114,114 @@ def emit(
     emission = EMITTERS[rule.family](signature, rule, blocks)
     if not split and not spans:
         return emission
-    placed = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
-    if not placed:
+    params = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
+    if not params:
         return emission
-    own = tuple((name, v) for name, v in placed.items() if v != signature.param(name))
-    return replace(emission, params=own)
+    changed = tuple((name, v) for name, v in params.items() if v != signature.param(name))
+    return replace(emission, params=changed)
 
 
 def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
-    """Loops that a device runs only a part of."""
+    """Return the loops whose block is smaller than their extent."""
     return frozenset(name for name, extent in rule.loops if blocks.get(name, extent) != extent)
 
 
 @lru_cache(maxsize=1 << 14)
 def unsupported_loops(rule: Rule) -> frozenset[str]:
-    """Loops that stay whole on every device: the row says so, or nothing emits them yet."""
+    """Return the loops that cannot be sharded, by the row or because no emission supports them."""
+    # A guard `loop == start + w` shifts a window of extent w. The window's loops stay whole. The
+    # guarded loop may be sharded if the start is a run-time number, which a shift can change.
+    starts = {symbol.name for symbol in rule.symbols}
     windows = {
         name
         for guard in rule.guards
         if not guard.index.variables or any(v in rule.extents for v in guard.index.variables)
-        for index in (guard.index, *(() if _starts_at_run_time(rule, guard) else (guard.loop,)))
+        for index in (
+            (guard.index,)
+            if starts.intersection(guard.index.variables)
+            else (guard.index, guard.loop)
+        )
         for name in index.variables
         if name in rule.extents
     }
     return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
-def _starts_at_run_time(rule: Rule, guard: Guard) -> bool:
-    return any(symbol.name in guard.index.variables for symbol in rule.symbols)
-
-
-def _divided(rule: Rule) -> frozenset[str]:
-    """Loops under a floor or a modulo: a reshape whose factors do not nest."""
+def _divided_loops(rule: Rule) -> frozenset[str]:
+    """Return the loops in a floor division or modulo: a reshape whose factors do not nest."""
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
     return frozenset(v for i in maps if i.div > 1 or i.mod for v in i.variables)
 
 
-def _unreachable(rule: Rule) -> frozenset[str]:
-    """Loops in an index that neither is made of loops nor read through a window.
+def _loops_without_window(rule: Rule) -> frozenset[str]:
+    """Return the loops in an index that is neither a nest of loops nor a window.
 
-    Where a combination of the user's has nothing to fill places with: all its moved loops.
+    If a user's reduction has no number to fill padding with, all its moved loops are returned.
     """
     if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
         return moved(rule)
     places = ((t, d) for t in rule.tensors for d in range(len(rule.indices(t))))
-    barred = [rule.indices(t)[d] for t, d in places if not _reachable(rule, t, d)]
+    barred = [
+        rule.indices(t)[d]
+        for t, d in places
+        if not dim_loops(rule, t, d) and not windowed(rule, t, d)
+    ]
     return frozenset(v for index in barred for v in index.variables if v in rule.extents)
 
 
-def _reachable(rule: Rule, tensor: int, dim: int) -> bool:
-    return bool(dim_loops(rule, tensor, dim)) or windowed(rule, tensor, dim)
+def _unsupported_in_scatter(rule: Rule) -> frozenset[str]:
+    """Return the moved loops, and the combined loops of one iteration.
 
-
-def _added_once(rule: Rule) -> frozenset[str]:
-    """A combined loop of one iteration: its block does not tell whether it is split."""
+    The block of a loop of one iteration has the loop's extent, so that it does not show whether the
+    loop is sharded. The operand would then be added on every device.
+    """
     return moved(rule) | {name for name in rule.reduced if rule.extents[name] <= 1}
 
 
-# Family to the loops that its emission does not split; otherwise those in no plain index.
+# Loops that the function of a family does not partition. Other families: the moved loops.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "scatter": _added_once,
-    "selection": _unreachable,
-    "shape": _divided,
-    "terms": _unreachable,
-    "tile": _divided,
-    "window": _unreachable,
+    "scatter": _unsupported_in_scatter,
+    "selection": _loops_without_window,
+    "shape": _divided_loops,
+    "terms": _loops_without_window,
+    "tile": _divided_loops,
+    "window": _loops_without_window,
 }
 
 
 def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
-    """Shape of a result when every loop runs over its block."""
+    """Return the shape of a result in which every loop has the extent of its block."""
+
+    def size(index: Index) -> int:
+        if any(blocks[name] == 0 for name in index.variables):
+            return 0
+        total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
+        return index.mod or -(-total // index.div)
+
     dims, shape = rule.results[result], rule.result_shapes[result]
-    return tuple(_span(i, blocks) if i.terms else n for i, n in zip(dims, shape, strict=True))
-
-
-def _span(index: Index, blocks: Blocks) -> int:
-    if any(blocks[name] == 0 for name in index.variables):
-        return 0
-    total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
-    return index.mod or -(-total // index.div)
+    return tuple(size(i) if i.terms else n for i, n in zip(dims, shape, strict=True))
 
 
 def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Nothing in the parameters depends on a size."""
+    """Return the unchanged operator: none of its parameters depends on a size."""
     return PLAIN
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Return the operator with its local result shape, for example of a reshape."""
     name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
     params = ((name, local_shape(rule, 0, blocks)),)
     return Emission(params if sharded(rule, blocks) else ())
 
 
 def _tile(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """A device repeats what it has as often as its block of the repetitions says."""
+    """Return a `tile` that repeats the device's block by its local number of repetitions."""
     repeated = tuple(blocks.get(f"r{d}", 1) for d in range(len(signature.results[0].shape)))
     return Emission((("reps", repeated),) if sharded(rule, blocks) else ())
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Return an `iota` that starts at the first index of the device's block."""
     split = sharded(rule, blocks)
     loop = f"d{signature.param('dimension')}"
     shifts = (IndexShift(None, None, loop, 1),) if loop in split else ()
@@ -211,7 +229,7 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Every dimension starts where the device's block does."""
+    """Return a `positions` whose start numbers are shifted to the device's block."""
     split = sharded(rule, blocks)
     names = (index.loop for index in rule.results[0])
     shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
@@ -219,7 +237,7 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Along the dimension in which the operands follow one another, a place has one of them."""
+    """Return a choice per position of one operand, if the concatenated dimension is sharded."""
     dim = signature.param("dimension")
     sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)
     chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded(rule, blocks)
@@ -227,7 +245,10 @@ def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Groups of a depthwise convolution; `local_params` places the rest."""
+    """Return a grouped convolution with the local number of groups.
+
+    `local_params` adds padding and dilation.
+    """
     split = sharded(rule, blocks)
     grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
     return Emission(tuple((name, blocks["g"]) for name in grouped if "g" in split))
@@ -237,6 +258,7 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Return a dynamic slice or update: `boxed` if it selects along a sharded dimension."""
     split = sharded(rule, blocks)
     if any(boxes(rule, split)):
         return Emission(boxed=True)
@@ -245,7 +267,7 @@ def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
-    """(dimension, loop, largest start) where a box is read from, or written to, what is cut."""
+    """Yield (dimension, loop, largest start) where a box is selected along a sharded dimension."""
     highs = {symbol.name: symbol.high for symbol in rule.symbols}
     for guard in rule.guards:
         loop = guard.loop.loop
@@ -257,10 +279,11 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
 
 @dataclass(frozen=True)
 class SelectedDimension:
-    """A dimension in which run-time starts select, along a sharded loop.
+    """A sharded dimension along which run-time indices select.
 
     Attributes:
-      component: of the index vector; width: of the window, 0 if it is a single element.
+      symbol: the run-time start; component: its position in the index vector.
+      width: extent of the selected window, or 0 for a single element.
     """
 
     dim: int
@@ -270,7 +293,11 @@ class SelectedDimension:
     width: int
 
     def shift(self, *, drops: bool) -> IndexShift:
-        """From the global start to that in the block, and in the margin before it."""
+        """Return the shift from a global start to a start in the block, with the margin before it.
+
+        Args:
+          drops: whether an invalid start drops the update (scatter).
+        """
         valid = (0, self.symbol.high)
         clamp = valid if self.symbol.mode == CLIP else None
         within = valid if drops and clamp is None and self.width else None
@@ -280,7 +307,7 @@ class SelectedDimension:
 def selections(
     rule: Rule, components: tuple[int, ...], split: Collection[str]
 ) -> tuple[SelectedDimension, ...]:
-    """The selected dimensions that are cut.
+    """Return the selected dimensions whose loop is sharded.
 
     Args:
       components: operand dimension of each component of the index vector.
@@ -299,6 +326,7 @@ def selections(
 
 
 def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
+    """Return (dimension, loop, width) of each selected window."""
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 
@@ -306,7 +334,10 @@ UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
 
 
 def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """A miss gives the fill value or a clipped read; `owned` says where it counts."""
+    """Return a gather from the device's block; `owned` masks the results of other blocks.
+
+    An index outside the block reads the fill value or is clipped.
+    """
     n, split = numbers(signature), sharded(rule, blocks)
     if not split:
         return Emission()
@@ -317,7 +348,7 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     found = selections(rule, n.selected, split)
     if not found:
         return Emission(params)
-    # what misses the block is read from a margin of zeros, or masked
+    # A window that overlaps two blocks reads zeros from the margin; other reads are masked.
     wide = any(one.width for one in found)
     fill = None if isinstance(rule.init, Access) else rule.init
     if fill is None or wide:
@@ -325,52 +356,42 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     rank = len(signature.results[0].shape)
     spans = tuple(d for d in range(rank) if d not in n.window)
     owned = tuple((one.component, one.loop, one.symbol.high + 1) for one in found)
-    if wide:  # clipped there: a start that misses along a dimension that is whole is masked, too
-        owned += tuple(_whole_starts(rule, n.selected, {one.dim for one in found}))
+    if wide:
+        # The local gather clips, so starts that drop a read along a whole dimension are masked too.
+        cut = {one.dim for one in found}
+        for symbol in rule.symbols:
+            dim = int(symbol.name[2:] or -1)
+            if symbol.mode == DROP and dim not in cut:
+                owned += ((n.selected.index(dim), "", symbol.high + 1),)
     shifts = tuple(one.shift(drops=False) for one in found)
     return Emission(params, shifts, owned, _margins(found), spans, fill)
 
 
-def _whole_starts(
-    rule: Rule, components: tuple[int, ...], cut: Collection[int]
-) -> Iterator[tuple[int, str, int]]:
-    """(component, no loop, number of starts) where a start drops a read and nothing is cut."""
-    for symbol in rule.symbols:
-        dim = int(symbol.name[2:] or -1)
-        if symbol.mode == DROP and dim not in cut:
-            yield components.index(dim), "", symbol.high + 1
-
-
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Indices shifted out of the block drop their update; the operand is added once.
+    """Return a scatter into the device's block that drops updates with an index outside of it.
 
-    What stands for an update in padding has an index like any other, so that none is promised.
+    In a sum or product over sharded updates, one device adds the operand. Updates in padding have
+    arbitrary indices, so the local indices are neither sorted nor unique.
     """
     split = sharded(rule, blocks)
     selected = numbers(signature).selected
     found = selections(rule, selected, split)
     shifts = tuple(one.shift(drops=True) for one in found)
     if shifts and scatter_mode(signature.param("mode")) == CLIP:
-        shifts += _clamps(rule, selected, shifts)
+        # The local scatter drops, so components that are not shifted are clamped explicitly.
+        highs = {symbol.name: symbol.high for symbol in rule.symbols}
+        done, loop = {shift.component for shift in shifts}, shifts[0].loop
+        shifts += tuple(
+            IndexShift(1, component, loop, 0, (0, highs.get(f"$t{dim}", 0)))
+            for component, dim in enumerate(selected)
+            if component not in done
+        )
     adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
     params: Params = UNSORTED if shifts or split & set(rule.reduced) else ()
     if shifts:
         params = (*params, ("mode", "FILL_OR_DROP"))
     first = 0 if adds else None
     return Emission(params, shifts, margins=_margins(found), first_member=first)
-
-
-def _clamps(
-    rule: Rule, components: tuple[int, ...], shifts: tuple[IndexShift, ...]
-) -> tuple[IndexShift, ...]:
-    """What clipping does on the components that are not shifted: shifted ones drop updates."""
-    highs = {symbol.name: symbol.high for symbol in rule.symbols}
-    done, loop = {shift.component for shift in shifts}, shifts[0].loop
-    return tuple(
-        IndexShift(1, component, loop, 0, (0, highs.get(f"$t{dim}", 0)))
-        for component, dim in enumerate(components)
-        if component not in done
-    )
 
 
 EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {

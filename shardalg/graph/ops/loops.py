@@ -1,6 +1,6 @@
-"""What follows from a row: classes of the loops and of the row, loops of a dimension, flops.
+"""Properties derived from a row: loop classes, the row's class, the loops of a dimension.
 
-Which rows make a result element of the operands' elements of one index: no operators here.
+No operator is named here: everything is derived from the index maps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LOOP_CLASSES = (
 
 
 def covers(rule: Rule, tensor: int, dim: int) -> bool:
-    """Whether that dimension is one loop, unchanged, over its full size (`slice[0:k]` is not)."""
+    """Return whether a dimension is indexed by one loop, unchanged, over its full size.
+
+    The dimension of `slice[0:k]` is not: its loop has a smaller extent.
+    """
     index, shape = rule.indices(tensor)[dim], rule.shape(tensor)
     loop = index.loop
     return loop in rule.extents and (shape is None or shape[dim] == rule.extents[loop])
@@ -31,10 +34,10 @@ def covers(rule: Rule, tensor: int, dim: int) -> bool:
 
 @lru_cache(maxsize=65536)
 def dim_loops(rule: Rule, tensor: int, dim: int) -> tuple[tuple[str, int], ...]:
-    """Loops (with extents) that make up a dimension, major to minor.
+    """Return the loops (with extents) that a dimension consists of, major to minor.
 
-    One for a plain index; several where the index nests them, as `n*i + j` with j in [0, n) does;
-    none for every other index: such a dimension carries no sharding by itself.
+    A plain index has one loop. An index that nests loops, such as `n*i + j` with j in [0, n), has
+    several. Any other index has none: a sharding of such a dimension does not propagate.
 
     Args:
       tensor: operand number, or `~r` for result r (-1 is result 0).
@@ -56,6 +59,10 @@ def dim_loops(rule: Rule, tensor: int, dim: int) -> tuple[tuple[str, int], ...]:
 def _nested(
     index: Index, extents: Mapping[str, int], size: int | None
 ) -> tuple[tuple[str, int], ...]:
+    """Return the loops of a mixed-radix index, major to minor; () if it is not one.
+
+    In a mixed radix, each coefficient is the product of the extents of all more minor loops.
+    """
     is_sum = index.div == 1 and not index.mod and not index.constant and index.terms
     if not is_sum or any(name not in extents for name in index.variables):
         return ()
@@ -72,7 +79,7 @@ def _nested(
 
 @lru_cache(maxsize=65536)
 def moved(rule: Rule) -> frozenset[str]:
-    """Loops in an index that is not just one loop over its full dimension."""
+    """Return the loops in indices that are not one plain loop over the full dimension."""
     return frozenset(
         name
         for tensor in rule.tensors
@@ -85,36 +92,28 @@ def moved(rule: Rule) -> frozenset[str]:
 
 @lru_cache(maxsize=65536)
 def loop_class(rule: Rule, loop: str) -> str:
-    """How completion and partitioning treat a loop, read off the maps (never off the primitive).
+    """Return the class by which completion and partitioning treat a loop.
 
-    whole: delivered as a block. prefix: cumulated. contracting: in no result. selected: named by a
-    run-time guard. broadcast: in a result only. pass: its loop alone in every index.
-    compound: in an index with another result loop, or divided. window: with a reduced loop.
-    shifted: alone in an index, scaled or offset, or over another extent.
+    The first matching class is returned:
+    whole: needed as one block. prefix: cumulated. selected: in a run-time guard.
+    contracting: in no result. broadcast: only in results.
+    compound: in an index with another result loop, or in a divided index.
+    window: in an index with a reduced loop.
+    shifted: alone in an index, but scaled, offset, or over another extent than the dimension's.
+    pass: alone and unchanged in every index.
     """
-    for name, holds in _SPECIAL:
-        if holds(rule, loop):
-            return name
-    return _moved_class(rule, loop) if loop in moved(rule) else PASS
-
-
-def _is_selected(rule: Rule, loop: str) -> bool:
-    if loop in rule.result_loops:
-        return loop not in rule.operand_loops and loop in rule.guarded
-    is_target = any(guard.loop.loop == loop for guard in rule.guards)
-    return is_target or (loop in rule.guarded and rule.combine == PICK)
-
-
-_SPECIAL = (
-    (WHOLE, lambda rule, loop: loop in rule.whole),
-    (PREFIX, lambda rule, loop: rule.prefix is not None and loop == rule.prefix[0]),
-    (SELECTED, _is_selected),
-    (CONTRACTING, lambda rule, loop: loop not in rule.result_loops),
-    (BROADCAST, lambda rule, loop: loop not in rule.operand_loops),
-)
-
-
-def _moved_class(rule: Rule, loop: str) -> str:
+    if loop in rule.whole:
+        return WHOLE
+    if rule.prefix is not None and loop == rule.prefix[0]:
+        return PREFIX
+    if _is_selected(rule, loop):
+        return SELECTED
+    if loop not in rule.result_loops:
+        return CONTRACTING
+    if loop not in rule.operand_loops:
+        return BROADCAST
+    if loop not in moved(rule):
+        return PASS
     maps = [i for t in rule.tensors for i in rule.indices(t) if loop in i.variables]
     others = {v for i in maps for v in i.variables if v != loop and v in rule.extents}
     divided = any(i.mod or (i.div > 1 and not i.exact) for i in maps)
@@ -123,64 +122,72 @@ def _moved_class(rule: Rule, loop: str) -> str:
     return WINDOW if others else SHIFTED
 
 
+def _is_selected(rule: Rule, loop: str) -> bool:
+    """Return whether run-time indices select the iterations of a loop."""
+    if loop in rule.result_loops:
+        return loop not in rule.operand_loops and loop in rule.guarded
+    is_target = any(guard.loop.loop == loop for guard in rule.guards)
+    return is_target or (loop in rule.guarded and rule.combine == PICK)
+
+
 @lru_cache(maxsize=65536)
 def row_class(rule: Rule) -> str:
-    """Class of the whole row, by which completion orders its propagation.
+    """Return the class of the whole row, which orders the propagation of shardings.
 
-    gather: run-time indices in vectors (scatter too). dynamic_slice: run-time numbers.
+    The first matching class is returned:
+    gather: run-time index vectors (scatter too). dynamic_slice: run-time numbers.
     convolution, contraction: two operands with contracting loops, with or without windows.
     window: one operand with windows, shifts, prefixes or whole loops (slice, pad, sort, cumsum).
     reduce: one operand with contracting loops. broadcast: loops only in the result.
-    layout: the same elements in other dimensions. pointwise: every index is the result's own.
+    pointwise: every operand is read at the result's own index. layout: all other rows.
     """
     if rule.symbols:
         return "gather" if any(symbol.dims for symbol in rule.symbols) else "dynamic_slice"
     classes = {loop_class(rule, name) for name, extent in rule.loops if extent > 1}
-    joins = rule.combine == USER
-    factors = 1 if joins else max((len(term) for term in rule.terms), default=0)
-    for name, holds in _ROW_CLASSES:
-        if holds(classes, factors):
-            return name
-    own = all(not dims or _is_own(dims, rule.results[0]) for dims in rule.operands.values())
+    # The operands of a user's reduction are not multiplied with each other.
+    factors = 1 if rule.combine == USER else max((len(term) for term in rule.terms), default=0)
+    if factors > 1 and CONTRACTING in classes:
+        return "convolution" if classes & {WINDOW, SHIFTED, COMPOUND} else "contraction"
+    if classes & {WINDOW, SHIFTED, PREFIX, WHOLE, SELECTED}:
+        return "window"
+    if CONTRACTING in classes:
+        return "reduce"
+    if BROADCAST in classes:
+        return "broadcast"
+
+    def is_result_index(dims: tuple[Index, ...]) -> bool:
+        # An index without loops reads a broadcast dimension.
+        pairs = zip(dims, rule.results[0], strict=False)
+        return len(dims) == len(rule.results[0]) and all(a == b or not a.terms for a, b in pairs)
+
+    own = all(not dims or is_result_index(dims) for dims in rule.operands.values())
     return "pointwise" if own else "layout"
 
 
-def _is_own(dims: tuple[Index, ...], result: tuple[Index, ...]) -> bool:
-    """Whether an operand is read at the result's own index, but for broadcast dimensions."""
-    pairs = zip(dims, result, strict=False)
-    return len(dims) == len(result) and all(a == b or not a.terms for a, b in pairs)
-
-
-_MOVING = {WINDOW, SHIFTED, PREFIX, WHOLE, SELECTED}
-_ROW_CLASSES = (
-    ("convolution", lambda c, n: n > 1 and CONTRACTING in c and c & {WINDOW, SHIFTED, COMPOUND}),
-    ("contraction", lambda c, n: n > 1 and CONTRACTING in c),
-    ("window", lambda c, n: bool(c & _MOVING)),
-    ("reduce", lambda c, n: CONTRACTING in c),
-    ("broadcast", lambda c, n: BROADCAST in c),
-)
-
-
 OperandDim = tuple[int, int]
-"""A dimension of an operand."""
+"""Operand and dimension."""
 
 
 def row_of(rows: Sequence[Rule], result: int) -> tuple[Rule, tuple[Index, ...]]:
-    """The row that makes a result, and the result's indices."""
+    """Return the row that computes a result, and the result's indices."""
     rule = rows[result] if len(rows) > 1 else rows[0]
     return rule, rule.results[0 if len(rows) > 1 else result]
 
 
 def moves_none(rule: Rule) -> bool:
-    """Whether every result element is made of one element of each operand, and of nothing else."""
+    """Return whether each result element depends on one element of each operand and nothing else.
+
+    No iterations are combined or selected, and there is no start value.
+    """
     selects = rule.guards or rule.symbols or rule.whole or rule.local or rule.prefix
     return not selects and rule.init is None and len(rule.terms) == 1 and not rule.reduced
 
 
 def operands_along(rule: Rule, loop: str) -> dict[int, int | None] | None:
-    """Per operand the dimension that is read at the loop's own number, None where none is.
+    """Return, per operand, the dimension that the loop indexes, or None if there is none.
 
-    None for all if one is read elsewhere, or twice.
+    None instead of a table if an operand has the loop in two dimensions or in another index than
+    the plain loop.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.graph.ops.rows import rules
@@ -204,12 +211,12 @@ def number_along(
     numbers: Mapping[int, Number | None],
     fills: Mapping[OperandDim, Number | None],
 ) -> Number | None:
-    """What stands in the result where operands have no element along a loop.
+    """Return the result's number at padded positions along a loop; None if it is unknown.
 
     Args:
-      along: as `operands_along` gives it.
-      numbers: operands all of whose elements are one number.
-      fills: numbers that stand at places without elements.
+      along: the dimension of each operand along the loop (see `operands_along`).
+      numbers: the number of each operand whose elements are all equal.
+      fills: the number at padded positions, by operand and dimension.
     """
     given = {
         k: numbers.get(k) if dim is None or numbers.get(k) is not None else fills.get((k, dim))

@@ -1,4 +1,4 @@
-"""What each value is to training, from the rows and the arguments' roles."""
+"""Roles of values in training, derived from the rows and the arguments' roles."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ ACTIVATION, GRADIENT, LOSS, WEIGHT, CONSTANT, UNKNOWN = (
 
 
 def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[str, ...]:
-    """Role of every value.
+    """Return the role of every value.
 
-    An argument has the role given. A derived value is, in this order:
+    An argument has its given role. A derived value has the first matching role:
     constant: it depends on no argument, or has a data dimension and depends on no data (a mask);
     unknown: it depends on an argument whose role is not given;
     activation: it depends on data and has a data dimension;
     loss: it depends on data, has one element, is computed from no gradient (a loss, a metric), and
       no activation of the forward pass is computed from it;
-    gradient: it depends on data otherwise (also an update); weight: it depends on none.
-    Data dimensions are those that loops join to a dimension of a data argument, and to none of a
-    parameter: an activation [B, S, M] shares M with the weights, and still has B and S.
+    gradient: it depends on data (an update too); weight: all others.
+
+    A data dimension is connected by loops to a dimension of a data argument, and to no dimension of
+    a parameter. An activation [B, S, M] shares M with the weights, so its data dimensions are B, S.
 
     Args:
-      argument_roles: one of "parameters", "optimizer_state", "data" or None for each flattened
-        argument; None for all means that every role is "unknown".
+      argument_roles: "parameters", "optimizer_state", "data" or None for each flattened argument.
+        None instead of a sequence means that every role is "unknown".
 
     Raises:
       RoleError: another word, or not one role per argument.
@@ -44,22 +45,29 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     _check(graph, argument_roles)
     given = dict(zip(graph.arguments, argument_roles, strict=True))
     edges = dependencies(graph)
-    tainted = reachable(edges, [v for v, role in given.items() if role == DATA])
-    unsure = reachable(edges, [v for v, role in given.items() if role is None])
-    known = reachable(edges, graph.arguments)
-    spread = _data_dimensions(graph, given)
-    found = [
-        _derived(bool(known[i]), bool(unsure[i]), bool(tainted[i]), bool(spread[i]))
-        for i in range(len(graph.values))
-    ]
-    for value, scalar_role in _scalars(graph, found).items():
+    of_data = reachable(edges, [v for v, role in given.items() if role == DATA])
+    of_unknown = reachable(edges, [v for v, role in given.items() if role is None])
+    of_arguments = reachable(edges, graph.arguments)
+    has_data_dimension = _data_dimensions(graph, given)
+    found = []
+    for i in range(len(graph.values)):
+        is_mask = has_data_dimension[i] and not of_data[i] and not of_unknown[i]
+        if not of_arguments[i] or is_mask:
+            found.append(CONSTANT)
+        elif of_unknown[i]:
+            found.append(UNKNOWN)
+        elif not of_data[i]:
+            found.append(WEIGHT)
+        else:
+            found.append(ACTIVATION if has_data_dimension[i] else GRADIENT)
+    for value, scalar_role in _scalar_roles(graph, found).items():
         found[value] = scalar_role
     for value, role in given.items():
         found[value] = role or UNKNOWN
     return tuple(found)
 
 
-def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
+def _scalar_roles(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     """Return the role of each scalar that depends on data and is computed from no gradient.
 
     The role is "activation" if activations of the forward pass are computed from the scalar (a
@@ -75,7 +83,11 @@ def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     backward = [v for n in computed if n.phase == "backward" for v in n.results]
     forward = [v for n in computed if n.phase == "forward" for v in n.results]
     of_gradients = reachable(edges, backward)
-    is_needed = reachable(_reversed(edges), [v for v in forward if found[v] == ACTIVATION])
+    sources: list[list[int]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for target in targets:
+            sources[target].append(source)
+    is_needed = reachable(sources, [v for v in forward if found[v] == ACTIVATION])
     scalars = {
         value.index: ACTIVATION if is_needed[value.index] else LOSS
         for value in graph.values
@@ -89,25 +101,8 @@ def _scalars(graph: Graph, found: Sequence[str]) -> dict[int, str]:
     return scalars | stacked
 
 
-def _reversed(edges: list[list[int]]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in edges]
-    for source, targets in enumerate(edges):
-        for target in targets:
-            found[target].append(source)
-    return found
-
-
-def _derived(known: bool, unsure: bool, tainted: bool, spread: bool) -> str:
-    if not known or (spread and not tainted and not unsure):
-        return CONSTANT
-    if unsure:
-        return UNKNOWN
-    if not tainted:
-        return WEIGHT
-    return ACTIVATION if spread else GRADIENT
-
-
 def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
+    """Raise unless each argument has one known role or None."""
     if len(argument_roles) != len(graph.arguments):
         raise RoleError(
             f"{len(argument_roles)} roles for {len(graph.arguments)} arguments "
@@ -127,14 +122,14 @@ class _Classes:
         self.parent = list(range(size))
 
     def root(self, item: int) -> int:
-        """The representative of the class of `item`."""
+        """Return the representative of the class of `item`."""
         parent = self.parent
         while parent[item] != item:
             parent[item] = item = parent[parent[item]]
         return item
 
     def join(self, first: int, second: int) -> None:
-        """Make two classes one."""
+        """Merge two classes."""
         a, b = self.root(first), self.root(second)
         if a != b:
             self.parent[b] = a
@@ -142,9 +137,10 @@ class _Classes:
 
 @lru_cache(maxsize=65536)
 def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
-    """Dimensions on one loop: (position, dimension, position, dimension), operands then results.
+    """Return pairs of dimensions on one loop: (position, dimension, position, dimension).
 
-    A dimension that nests several loops counts as its major one.
+    Positions count the operands, then the results. A dimension that nests several loops counts as
+    its major loop.
     """
     first: dict[str, tuple[int, int]] = {}
     pairs = []
@@ -160,7 +156,10 @@ def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
-    """Per value, 1 if one of its dimensions is joined to the data's and not to the parameters'."""
+    """Return 1 per value that has a data dimension, else 0.
+
+    A union-find over all dimensions of all values connects dimensions on one loop.
+    """
     base = [0]
     for value in graph.values:
         base.append(base[-1] + len(value.type.shape))
@@ -172,7 +171,7 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
             pairs = known[node.signature] = () if node.bodies else joined_dims(node.signature)
         at = node.operands + node.results
         for i, d, j, e in pairs:
-            # this is `classes.join`, inlined because the loop runs 100,000 times
+            # This is `classes.join`, inlined because the loop runs 100,000 times.
             one, other = parent[base[at[i]] + d], parent[base[at[j]] + e]
             if one == other:
                 continue
@@ -186,18 +185,13 @@ def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
         for d in range(rank):
             source = base[tie.source] + tie.source_drop + d
             classes.join(source, base[tie.target] + tie.target_drop + d)
-    return _marked(graph, given, base, classes)
 
+    def dimensions_of(*argument_roles: str) -> set[int]:
+        values = [v for v, role in given.items() if role in argument_roles]
+        return {classes.root(i) for v in values for i in range(base[v], base[v + 1])}
 
-def _marked(
-    graph: Graph, given: dict[int, str | None], base: list[int], classes: _Classes
-) -> bytearray:
-    def owned(*owners: str) -> set[int]:
-        mine = [v for v, role in given.items() if role in owners]
-        return {classes.root(i) for v in mine for i in range(base[v], base[v + 1])}
-
-    spread = owned(DATA) - owned(PARAMETERS, OPTIMIZER_STATE)
-    roots = bytearray(base[-1])
-    for i, parent in enumerate(classes.parent):
-        roots[i] = parent in spread or classes.root(i) in spread
-    return bytearray([1 in roots[base[v] : base[v + 1]] for v in range(len(graph.values))])
+    data = dimensions_of(DATA) - dimensions_of(PARAMETERS, OPTIMIZER_STATE)
+    is_data = bytearray(base[-1])
+    for i, above in enumerate(classes.parent):
+        is_data[i] = above in data or classes.root(i) in data
+    return bytearray([1 in is_data[base[v] : base[v + 1]] for v in range(len(graph.values))])

@@ -1,6 +1,6 @@
-"""The table: primitive to the family that builds its rows. Only families name operators.
+"""The table of operators: the family that builds the rows of each primitive.
 
-Primitives without a row, each with the reason: every device runs them on whole operands.
+Primitives without a row are listed with the reason. Every device runs them on whole operands.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shardalg.graph.ops.families.building import Builder, has_zero
 from shardalg.graph.ops.loops import moved
 from shardalg.graph.ops.rule import PICK, SUM, Rule
 
-# Reason to primitives. What JAX removes before a program is complete stands here too, so that the
-# table, the calls and this list together name all that jax has (tests/ops/test_census.py).
+# Primitives by reason. Primitives that JAX removes before a program is complete are listed too: the
+# table, the calls and this list together name all primitives of JAX (tests/ops/test_census.py).
 REASONS = {
     "JAX replaces it by a number where the program is lowered": "platform_index",
     "what it does outside the function has no place on a device": """
@@ -45,7 +45,7 @@ REASONS = {
         custom_jvp_call_jaxpr custom_lin stage tie unreachable zeros_like""",
 }
 EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.split()}
-"""Primitive to the reason why it has no row."""
+"""Reason why a primitive has no row."""
 
 
 FAMILIES = (pointwise, contraction, data_formatting, indexing, window, block)
@@ -54,9 +54,9 @@ BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.R
 
 @lru_cache(maxsize=65536)
 def rules(signature: Signature) -> tuple[Rule, ...] | None:
-    """The rows of one primitive at given shapes; None if the table has none.
+    """Return the rows of one primitive at given shapes; None if the table has none.
 
-    With several rows, row k makes result k, and loops of one name are one loop.
+    If there are several rows, row k computes result k, and loops of one name are one loop.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x = ValueType((4, 8), "float32")
@@ -77,16 +77,19 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
         for k, row in enumerate(rows)
     )
     zeros = all(has_zero(t.dtype) for t in (*signature.operands, *signature.results))
-    return shaped if zeros else tuple(replace(r, local=r.local | _summed(r)) for r in shaped)
+    if zeros:
+        return shaped
+    # A type without zero has no neutral padding for a sum: those loops stay whole.
+    return tuple(replace(r, local=r.local | _loops_masked_by_zero(r)) for r in shaped)
 
 
-def _summed(rule: Rule) -> frozenset[str]:
-    """Loops that take a zero to cut: their padding, and what others have, is left out of a sum."""
+def _loops_masked_by_zero(rule: Rule) -> frozenset[str]:
+    """Return the loops whose partitioning writes zeros into the summed values.
+
+    Zeros replace padding, and elements that another device contributes.
+    """
     if rule.combine not in (SUM, PICK):
         return frozenset()
     carried = frozenset({rule.prefix[0]} if rule.prefix else ())
     windows = moved(rule) if rule.reduced else frozenset()
     return carried | windows | frozenset(rule.reduced)
-
-
-# Our form of it has the number 0 as operand, to which the device's place is added.

@@ -1,4 +1,4 @@
-"""The row of an operator: loops, an index per tensor dimension, and how results combine."""
+"""The row of an operator: loops, an index per tensor dimension, and how iterations combine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ CLIP, DROP = "clip", "drop"
 
 @dataclass(frozen=True)
 class Access:
-    """A read of one operand, an index per dimension. One outside the tensor voids the iteration."""
+    """A read of one operand, an index per dimension.
+
+    An iteration that reads outside the tensor does not exist.
+    """
 
     operand: int
     dims: tuple[Index, ...]
@@ -29,7 +32,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A run-time number `operand[dims]` in `[0, high]`; clipped to it, or drops the iteration."""
+    """A run-time number `operand[dims]` with valid values `[0, high]`.
+
+    By `mode`, another value is clipped to the range or drops the iteration.
+    """
 
     name: str
     operand: int
@@ -54,25 +60,26 @@ class Rule:
     """`result[g(l)] = init (+) combine over {l : reads are inside, guards hold} point(reads)`.
 
     Attributes:
-      loops: (name, extent), in the order in which they print.
-      terms: alternatives ("take the one that exists"); each a tuple of reads.
+      loops: (name, extent), in the order in which they are printed.
+      terms: alternative tuples of reads. In each iteration, the one inside its tensors counts.
       results: per result, an index per dimension.
-      combine: how iterations with equal result indices join.
-      init: a number, or an access that an iteration-free result starts from; None is the identity.
+      combine: the operation that combines iterations with equal result indices.
+      init: a number or an access: the start value of each result element. None is the identity.
       guards, symbols: the selected loops (gather, scatter, dynamic slices).
-      whole: loops delivered to the point as one block (sort, fft): never sharded.
+      whole: loops that the operator needs as one block (sort, fft): never sharded.
       local: loops iterated on every device and never sharded (taps of a pooling window).
       prefix: (loop, reverse) of a cumulative operator.
       linear: operands in which the result is linear (see `passes`).
-      addends: those of `linear` that are added up: they may be partial only all together
-        (`add`), while they pass through one factor alone where the others are whole (`mul`).
-      scaled: those of `linear` that are multiplied or divided by another operand, or made wider.
+      addends: the `linear` operands that are added. Either all of them are partial sums or none
+        (`add`). Of factors (`mul`), a single one may be partial while the others are complete.
+      scaled: the `linear` operands that are multiplied, divided, or converted to a wider type.
       flops: floating-point operations of one iteration of the loops that no guard determines.
-      vacant: (operand, way to combine) whose identity stands where a window of the operand has no
-        element, if that is not the identity of `combine`: the number that is never selected.
-      family: which emission places the local numbers (`graph/ops/local_parameters.py`).
-      batched: whether it is a call of its own for each element of a batch, as factorisations are.
-      operand_shapes, result_shapes: what "inside" means; empty: every index covers its dimension.
+      vacant: (operand, combine) if a window position without an element of the operand counts as
+        the identity of another operation than `combine`: a number that is never selected.
+      family: the key of the function that writes block sizes (`graph/ops/local_parameters.py`).
+      batched: whether each batch element is a call of its own, as in factorisations.
+      operand_shapes, result_shapes: shapes that indices must be inside of. If empty, every index
+        covers its dimension.
 
     Raises:
       RuleError: the row contradicts itself.
@@ -110,6 +117,7 @@ class Rule:
         faults = [*self._name_faults(), *self._shape_faults()]
         if faults:
             raise RuleError(f"the row of {self.primitive} contradicts itself: {'; '.join(faults)}.")
+        # Rows are keys of many caches, so the hash of the nested maps is computed only once.
         maps = (self.primitive, self.loops, self.terms, self.results, self.combine)
         rest = (self.guards, self.symbols, self.whole, self.local, self.prefix, self.flops)
         shapes = (self.operand_shapes, self.result_shapes)
@@ -119,6 +127,7 @@ class Rule:
         return self._hash
 
     def _name_faults(self) -> Iterator[str]:
+        """Yield contradictions between names of loops, symbols, operands and operations."""
         names = [name for name, _ in self.loops]
         known = {*names, *(symbol.name for symbol in self.symbols)}
         used = {v for index in self._every_index() for v in index.variables}
@@ -139,6 +148,7 @@ class Rule:
             yield "linear {} must hold addends {} and scaled {} and be operands".format(*three)
 
     def _shape_faults(self) -> Iterator[str]:
+        """Yield tensors whose number of indices is not their rank."""
         for k, dims in self.operands.items() if self.operand_shapes else ():
             if len(dims) != len(self.operand_shapes[k]):
                 yield f"operand {k} of shape {self.operand_shapes[k]} has indices {dims_text(dims)}"
@@ -147,6 +157,7 @@ class Rule:
                 yield f"a result of shape {shape} has indices {dims_text(dims)}"
 
     def _every_index(self) -> Iterator[Index]:
+        """Yield all index expressions of the row."""
         for term in self.terms:
             yield from (index for access in term for index in access.dims)
         yield from (index for dims in self.results for index in dims)
@@ -156,12 +167,12 @@ class Rule:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Loop to extent."""
+        """Extent of each loop."""
         return dict(self.loops)
 
     @cached_property
     def operands(self) -> dict[int, tuple[Index, ...]]:
-        """Operand to the indices with which it is read: as data, start value or run-time number."""
+        """Indices with which each operand is read: as data, start value or run-time number."""
         init = [self.init] if isinstance(self.init, Access) else []
         accesses: list[Access | Symbol] = [
             *(a for term in self.terms for a in term),
@@ -171,17 +182,18 @@ class Rule:
         return {a.operand: a.dims for a in reversed(accesses)}
 
     def indices(self, tensor: int) -> tuple[Index, ...]:
-        """Index per dimension of operand `tensor`, or of result `~tensor` if that is negative."""
+        """Return an index per dimension of operand `tensor`, or of result `~tensor` if negative."""
         return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
 
     def nothing(self, operand: int) -> str:
-        """The way to combine whose identity is as good as no element of that operand."""
+        """Return the operation whose identity has the same effect as no element of the operand."""
         return dict(self.vacant).get(operand, self.combine)
 
     def filler(self, operand: int) -> int | None:
-        """The operand whose number is as good as no element of `operand`; None: an identity.
+        """Return the operand whose number has the same effect as no element of `operand`.
 
-        What a pick starts from; of a function of the user the start value of that operand.
+        It is the start value of a pick, and the operand's start value in a reduction by a user
+        function. None if an identity has this effect.
         """
         if not isinstance(self.init, Access) or self.init.dims:
             return None
@@ -190,55 +202,58 @@ class Rule:
         return self.init.operand if self.combine == PICK else None
 
     def passes(self, *, finite: bool) -> frozenset[int]:
-        """Operands whose partial sums `p_1, ..., p_n` may wait until behind the operator.
+        """Return the operands whose partial sums `p_1, ..., p_n` may be reduced after the operator.
 
-        Sums wait where `f(p_1) + ... + f(p_n)` is what `f(p_1 + ... + p_n)` is for every number of
-        the type, but for the order of the additions: `f` adds, subtracts, negates, copies or moves
-        elements, or multiplies whole numbers of one type (a ring, modulo `2**bits`). A product or
-        quotient `c*x` of floats does not: an infinite `c` makes a NaN of a part that is 0, `c > 1`
-        overflows on parts whose sum is small, and `c < 1` does not where the sum itself overflows
-        (60,000 + 60,000 in float16, times 0.25, is infinite on one device). Nor does a conversion
-        to a wider float: a sum that overflows in the narrow type is a number in the wide one. Other
-        conversions round parts otherwise than sums. (`c = 1` and `c = -1` copy and negate.)
+        The condition is `f(p_1) + ... + f(p_n) == f(p_1 + ... + p_n)` for all numbers of the type,
+        up to the order of additions. It holds if `f` adds, subtracts, negates, copies or moves
+        elements. It also holds if `f` multiplies integers of one type (a ring, modulo `2**bits`).
+
+        It fails for a product or quotient `c*x` of floats, unless `c` is 1 or -1:
+        - an infinite `c` gives NaN for a part that is 0;
+        - `c > 1` overflows on parts whose sum is small;
+        - `c < 1` hides an overflow of the sum (in float16, 60,000 + 60,000 is infinite on one
+          device, also after multiplication by 0.25).
+        It fails for a conversion to a wider float: a sum that overflows in the narrow type is a
+        finite number in the wide type. Other conversions round parts differently from sums.
 
         Args:
-          finite: whether all numbers are known to be finite, and sums and products of parts not to
-            overflow (`Switches.finite_sums`): then products and quotients by what is whole, and
-            conversions to wider floats, let sums wait.
+          finite: whether all numbers are finite and sums and products of parts do not overflow
+            (the option `finite_sums` of `Switches`). Then products and quotients by complete
+            values, and conversions to wider floats, are allowed too.
         """
         return self.linear if finite else self.linear - self.scaled
 
     def shape(self, tensor: int) -> tuple[int, ...] | None:
-        """Shape of that tensor; None in a row that was made without shapes."""
+        """Return the shape of operand `tensor` or result `~tensor`; None if the row has none."""
         shapes = self.operand_shapes if tensor >= 0 else self.result_shapes
         return shapes[tensor if tensor >= 0 else ~tensor] if shapes else None
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Operands with a map, then the results as -1, -2, ..."""
+        """Operands that have a map, then the results as -1, -2, ..."""
         return (*sorted(self.operands), *(~r for r in range(len(self.results))))
 
     @cached_property
     def result_loops(self) -> frozenset[str]:
-        """Loops in the index of a result."""
+        """Loops in the indices of results."""
         return frozenset(v for dims in self.results for index in dims for v in index.variables)
 
     @cached_property
     def operand_loops(self) -> frozenset[str]:
-        """Loops in the index of an operand."""
+        """Loops in the indices of operands."""
         maps = self.operands.values()
         return frozenset(v for dims in maps for index in dims for v in index.variables)
 
     @cached_property
     def guarded(self) -> frozenset[str]:
-        """Loops that a guard names: selected at run time."""
+        """Loops in a guard: their iterations are selected at run time."""
         pairs = [(guard.loop, guard.index) for guard in self.guards]
         names = [v for pair in pairs for index in pair for v in index.variables]
         return frozenset(v for v in names if v in self.extents)
 
     @cached_property
     def reduced(self) -> tuple[str, ...]:
-        """Loops that are in no result and no block: their iterations are combined."""
+        """Loops that are in no result and not whole: their iterations are combined."""
         return tuple(
             name
             for name, _ in self.loops
@@ -266,5 +281,5 @@ class Rule:
 
 
 def dims_text(dims: tuple[Index, ...]) -> str:
-    """Index expressions as `[b, 2*o+r-1]`."""
+    """Return index expressions as text, such as `[b, 2*o+r-1]`."""
     return f"[{', '.join(map(str, dims))}]"

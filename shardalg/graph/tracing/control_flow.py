@@ -46,7 +46,7 @@ class RegionCall:
 def scan_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of a scan: constants, carries (each with its three), xs, ys.
 
-    >>> call = Call(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
+    >>> call = RegionCall(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
     >>> [(argument.kind, argument.source, argument.target) for argument in scan_arguments(call)]
     [('const', 0, 3), ('init', 1, 4), ('carry', 6, 4), ('result', 6, 8), ('xs', 2, 5), ('ys', 7, 9)]
     """
@@ -70,7 +70,7 @@ def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 
     The condition reads what enters the body: its carry is a constant to it.
 
-    >>> call = Call(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
+    >>> call = RegionCall(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
     >>> [(argument.kind, argument.source, argument.target) for argument in while_arguments(call)]
     [('const', 0, 2), ('init', 1, 4), ('const', 4, 3), ('carry', 6, 4), ('result', 6, 7)]
     """
@@ -110,7 +110,7 @@ def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
 def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of branches: all read the same operands, behind the branch's number.
 
-    >>> call = Call(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
+    >>> call = RegionCall(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
     >>> [(argument.kind, argument.source, argument.target) for argument in branch_arguments(call)]
     [('const', 1, 2), ('const', 1, 3), ('result', 4, 6), ('result', 5, 6)]
     """
@@ -125,7 +125,7 @@ def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
     """The region arguments of a manual region: a block of each operand enters, of results leaves.
 
-    >>> call = Call(9, (), (0,), [(1,)], [(2,)], (3,))
+    >>> call = RegionCall(9, (), (0,), [(1,)], [(2,)], (3,))
     >>> [(argument.kind, argument.source, argument.target) for argument in manual_arguments(call)]
     [('block', 0, 1), ('blocks', 2, 3)]
     """

@@ -1,1 +1,1 @@
-"""Graph passes before planning: one spelling for what can be written in several ways."""
+"""Graph passes before planning: different spellings of one computation become the same nodes."""

@@ -1,6 +1,6 @@
-"""Slices and pads that follow one another are one: a device fetches once what it lacks.
+"""Merging of consecutive slices and pads, so that a device fetches missing elements only once.
 
-Slices move through pointwise operators to the slices and pads that they are one with.
+A slice also moves through pointwise operators to the slice or pad that it can be merged with.
 """
 
 from __future__ import annotations
@@ -11,65 +11,72 @@ from functools import partial
 from math import prod
 
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
-from shardalg.graph.ops.canonicalize.known import KnownValues, rewritten, with_nodes
+from shardalg.graph.ops.canonicalize.known import (
+    KnownValues,
+    producing_node,
+    replace_nodes,
+    with_nodes,
+)
 from shardalg.graph.ops.families import pointwise
 from shardalg.graph.ops.rows import BUILDERS
 
 Join = Callable[[Node, Node], Node | None]
-"""The one node that a slice or pad is with the one before it; None if it is none."""
+"""Function that merges a slice or pad with the one that it reads; None if it cannot."""
 
 
-def slices_passed(graph: Graph, join: Join) -> Graph:
-    """The graph in which a slice stands beside the slice or pad that it joins.
+def move_slices(graph: Graph, join: Join) -> Graph:
+    """Return the graph with each slice moved next to the slice or pad that it merges with.
 
         slice(f(pad(x))) = f(slice(pad(x)))        pad(f(slice(x))) = pad(slice(f(x)))
 
-    for pointwise f, where nobody else reads what lies between. A slice moves down to a pad that
-    makes up for it at least: f then runs over no more elements than the result has.
+    This holds for pointwise f. The values between the two must have no other reader. A slice moves
+    down only to a pad that adds at least the elements that the slice removes. Then f computes no
+    more elements than the result has.
     """
     for node in graph.nodes_of(_MOVES):
-        found = _chain(graph, node)
-        moved = _MOVES[node.primitive](graph, found, join) if len(found) > 2 else None
+        chain = _chain(graph, node)
+        moved = _MOVES[node.primitive](graph, chain, join) if len(chain) > 2 else None
         if moved is not None:
-            graph = _in_order(graph, found, moved)
+            graph = _reorder(graph, chain, moved)
     return graph
 
 
-def joins(graph: Graph, node: Node, join: Join) -> bool:
-    """Whether a slice or pad, perhaps put in place of a node, would be one with the one before."""
-    producer = graph.producer[node.operands[0]]
-    before = None if producer is None else graph.nodes[producer]
+def can_join(graph: Graph, node: Node, join: Join) -> bool:
+    """Return whether a slice or pad merges with the one before it, perhaps after a move.
+
+    `node` need not be in the graph: it may be a replacement of a node.
+    """
+    before = producing_node(graph, node.operands[0])
     if before is None or before.region != node.region:
         return False
-    found = _chain(graph, node)
-    passed = len(found) > 2 and _MOVES[node.primitive](graph, found, join) is not None
-    return passed or join(node, before) is not None
+    chain = _chain(graph, node)
+    moves = len(chain) > 2 and _MOVES[node.primitive](graph, chain, join) is not None
+    return moves or join(node, before) is not None
 
 
 def _chain(graph: Graph, last: Node) -> list[Node]:
-    """A slice or pad, pointwise operators behind it, and another one: alone with one another."""
-    found = [last]
+    """Return the nodes from a slice or pad through pointwise operators to the slice or pad `last`.
+
+    Empty if there is no such chain, or if a value between the nodes has another reader.
+    """
+    region_results = {v for region in graph.regions for v in region.results}
+    chain = [last]
     while True:
-        value = found[0].operands[_read(found[0])]
-        producer = graph.producer[value]
-        before = None if producer is None else graph.nodes[producer]
-        if before is None or before.region != last.region or not _alone(graph, value):
+        value = chain[0].operands[_array_operand(chain[0])]
+        before = producing_node(graph, value)
+        if before is None or before.region != last.region:
             return []
-        found.insert(0, before)
+        if len(graph.users[value]) != 1 or value in graph.results or value in region_results:
+            return []
+        chain.insert(0, before)
         if before.primitive in _MOVES:
-            return found
+            return chain
         if not _is_pointwise(before.signature):
             return []
 
 
-def _alone(graph: Graph, value: int) -> bool:
-    """Whether one node reads a value, and nothing hands it on."""
-    handed = (*graph.results, *(v for region in graph.regions for v in region.results))
-    return len(graph.users[value]) == 1 and value not in handed
-
-
 def _is_pointwise(signature: Signature) -> bool:
-    """Whether an operator makes each element of one, and perhaps of numbers."""
+    """Return whether each result element depends on one element of one operand, and on scalars."""
     builder = BUILDERS.get(signature.primitive)
     same = builder is pointwise.pointwise or signature.primitive == "convert_element_type"
     shapes = [type_.shape for type_ in signature.operands if type_.shape]
@@ -77,46 +84,51 @@ def _is_pointwise(signature: Signature) -> bool:
     return same and one
 
 
-def _read(node: Node) -> int:
-    """The operand that is no number."""
+def _array_operand(node: Node) -> int:
+    """Return the position of the first operand that is not a scalar; 0 if all are scalars."""
     return next((k for k, type_ in enumerate(node.signature.operands) if type_.shape), 0)
 
 
-def _up(graph: Graph, found: list[Node], join: Join) -> list[Node] | None:
-    """The last slice right behind the first of the chain."""
-    first, *others, last = found
-    here = _typed(last, first.signature.results[0], last.signature.results[0].shape)
+def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
+    """Return the chain with its last slice moved behind its first node, if these merge."""
+    first, *others, last = chain
     shape = last.signature.results[0].shape
-    if join(here, first) is None:
+    moved = _typed(last, first.signature.results[0], shape)
+    if join(moved, first) is None:
         return None
-    return [first, here, *(_sized(node, shape) for node in others)]
+    return [first, moved, *(_sized(node, shape) for node in others)]
 
 
-def _down(graph: Graph, found: list[Node], join: Join) -> list[Node] | None:
-    """The first slice right before the last pad of the chain."""
-    first, *others, last = found
+def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
+    """Return the chain with its first slice moved before its last pad; None if not possible."""
+    first, *others, last = chain
     shape, kept = first.signature.operands[0].shape, first.signature.results[0].shape
+    # The pointwise operators move up to the slice, so their scalar operands must exist there.
     early = all(
-        (made := graph.producer[v]) is None or made < first.index
+        (producer := graph.producer[v]) is None or producer < first.index
         for node in others
         for k, v in enumerate(node.operands)
-        if k != _read(node)
+        if k != _array_operand(node)
     )
     dtype = last.signature.operands[0].dtype
-    here = _typed(first, ValueType(shape, dtype), kept)
+    moved = _typed(first, ValueType(shape, dtype), kept)
+    # Otherwise the pointwise operators would compute more elements than the result has.
     grown = prod(last.signature.results[0].shape) >= prod(shape)
-    if first.primitive != "slice" or not early or not grown or join(last, here) is None:
+    if first.primitive != "slice" or not early or not grown or join(last, moved) is None:
         return None
-    return [*(_sized(node, shape) for node in others), here, last]
+    return [*(_sized(node, shape) for node in others), moved, last]
 
 
-def _in_order(graph: Graph, found: list[Node], moved: list[Node]) -> Graph:
-    """The chain's operators in another order, in the places that they have."""
+def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
+    """Return the graph with the chain's operators in the order of `moved`.
+
+    Positions and result numbers of the chain stay; names and bindings move with their operators.
+    """
     nodes, values, bindings = list(graph.nodes), list(graph.values), list(graph.bindings)
-    read = found[0].operands[_read(found[0])]
-    for place, node in zip(found, moved, strict=True):
+    read = chain[0].operands[_array_operand(chain[0])]
+    for place, node in zip(chain, moved, strict=True):
         operands = list(node.operands)
-        operands[_read(node)], (value,) = read, place.results
+        operands[_array_operand(node)], (value,) = read, place.results
         nodes[place.index] = replace(
             node, index=place.index, operands=tuple(operands), results=place.results
         )
@@ -129,53 +141,59 @@ def _in_order(graph: Graph, found: list[Node], moved: list[Node]) -> Graph:
 
 
 def _sized(node: Node, shape: tuple[int, ...]) -> Node:
-    """A pointwise operator over other elements."""
-    dtype = node.signature.operands[_read(node)].dtype
+    """Return a pointwise operator on an operand of another shape."""
+    dtype = node.signature.operands[_array_operand(node)].dtype
     return _typed(node, ValueType(shape, dtype), shape)
 
 
 def _typed(node: Node, read: ValueType, shape: tuple[int, ...]) -> Node:
-    """The node on an operand of another type, its result as large as said."""
+    """Return the node with the array operand's type `read` and the result's shape `shape`."""
     types, own = list(node.signature.operands), node.signature
-    types[_read(node)] = read
+    types[_array_operand(node)] = read
     dtype = read.dtype if node.primitive in ("slice", "pad") else own.results[0].dtype
     signature = Signature(own.primitive, own.params, tuple(types), (ValueType(shape, dtype),))
     return replace(node, signature=signature)
 
 
 _MOVES: dict[str, Callable[[Graph, list[Node], Join], list[Node] | None]] = {
-    "slice": _up,
-    "pad": _down,
+    "slice": _move_up,
+    "pad": _move_down,
 }
 
 
 def cuts_joined(graph: Graph) -> Graph:
-    """The graph in which a slice or a pad of a slice or a pad reads what that reads.
+    """Return the graph with consecutive slices and pads merged into one node.
 
-    What lies between them would be brought into blocks of its own, which neither needs. A shift
-    written as `pad(x)[:-1]` moves just what is shifted, as one written `pad(x[:-1])` does, also
-    with pointwise operators between the two; `concatenate([x[1:], zeros])` is a pad for it. If a
-    slice of a concatenation takes elements of only one operand, it reads this operand.
+    The value between them would be brought into blocks of its own, which neither node needs. The
+    shifts `pad(x)[:-1]` and `pad(x[:-1])` therefore send only the shifted elements. This also holds
+    with pointwise operators between the two, and for `concatenate([x[1:], zeros])`, which is a pad.
+    A slice of a concatenation that takes elements of only one operand reads this operand.
     """
     known = KnownValues(graph)
-    join = partial(_joined, known)
-    graph = rewritten(graph, {"concatenate": partial(_padded, known, join)})
-    graph = slices_passed(graph, join)
-    made: dict[int, Node] = {}
+    join = partial(_merged, known)
+
+    def pad_instead(node: Node) -> Node | None:
+        # A pad is worth it only if it merges: otherwise the concatenation stays as it was written.
+        pad = _pad_by_fills(known, node)
+        return pad if pad is not None and can_join(known.graph, pad, join) else None
+
+    graph = move_slices(replace_nodes(graph, {"concatenate": pad_instead}), join)
+    merged: dict[int, Node] = {}
     for node in graph.nodes_of(("slice", "pad")):
-        found: Node | None = node
-        while found is not None:
-            producer = graph.producer[found.operands[0]]
-            inner = None if producer is None else made.get(producer, graph.nodes[producer])
+        # Merge with the node before, then with the one before that, as long as it is possible.
+        current: Node | None = node
+        while current is not None:
+            producer = graph.producer[current.operands[0]]
+            inner = None if producer is None else merged.get(producer, graph.nodes[producer])
             if inner is None or inner.region != node.region:
                 break
-            found = _part(found, inner) or join(found, inner)
-            if found is not None:
-                made[node.index] = found
-    return with_nodes(graph, made)
+            current = _slice_of_one_part(current, inner) or join(current, inner)
+            if current is not None:
+                merged[node.index] = current
+    return with_nodes(graph, merged)
 
 
-def _part(node: Node, inner: Node) -> Node | None:
+def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
     """Return the slice of the only operand of a concatenation that it reads, or None."""
     if (node.primitive, inner.primitive) != ("slice", "concatenate"):
         return None
@@ -193,14 +211,8 @@ def _part(node: Node, inner: Node) -> Node | None:
     return None
 
 
-def _padded(known: KnownValues, join: Join, node: Node) -> Node | None:
-    """A slice beside numbers as padded by them, where that is one node."""
-    pad = _beside_numbers(known, node)
-    return pad if pad is not None and joins(known.graph, pad, join) else None
-
-
-def _beside_numbers(known: KnownValues, node: Node) -> Node | None:
-    """`concatenate([full(c), x, full(c)])` as a pad of x; None if it is none."""
+def _pad_by_fills(known: KnownValues, node: Node) -> Node | None:
+    """Return `concatenate([full(c), x, full(c)])` as a pad of x; None for other concatenations."""
     fills = [known.fill(value, node.region) for value in node.operands]
     numbers = [fill for fill in fills if fill is not None]
     if len(numbers) != len(fills) - 1 or not numbers:
@@ -218,37 +230,46 @@ def _beside_numbers(known: KnownValues, node: Node) -> Node | None:
     return replace(node, signature=signature, operands=(node.operands[place], numbers[0]))
 
 
-def _joined(known: KnownValues, node: Node, inner: Node) -> Node | None:
-    """The one node that a slice or pad is with the one that it reads; None if it is none."""
-    join = _JOINS.get((node.primitive, inner.primitive))
-    if join is None or not (_has_elements(node) and _has_elements(inner)):
+def _merged(known: KnownValues, node: Node, inner: Node) -> Node | None:
+    """Return the slice or pad `node` merged with the slice or pad `inner` that it reads, or None.
+
+    Two pads must have the same padding number.
+    """
+    merge = _MERGES.get((node.primitive, inner.primitive))
+    if merge is None or not (_has_elements(node) and _has_elements(inner)):
         return None
     pads = node.primitive == inner.primitive == "pad"
     if pads and not known.same(node.operands[1], inner.operands[1]):
         return None
-    return join(node, inner)
+    return merge(node, inner)
 
 
 def _has_elements(node: Node) -> bool:
+    """Return whether no operand and no result is empty."""
     types = (*node.signature.operands, *node.signature.results)
     return not any(0 in type_.shape for type_ in types)
 
 
 def _slice_of_slice(node: Node, inner: Node) -> Node:
-    """Starts and strides multiply: `x[a::s][b::t]` is `x[a+s*b::s*t]`."""
+    """Return one slice for two: `x[a::s][b::t]` is `x[a+s*b::s*t]`."""
     rows = []
     for (a, _, s), (b, stop, t) in zip(_cut(inner), _cut(node), strict=True):
         rows.append((a + s * b, a + s * (stop - 1) + 1, s * t))
-    return _node(node, _slice_params(rows), inner, inner)
+    return _merged_node(node, _slice_params(rows), inner, inner)
 
 
 def _slice_params(rows: Sequence[tuple[int, int, int]]) -> Params:
-    starts, limits, strides = (tuple(row[k] for row in rows) for k in range(3))  # none of a scalar
+    """Return the parameters of a slice from (start, limit, stride) per dimension."""
+    # A scalar has no rows, so zip(*rows) would not give three tuples.
+    starts, limits, strides = (tuple(row[k] for row in rows) for k in range(3))
     return (("limit_indices", limits), ("start_indices", starts), ("strides", strides))
 
 
 def _slice_of_pad(node: Node, inner: Node) -> Node | None:
-    """A pad by less: `pad(x, low)[a:]` is `pad(x, low - a)`; negative padding cuts."""
+    """Return a pad for a slice of a pad: `pad(x, low)[a:]` is `pad(x, low - a)`.
+
+    Negative padding cuts. None if the slice has a stride.
+    """
     config = []
     padded = inner.signature.results[0].shape
     pads = inner.signature.param("padding_config")
@@ -256,11 +277,15 @@ def _slice_of_pad(node: Node, inner: Node) -> Node | None:
         if s > 1:
             return None
         config.append((low - a, high - (n - b), interior))
-    return _node(node, (("padding_config", tuple(config)),), inner, inner)
+    return _merged_node(node, (("padding_config", tuple(config)),), inner, inner)
 
 
 def _pad_of_slice(node: Node, inner: Node) -> Node | None:
-    """A pad by less: `pad(x[a:], low)` is `pad(x, low - a)`, if `low` or `a` is 0."""
+    """Return a pad for a pad of a slice: `pad(x[a:], low)` is `pad(x, low - a)`.
+
+    None if the slice has a stride, or if one end is cut and then padded: the padding number would
+    be lost.
+    """
     config = []
     shape = inner.signature.operands[0].shape
     pads = node.signature.param("padding_config")
@@ -268,13 +293,14 @@ def _pad_of_slice(node: Node, inner: Node) -> Node | None:
         if s > 1 or (a and low > 0) or (n - b and high > 0):
             return None
         config.append((low - a * (interior + 1), high - (n - b) * (interior + 1), interior))
-    return _node(node, (("padding_config", tuple(config)),), inner, node)
+    return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 
 
 def _pad_of_pad(node: Node, inner: Node) -> Node | None:
-    """Widths add, where the outer pad does not fill what the inner one cut off.
+    """Return one pad for two; None if the outer pad fills elements that the inner one cut off.
 
-    `g` elements between any two, then `h` between any two of those: `(g+1)*(h+1) - 1`.
+    Widths add. Interior padding multiplies: a pad by g and then by h elements between neighbours
+    puts (g+1)*(h+1) - 1 elements between them.
     """
     config = []
     pads = (pad.signature.param("padding_config") for pad in (inner, node))
@@ -283,25 +309,28 @@ def _pad_of_pad(node: Node, inner: Node) -> Node | None:
             return None
         wide = between + 1
         config.append((low * wide + before, high * wide + after, (gap + 1) * wide - 1))
-    return _node(node, (("padding_config", tuple(config)),), inner, node)
+    return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 
 
 def _cut(node: Node) -> list[tuple[int, int, int]]:
-    """(start, limit, stride) per dimension of a slice."""
+    """Return (start, limit, stride) per dimension of a slice."""
     param = node.signature.param
     starts, limits = param("start_indices"), param("limit_indices")
     return list(zip(starts, limits, param("strides") or (1,) * len(starts), strict=True))
 
 
-def _node(node: Node, params: Params, inner: Node, like: Node) -> Node:
-    """`node` on the operand of `inner`; its other operands, and its primitive, are of `like`."""
+def _merged_node(node: Node, params: Params, inner: Node, like: Node) -> Node:
+    """Return the node that reads the operand of `inner` and computes the result of `node`.
+
+    Its primitive and its other operands are taken from `like`.
+    """
     types = (inner.signature.operands[0], *like.signature.operands[1:])
     signature = Signature(like.primitive, params, types, node.signature.results)
     operands = (inner.operands[0], *like.operands[1:])
     return replace(node, signature=signature, operands=operands)
 
 
-_JOINS: dict[tuple[str, str], Callable[[Node, Node], Node | None]] = {
+_MERGES: dict[tuple[str, str], Callable[[Node, Node], Node | None]] = {
     ("slice", "slice"): _slice_of_slice,
     ("slice", "pad"): _slice_of_pad,
     ("pad", "slice"): _pad_of_slice,

@@ -1,11 +1,11 @@
-"""Indices that count along a dimension of their own pair it with the operand's: `x[arange(n), i]`.
+"""Rewrites of gathers and scatters whose indices are known or count.
 
-Written so, a gather or scatter reads as if any place could be meant. Paired, both dimensions are
-one batch loop, and where they are split alike nothing moves (XLA finds the same, by its iotas).
-
-What is added to rows of zeros, and then to a table, is added to the table.
-
-Dimensions of a gather that no index selects and the result lacks: only element 0 is read.
+- `indices_paired`: in `x[arange(n), i]` the first index counts along its own dimension. A row then
+  has one batch loop for this dimension and the operand's, instead of a loop over all positions.
+  If both are sharded alike, nothing is sent. XLA finds the same by its iotas.
+- `scatters_added`: updates that are added to zeros and then to a table are added to the table.
+- `first_elements`: a gather reads only element 0 of a dimension that no index selects and that the
+  result lacks.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import prod
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from shardalg.graph.ir import Graph, Node, Params, Signature
-from shardalg.graph.ops.canonicalize.known import KnownValues, rewritten
+from shardalg.graph.ops.canonicalize.known import KnownValues, producing_node, replace_nodes
 from shardalg.graph.ops.families.building import record
 from shardalg.graph.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
 Answer = TypeVar("Answer")
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
-"""Field of the dimension numbers with the operand dimensions that the value lacks."""
+"""Field of the dimension numbers with the operand dimensions that the result or update lacks."""
 SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
 PAIRED = {
     "gather": "start_indices_batching_dims",
@@ -35,14 +34,14 @@ PAIRED = {
 
 
 def indices_paired(graph: Graph) -> Graph:
-    """The graph in which gathers and scatters have batch dimensions for indices that count."""
+    """Return the graph in which gathers and scatters have batch dimensions for counting indices."""
     counting = _Counting(graph)
-    pair = partial(_paired, graph, counting)
+    pair = partial(_with_batch_dimensions, graph, counting)
     table = dict.fromkeys(SELECTED, pair)
-    return rewritten(graph, table | {"gather": lambda n: _in_order(counting, n) or pair(n)})
+    return replace_nodes(graph, table | {"gather": lambda n: _as_reshape(counting, n) or pair(n)})
 
 
-def _in_order(counting: _Counting, node: Node) -> Node | None:
+def _as_reshape(counting: _Counting, node: Node) -> Node | None:
     """Return a reshape instead of a gather that reads all elements of one dimension in order."""
     found = numbers(node.signature)
     shape, made = node.signature.operands[0].shape, node.signature.results[0].shape
@@ -64,54 +63,57 @@ def _in_order(counting: _Counting, node: Node) -> Node | None:
     return replace(node, signature=signature, operands=node.operands[:1])
 
 
-def _paired(graph: Graph, counting: _Counting, node: Node) -> Node | None:
-    """The node with its counting components as batch dimensions; None if it has none.
+def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Node | None:
+    """Return the node with counting index components as batch dimensions; None if it has none.
 
-    One that applies code stays: JAX makes that again of no parameters.
+    A scatter that applies code stays: its function cannot be rebuilt from the new parameters.
     """
     if applies_code(node.signature):
         return None
-    pieces = _pieces(graph, node)
+    pieces = _index_components(graph, node)
     found = numbers(node.signature)
+    operand = graph.values[node.operands[0]].type.shape
     dims: dict[int, int] = {}
     for component, piece in enumerate(pieces):
         batch = counting.along(piece)
         dim = found.selected[component]
         shape = graph.values[piece].type.shape
-        vector = len(shape) - 1  # of one component, which counts along it too: 0
+        # A constant 0 also counts along the index vector's own dimension, which has one element.
+        vector = len(shape) - 1
         if batch is None or batch in {*found.index_batching, *dims.values(), vector}:
             continue
-        if dim in found.dropped and shape[batch] == _size(graph, node, dim):
+        if dim in found.dropped and shape[batch] == operand[dim]:
             dims[dim] = batch
+    # Exactly one component must be left: its value replaces the concatenation as the indices.
     rest = [p for p, dim in zip(pieces, found.selected, strict=False) if dim not in dims]
     if not dims or len(rest) != 1:
         return None
     types = list(node.signature.operands)
     types[1] = graph.values[rest[0]].type
-    signature = replace(node.signature, params=_params(node, dims), operands=tuple(types))
+    params = _batched_params(node, dims)
+    signature = replace(node.signature, params=params, operands=tuple(types))
     return replace(
         node, signature=signature, operands=(node.operands[0], rest[0], *node.operands[2:])
     )
 
 
-def _size(graph: Graph, node: Node, dim: int) -> int:
-    return graph.values[node.operands[0]].type.shape[dim]
-
-
-def _pieces(graph: Graph, node: Node) -> tuple[int, ...]:
-    """A value per component of the index vector, where they are put side by side."""
+def _index_components(graph: Graph, node: Node) -> tuple[int, ...]:
+    """Return one value per component of the index vector; () if it is not their concatenation."""
     indices = node.operands[1]
-    producer = graph.producer[indices]
-    made = None if producer is None else graph.nodes[producer]
+    vector = producing_node(graph, indices)
     last = len(graph.values[indices].type.shape) - 1
-    if made is None or made.primitive != "concatenate" or made.region != node.region:
+    if vector is None or vector.primitive != "concatenate" or vector.region != node.region:
         return ()
-    single = all(type_.shape[-1] == 1 for type_ in made.signature.operands)
-    return made.operands if made.signature.param("dimension") == last and single else ()
+    single = all(type_.shape[-1] == 1 for type_ in vector.signature.operands)
+    return vector.operands if vector.signature.param("dimension") == last and single else ()
 
 
-def _params(node: Node, dims: dict[int, int]) -> Params:
-    """The parameters with (operand dimension, dimension of the indices) as batch dimensions."""
+def _batched_params(node: Node, dims: dict[int, int]) -> Params:
+    """Return the node's parameters with more batch dimensions.
+
+    Args:
+      dims: the indices' dimension of each operand dimension that becomes a batch dimension.
+    """
     name = node.primitive
     fields = record(
         node.signature.param("dimension_numbers"), GATHER if name == "gather" else SCATTER
@@ -123,13 +125,17 @@ def _params(node: Node, dims: dict[int, int]) -> Params:
         "operand_batching_dims": tuple(sorted(pairs)),
         PAIRED[name]: tuple(pairs[d] for d in sorted(pairs)),
     }
-    # pairs come first in the order of indices: sorted ones may not be sorted so
+    # Indices that were sorted as whole vectors may be unsorted within each batch.
     own = {"dimension_numbers": tuple((fields | changed).items()), "indices_are_sorted": False}
     return tuple((dict(node.signature.params) | own).items())
 
 
 class _Counting:
-    """Along which dimension the elements of a value are 0, 1, 2, ..., alike along all others."""
+    """The dimension along which the elements of a value are 0, 1, 2, ..., if there is one.
+
+    Along all other dimensions the elements must be equal. The methods after `in_order` are the
+    rules of single operators: each returns the dimension of the result.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -137,11 +143,11 @@ class _Counting:
         self.known: dict[int, int | None] = {}
 
     def along(self, value: int) -> int | None:
-        """That dimension; None where it is not seen to count."""
+        """Return the dimension along which a value counts; None if there is none known."""
         if value not in self.known:
             producer = self.graph.producer[value]
             if value in self.constants:
-                self.known[value] = _counts(np.asarray(self.constants[value]))
+                self.known[value] = _counting_dimension(np.asarray(self.constants[value]))
             elif producer is None:
                 self.known[value] = None
             else:
@@ -158,8 +164,7 @@ class _Counting:
         dim = self.along(value)
         if dim is not None and shape[dim] == math.prod(shape):
             return True
-        producer = self.graph.producer[value]
-        node = None if producer is None else self.graph.nodes[producer]
+        node = producing_node(self.graph, value)
         if node is None or node.primitive not in _IN_ORDER:
             return False
         if node.primitive == "select_n":
@@ -167,11 +172,11 @@ class _Counting:
         source = node.signature.operands[0]
         if node.primitive == "broadcast_in_dim" and math.prod(source.shape) != math.prod(shape):
             return False
-        narrow = _unwrapped(node, 0, math.prod(shape)) is None
+        narrow = _if_wide_enough(node, 0, math.prod(shape)) is None
         return not narrow and self.in_order(node.operands[0])
 
     def reshaped(self, node: Node) -> int | None:
-        """It counts along the dimension of that size with as many elements before it."""
+        """Return the result dimension of equal size with as many elements before it, or None."""
         dim = self.along(node.operands[0])
         before, after = node.signature.operands[0].shape, node.signature.results[0].shape
         if dim is None or node.signature.param("dimensions") is not None:
@@ -186,25 +191,25 @@ class _Counting:
         )
 
     def squeezed(self, node: Node) -> int | None:
-        """Dimensions of one element go: it counts along no such dimension."""
+        """Return the dimension's position after a squeeze; None if it is removed."""
         dim, gone = self.along(node.operands[0]), node.signature.param("dimensions")
         return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
 
     def transposed(self, node: Node) -> int | None:
-        """It counts along the place of that dimension in the result."""
+        """Return the dimension's position after a transpose."""
         dim = self.along(node.operands[0])
         return None if dim is None else node.signature.param("permutation").index(dim)
 
     def iota(self, node: Node) -> int | None:
-        """It counts along the dimension that it names."""
-        return _unwrapped(node, node.signature.param("dimension"))
+        """Return the iota's dimension; None if its type is too narrow to count that far."""
+        return _if_wide_enough(node, node.signature.param("dimension"))
 
     def converted(self, node: Node) -> int | None:
-        """Integers stay what they are."""
-        return _unwrapped(node, self.along(node.operands[0]))
+        """Return the dimension unchanged; None if the new type is too narrow to count that far."""
+        return _if_wide_enough(node, self.along(node.operands[0]))
 
     def broadcast(self, node: Node) -> int | None:
-        """It counts along the place of that dimension in the result, unless that is repeated."""
+        """Return the dimension's position after a broadcast; None if it is repeated."""
         dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
         if dim is None:
             return None
@@ -212,41 +217,41 @@ class _Counting:
         return dims[dim] if before[dim] == after[dims[dim]] else None
 
     def wrapped(self, node: Node) -> int | None:
-        """`select_n(i < 0, i, i + n)`, as JAX writes negative indices: `i`, where it counts."""
+        """Return the dimension of `i` for `select_n(i < 0, i, i + n)`: JAX's negative indices."""
         return self.unwrapped(node, self.along)
 
     def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
         """Return the answer for `i` of `select_n(i < 0, i, i + n)`, or None."""
-        return ask(node.operands[1]) if self._keeps(node) else None
+        return ask(node.operands[1]) if self._selects_nonnegative(node) else None
 
-    def _keeps(self, node: Node) -> bool:
-        """Whether a selection gives its first case wherever that is not negative."""
+    def _selects_nonnegative(self, node: Node) -> bool:
+        """Return whether a selection yields its first case wherever that is not negative."""
         which, first, *_ = node.operands
         if which in self.constants:
             return not np.any(self.constants[which])
-        producer = self.graph.producer[which]
-        if producer is None:
+        test = producing_node(self.graph, which)
+        if test is None:
             return False
-        test = self.graph.nodes[producer]
         negative = test.primitive == "lt" and test.operands[0] == first
         zero = self.constants.get(test.operands[1]) if negative else None
         return zero is not None and not np.any(zero)
 
 
-def _unwrapped(node: Node, dim: int | None, count: int | None = None) -> int | None:
-    """The dimension, where the integers of the result are wide enough to count along it.
+def _if_wide_enough(node: Node, dim: int | None, count: int | None = None) -> int | None:
+    """Return the dimension if the result's integer type can count along it, else None.
 
     Args:
-      count: how far they count; None: along the dimension.
+      count: the number of values to count; None: the size of the dimension.
     """
-    made = node.signature.results[0]
-    if dim is None or "int" not in made.dtype:
+    type_ = node.signature.results[0]
+    if dim is None or "int" not in type_.dtype:
         return None
-    value_bits = int(made.dtype.strip("uint")) - (not made.dtype.startswith("u"))
-    return dim if (made.shape[dim] if count is None else count) <= 1 << value_bits else None
+    value_bits = int(type_.dtype.strip("uint")) - (not type_.dtype.startswith("u"))
+    return dim if (type_.shape[dim] if count is None else count) <= 1 << value_bits else None
 
 
-def _counts(array: np.ndarray) -> int | None:
+def _counting_dimension(array: np.ndarray) -> int | None:
+    """Return the dimension along which a constant is 0, 1, 2, ..., equal along all others."""
     if array.dtype.kind not in "iu" or array.size < 2:
         return None
     for dim, size in enumerate(array.shape):
@@ -268,39 +273,39 @@ _FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
 _IN_ORDER = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "select_n", "squeeze")
 )
-"""Operators that keep the order of elements, if they keep their number."""
+"""Operators that preserve the order of elements, if they preserve their number."""
 
 
 def scatters_added(graph: Graph) -> Graph:
-    """The graph in which `x + scatter_add(zeros, i, u)` is `scatter_add(x, i, u)`.
+    """Return the graph in which `x + scatter_add(zeros, i, u)` is `scatter_add(x, i, u)`.
 
-    A loop that adds up so what a slice of its constants gives (the weights of a round of a circular
-    pipeline) then reads its carry as a sum alone, which may wait until the loop is over, and holds
-    no second table. Only where no two updates meet in one element: `x + (u + v)` would be
-    `(x + u) + v`, which rounds otherwise.
+    A loop may add up gradients of a slice of its constants in this way, as for the weights of one
+    round of a circular pipeline. After the rewrite the loop only adds to its carry, so that the sum
+    over devices can be deferred until the loop ends. It also needs no second table in memory. The
+    rewrite requires that no two updates access one element: `x + (u + v)` would become
+    `(x + u) + v`, which rounds differently.
     """
-    added = partial(_added, KnownValues(graph))
-    return rewritten(graph, {"add": added, "add_any": added})
+    added = partial(_scatter_into_operand, KnownValues(graph))
+    return replace_nodes(graph, {"add": added, "add_any": added})
 
 
-def _added(known: KnownValues, node: Node) -> Node | None:
-    """The scatter into the one operand that the other, a scatter into zeros, is."""
+def _scatter_into_operand(known: KnownValues, node: Node) -> Node | None:
+    """Return a sum as a scatter into one operand; None if the other is no scatter into zeros."""
     for x, other in (node.operands, node.operands[::-1]):
-        scatter = _into_zeros(known, node, other)
+        scatter = _scatter_into_zeros(known, node, other)
         if scatter is not None and known.graph.values[x].type == scatter.signature.results[0]:
             operands = (x, *scatter.operands[1:])
             return replace(node, signature=scatter.signature, operands=operands)
     return None
 
 
-def _into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
-    """The scatter into zeros that a value is, read by this node alone; None if it is none.
+def _scatter_into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
+    """Return the scatter into zeros that computes `value` for this node alone, or None.
 
-    It may stand in a remat span of the node's body, which hands its values out directly.
+    The scatter may be in a remat span of the node's body.
     """
     graph = known.graph
-    producer = graph.producer[value]
-    scatter = None if producer is None else graph.nodes[producer]
+    scatter = producing_node(graph, value)
     if scatter is None or scatter.primitive != "scatter-add":
         return None
     if scatter.index not in graph.regions[node.region].nodes:
@@ -309,19 +314,17 @@ def _into_zeros(known: KnownValues, node: Node, value: int) -> Node | None:
     zero = None if fill is None else known.number(fill)
     leaves = value in (*graph.regions[node.region].results, *graph.results)
     is_alone = list(graph.users[value]) == [node.index] and not leaves
-    return scatter if zero is not None and not zero and is_alone and _apart(scatter) else None
-
-
-def _apart(scatter: Node) -> bool:
-    """Whether no two updates meet in one element: each has its own, or its own of a batch."""
+    if zero is None or zero or not is_alone:
+        return None
+    # No two updates access one element if indices are unique, or if each batch has one update.
     signature = scatter.signature
     positions, paired = signature.operands[1].shape[:-1], numbers(signature).index_batching
-    rows = prod(n for dim, n in enumerate(positions) if dim not in paired)
-    return bool(signature.param("unique_indices")) or rows <= 1
+    updates = math.prod(n for dim, n in enumerate(positions) if dim not in paired)
+    return scatter if signature.param("unique_indices") or updates <= 1 else None
 
 
 class FirstElements(NamedTuple):
-    """A gather of which such dimensions are read explicitly.
+    """A gather whose reads of element 0 are explicit, by a slice or by an index.
 
     Attributes:
       cut: a slice of the operand that the gather reads instead; None if it reads the operand.
@@ -338,22 +341,22 @@ class FirstElements(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def first_elements(signature: Signature) -> FirstElements | None:
-    """Return the gather with an index, or a slice, in dimensions of which element 0 is read.
+    """Return the gather with an index or a slice for dimensions of which it reads element 0.
 
-    As it is, the gather has no loop along such a dimension, so that each device would need the
-    operand whole there. With the index 0 the device that holds element 0 reads it, and sends the
-    result. With a slice it sends the slice, which is taken where that is smaller.
+    Unchanged, the gather has no loop along such a dimension, so that each device would need the
+    operand whole there. With the index 0, the device that holds element 0 reads it and sends the
+    result. With a slice, this device sends the slice. The smaller of the two is chosen.
 
     Returns:
-      None where the gather has no such dimension of more than one element.
+      None if the gather has no such dimension of more than one element.
     """
     if signature.primitive != "gather":
         return None
     found, operand, indices = numbers(signature), *signature.operands
     given = {*found.selected, *found.operand_batching}
-    free = tuple(
-        dim for dim in found.dropped if dim not in given and _is_longer(operand.shape[dim])
-    )
+    # Named sizes and sizes that are being recorded are no plain `int`: such dimensions stay.
+    sizes = [(dim, operand.shape[dim]) for dim in found.dropped if dim not in given]
+    free = tuple(dim for dim, size in sizes if type(size) is int and size > 1)
     if not free:
         return None
     shape = tuple(1 if dim in free else size for dim, size in enumerate(operand.shape))
@@ -372,7 +375,3 @@ def first_elements(signature: Signature) -> FirstElements | None:
     params = dict(signature.params) | {"dimension_numbers": tuple(fields.items())}
     rest = replace(signature, params=tuple(params.items()), operands=(operand, more))
     return FirstElements(None, zeros, joined, rest)
-
-
-def _is_longer(size: object) -> bool:
-    return type(size) is int and size > 1

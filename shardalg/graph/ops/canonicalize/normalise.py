@@ -1,4 +1,8 @@
-"""Graph to graph: the dead leaves, size-1 broadcasts become nodes, literal numbers constants."""
+"""The normal form of a traced graph: no dead nodes, explicit broadcasts, folded numbers.
+
+`normalise` applies the rewrites of this folder. `with_padding` and `in_stages` replace single nodes
+later, by the same rewriter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,6 @@ from shardalg.graph.ir import (
     Region,
     RegionArgument,
     Signature,
-    Site,
     Unread,
     Value,
     ValueType,
@@ -25,14 +28,9 @@ from shardalg.graph.ir import (
 )
 from shardalg.graph.ops.canonicalize.boxes import ends_joined, starts_written, unread_cut
 from shardalg.graph.ops.canonicalize.cuts import cuts_joined
-from shardalg.graph.ops.canonicalize.indices import (
-    FirstElements,
-    first_elements,
-    indices_paired,
-    scatters_added,
-)
+from shardalg.graph.ops.canonicalize.indices import first_elements, indices_paired, scatters_added
 from shardalg.graph.ops.canonicalize.known import folded, numbers
-from shardalg.graph.ops.canonicalize.transforms import Order, Wide, staged, wide_sum
+from shardalg.graph.ops.canonicalize.transforms import Order, WideSum, staged, wide_sum
 from shardalg.graph.ops.families.data_formatting import joined_operands
 from shardalg.graph.ops.families.pointwise import broadcast_operands
 from shardalg.graph.source import own_line
@@ -41,43 +39,42 @@ from shardalg.pause import collection_paused
 
 @collection_paused()
 def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
-    """The same function in the form that rows, completion and pricing expect.
+    """Return the same function in the form that rows, completion and pricing expect.
 
-    - Nodes that no result needs are gone (a loop that runs keeps all of its body's results).
-    - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion treats
-      broadcasts apart (they are nodes of their own in XLA too).
-    - The two ends of a value side by side read that value (`boxes.py`): a rotation is one node.
-    - Boxes at constant starts are slices and pads (`boxes.py`), slices and pads of
-      slices and pads are one (`cuts.py`).
-    - Rows added to zeros, and those to a table, are added to the table (`indices.py`).
-    - Indices that count along one of their dimensions pair it with the operand's
-      (`indices.py`).
-    - What is joined is joined without its empty parts.
-    - A kernel larger than its image has no taps at its ends that read only padding
-      (`boxes.py`).
-    - A gather that reads element 0 of a dimension has an index or a slice there
-      (`indices.py`).
-    - A rank-0 number made of literals alone is a constant.
+    - Nodes that no result needs are removed (a loop that runs keeps all of its body's results).
+    - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion has a rule of
+      its own for broadcasts (XLA too has separate nodes for them).
+    - A concatenation of the two ends of a value is a rotation, one node (`boxes.py`).
+    - Boxes at constant starts are slices and pads (`boxes.py`). Consecutive slices and pads are
+      merged (`cuts.py`).
+    - Rows that are added to zeros and then to a table are added to the table (`indices.py`).
+    - Indices that count along one of their dimensions are batch dimensions (`indices.py`).
+    - A concatenation has no empty operands.
+    - A kernel larger than its image has no taps at its ends that read only padding (`boxes.py`).
+    - A gather that reads element 0 of a dimension has an index or a slice there (`indices.py`).
+    - A rank-0 number that is computed from literals alone is a constant.
 
-    Names, sources, phases, regions and their arguments of what stays are kept.
+    Remaining nodes keep their names, sources, phases, regions and region arguments.
 
     Args:
-      wide_sums: whether sums of narrow floats are made in float32 and rounded after
+      wide_sums: whether sums of narrow floats are computed in float32 and then rounded
       (`transforms.py`).
     """
+    # Boxes first, because they become slices and pads. Rotations before `cuts_joined`, because it
+    # merges the `pad(x[a:])` that `ends_joined` matches.
     graph = scatters_added(cuts_joined(ends_joined(starts_written(graph))))
     graph = indices_paired(graph)
     numbers = folded(graph)
-    return _Rewrite(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
+    return _GraphRewriter(graph, numbers, live_nodes(graph, numbers), wide_sums=wide_sums).graph()
 
 
 def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
     """Return the graph with some Fourier transforms in stages (`transforms.py`).
 
     Args:
-      orders: nodes of the graph, each with its stages.
+      orders: the stages of each node that changes.
     """
-    return _Rewrite(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
+    return _GraphRewriter(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
 
 
 class NodeReplacement(NamedTuple):
@@ -95,7 +92,7 @@ class NodeReplacement(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """The nodes, and the types of values, that change if samples are padded."""
+    """Replacements of nodes and new types of values for padded samples."""
 
     changes: tuple[tuple[int, NodeReplacement], ...]
     types: tuple[tuple[int, ValueType], ...]
@@ -104,21 +101,26 @@ class Padding(NamedTuple):
 def with_padding(graph: Graph, padding: Padding) -> Graph:
     """Return the graph with samples padded (`planner/padded_samples.py`)."""
     live = bytearray(b"\1" * len(graph.nodes))
-    return _Rewrite(graph, {}, live, padding=padding).graph()
+    return _GraphRewriter(graph, {}, live, padding=padding).graph()
 
 
 def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> bytearray:
-    """Per node, 1 if a result of the program needs it; values in `known` need no node."""
+    """Return 1 per node that a result of the program needs, else 0.
+
+    Args:
+      known: values whose number is known, so that they need no node.
+    """
     needed = bytearray(len(graph.values))
     live = bytearray(len(graph.nodes))
     for value in graph.results:
         needed[value] = 1
-    held = bytearray(len(graph.values))
+    folded = bytearray(len(graph.values))
     for value in known or ():
-        held[value] = 1
+        folded[value] = 1
+    # In reverse order of execution all readers of a value come before its node.
     for node in reversed(list(graph.walk())):
         for value in node.results:
-            if needed[value] and not held[value]:
+            if needed[value] and not folded[value]:
                 break
         else:
             continue
@@ -132,17 +134,18 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
 
 
 def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
-    """What no result of a graph needs, as it was traced; None where that is next to nothing.
+    """Return a summary of traced nodes that no result needs; None if they are negligible.
 
-    What a value is beside its gradient, and casts and broadcasts, every trace leaves over: products
-    and operators of the backward pass are work that somebody meant.
+    Every trace has some dead nodes: a loss beside its gradient, casts, broadcasts. Dead products
+    and dead operators of the backward pass are different: the user probably meant their results.
 
     Args:
-      lost: arguments that the function changed and did not return.
+      lost: names of arguments that the function changed and did not return.
     """
     live = live_nodes(graph)
     dead = [node for node in graph.nodes if not live[node.index]]
     # The forward pass of a gradient computes the loss too, which `jax.grad` does not return.
+    # Its dead products are therefore expected.
     losses = any(node.phase == "backward" for node in graph.nodes)
     products = [
         node
@@ -159,13 +162,13 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
 
 
 LEFT_OVER = 0.01
-"""Of all operators, so many pointwise ones of a backward pass are what JAX leaves over."""
+"""Share of all operators up to which dead backward operators are attributed to JAX."""
 _COPIES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-class _Rewrite:
-    """One pass over the nodes that renumbers what stays and inserts what is new."""
+class _GraphRewriter:
+    """One pass over the nodes that renumbers live nodes and values and inserts new ones."""
 
     def __init__(
         self,
@@ -197,13 +200,18 @@ class _Rewrite:
         self._counts: dict[tuple[str, str], int] = {}
 
     def graph(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         old = self.old
         for node in compress(old.nodes, self.live):
-            self._node(node)
+            self._add_node(node)
         regions, region_of = self._regions()
+        # Region numbers are known only now. Most nodes keep theirs, and then the node object too.
         self.nodes = [
-            n if n.region == region_of[n.region] and not n.bodies else self._placed(n, region_of)
+            n
+            if n.region == region_of[n.region] and not n.bodies
+            else replace(
+                n, region=region_of[n.region], bodies=tuple(region_of[b] for b in n.bodies)
+            )
             for n in self.nodes
         ]
         return replace(
@@ -214,14 +222,21 @@ class _Rewrite:
             region_arguments=tuple(self._region_arguments()),
             arguments=tuple(self.value_of[v] for v in old.arguments),
             results=tuple(self.value_of[v] for v in old.results),
-            sites=tuple(self._sites()),
+            sites=tuple(
+                replace(site, node=self.node_of[site.node][-1])
+                for site in old.sites
+                if self.live[site.node]
+            ),
             constants=tuple(self.constants),
             bindings=tuple(self.bindings) if old.bindings else (),
         )
 
     def _keep_values(self) -> list[int]:
-        """Old value to new, in the old order; -1 where it is gone."""
-        kept = self._used()
+        """Add the values that stay, in the old order; return the new number of each old value.
+
+        The number of a removed value is -1.
+        """
+        kept = self._used_values()
         number_of = [-1] * len(self.old.values)
         for value in compress(self.old.values, kept):
             number_of[value.index] = index = len(self.values)
@@ -234,10 +249,12 @@ class _Rewrite:
         self._keep_numbers(number_of)
         return number_of
 
-    def _used(self) -> bytearray:
+    def _used_values(self) -> bytearray:
+        """Return 1 per value that live nodes, their bodies or the program's interface use."""
         old, kept = self.old, bytearray(len(self.old.values))
         for node in compress(old.nodes, self.live):
-            inside = [v for b in node.bodies for v in self._border(old.regions[b])]
+            bodies = [old.regions[b] for b in node.bodies]
+            inside = [v for body in bodies for v in body.arguments + body.results]
             for value in (*node.operands, *node.results, *inside):
                 kept[value] = 1
         for value in (*old.arguments, *old.results):
@@ -246,12 +263,8 @@ class _Rewrite:
             kept[value] = 0
         return kept
 
-    @staticmethod
-    def _border(region: Region) -> tuple[int, ...]:
-        return region.arguments + region.results
-
     def _keep_numbers(self, number_of: list[int]) -> None:
-        """Constants for the folded numbers that are still read; equal ones are one value."""
+        """Add constants for the folded numbers that are still read; equal ones share a value."""
         old = self.old
         read = {v for node in compress(old.nodes, self.live) for v in node.operands}
         ends = {v for region in old.regions for v in region.results}
@@ -262,88 +275,102 @@ class _Rewrite:
         }
         for value, array in self.numbers.items():
             if value in read or value in ends:
-                kind = old.values[value].type
-                key = (kind, array.tobytes())
+                type_ = old.values[value].type
+                key = (type_, array.tobytes())
                 if key not in known:
                     known[key] = len(self.values)
-                    name = f"{array}:{SHORT.get(kind.dtype, kind.dtype)}"
-                    self.values.append(Value(known[key], kind, "constant", name))
+                    name = f"{array}:{SHORT.get(type_.dtype, type_.dtype)}"
+                    self.values.append(Value(known[key], type_, "constant", name))
                     self.constants.append((known[key], array))
                 number_of[value] = known[key]
 
-    def _node(self, node: Node) -> None:
+    def _add_node(self, node: Node) -> None:
+        """Add a live node, preceded by the nodes that its replacement needs."""
         value_of, signature = self.value_of, node.signature
         operands = [value_of[v] for v in node.operands]
         results = tuple([value_of[v] for v in node.results])
         first = len(self.nodes)
+        # Many nodes have equal signatures, so each is examined once.
         kept = self._kept.get(signature)
         if kept is None:
             shared = shared_signature(signature)
-            kept = self._kept[signature] = (shared, self._is_kept(signature))
-        signature, is_kept = kept
+            kept = self._kept[signature] = (shared, self._is_normal(signature))
+        signature, is_normal = kept
         if node.index in self.orders:
             *before, signature = staged(signature, self.orders[node.index])
             for step in before:
-                operands = [self._made(node, step, operands, step.primitive)]
+                operands = [self._add(node, step, operands, step.primitive)]
         elif node.index in self.changes:
-            signature, operands = self._changed(node, self.changes[node.index], operands)
-        elif not is_kept:
-            signature, operands = self._explicit(node, operands)
+            signature, operands = self._replacement(node, self.changes[node.index], operands)
+        elif not is_normal:
+            signature, operands = self._normal_form(node, operands)
         place = (node.source, node.phase, node.region, node.bodies, node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
+        # Only an unchanged operator can still be evaluated by the equation that it was traced from.
         same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
         bound = self.old.bindings and same
         self.bindings.append(self.old.bindings[node.index] if bound else None)
         self.node_of[node.index] = range(first, len(self.nodes))
 
-    def _wide(self, signature: Signature) -> Wide | None:
-        """What stands for an operator; nothing where it stays."""
+    def _wide_sum(self, signature: Signature) -> WideSum | None:
+        """Return the sum in float32; None if the operator stays."""
         return wide_sum(signature) if self.wide_sums else None
 
-    def _is_kept(self, signature: Signature) -> bool:
-        """Whether nodes of a signature stay as they are, but for their numbers."""
+    def _is_normal(self, signature: Signature) -> bool:
+        """Return whether nodes with this signature stay, except for renumbering."""
         whole = len(joined_operands(signature)) == len(signature.operands)
         cut = unread_cut(signature) or first_elements(signature)
-        is_made = broadcast_operands(signature) or cut or self._wide(signature)
-        return whole and not is_made
+        changes = broadcast_operands(signature) or cut or self._wide_sum(signature)
+        return whole and not changes
 
-    def _explicit(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
-        """The last operator that stands for a node, and its operands; those before it are made."""
+    def _normal_form(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
+        """Add all nodes of a node's normal form except the last; return the last and its operands.
+
+        The rewrites are applied in sequence, each to the result of the one before.
+        """
         signature = node.signature
+        # Explicit broadcasts, and concatenations without empty parts.
         repeated = broadcast_operands(signature)
         for position, shape in repeated:
             operands[position] = self._broadcast(node, operands[position], shape)
         joined = joined_operands(signature)
         operands = [operands[k] for k in joined]
         if repeated or len(joined) < len(node.operands):
-            signature = self._signature(signature, operands)
+            types = tuple([self.values[v].type for v in operands])
+            # Each distinct signature is built once; later nodes share the object.
+            key = (id(signature), types)
+            if key not in self._signatures:
+                self._signatures[key] = shared_signature(replace_operands(signature, types))
+            signature = self._signatures[key]
+
+        # Kernels without taps that read only padding.
         cut = unread_cut(signature)
         if cut is not None:
             image, kernel = operands
             signature = cut.rest
-            operands = [image, self._made(node, cut.kernel, [kernel], "slice")]
+            operands = [image, self._add(node, cut.kernel, [kernel], "slice")]
+
+        # Gathers that read element 0 of a dimension: by a slice, or by an index 0.
         read = first_elements(signature)
         if read is not None:
-            signature = read.rest
-            operands = self._first_elements(node, read, operands)
-        wide = self._wide(signature)
+            signature, (operand, indices) = read.rest, operands
+            if read.cut is not None:
+                operands = [self._add(node, read.cut, [operand], "slice"), indices]
+            else:
+                assert read.zeros is not None and read.joined is not None, "cut, or both of these"
+                zero = self._zero(read.zeros.operands[0])
+                zeros = self._add(node, read.zeros, [zero], "broadcast_in_dim")
+                operands = [operand, self._add(node, read.joined, [indices, zeros], "concatenate")]
+
+        # Sums in float32, rounded at the end.
+        wide = self._wide_sum(signature)
         if wide is None:
             return signature, operands
         rows = zip(wide.reads, operands, strict=True)
-        floats = [self._made(node, w, [v], "float32") if w else v for w, v in rows]
-        return wide.rounded, [self._made(node, wide.added, floats, "float32")]
+        floats = [self._add(node, w, [v], "float32") if w else v for w, v in rows]
+        return wide.rounded, [self._add(node, wide.added, floats, "float32")]
 
-    def _first_elements(self, node: Node, read: FirstElements, operands: list[int]) -> list[int]:
-        """The operands of a gather that reads element 0 of some dimensions by an index or slice."""
-        operand, indices = operands
-        if read.cut is not None:
-            return [self._made(node, read.cut, [operand], "slice"), indices]
-        assert read.zeros is not None and read.joined is not None, "one of both is made"
-        zero = self._zero(read.zeros.operands[0])
-        zeros = self._made(node, read.zeros, [zero], "broadcast_in_dim")
-        return [operand, self._made(node, read.joined, [indices, zeros], "concatenate")]
-
-    def _changed(
+    def _replacement(
         self, node: Node, change: NodeReplacement, operands: list[int]
     ) -> tuple[Signature, list[int]]:
         """Add the operators of a change except the last; return the last one and its operands."""
@@ -351,11 +378,10 @@ class _Rewrite:
             for step in steps:
                 more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
                 given = [operands[position], *more]
-                operands[position] = self._made(node, step, given, step.primitive)
+                operands[position] = self._add(node, step, given, step.primitive)
         if change.cut is None:
             return change.signature, operands
-        made = self._made(node, change.signature, operands, node.primitive)
-        return change.cut, [made]
+        return change.cut, [self._add(node, change.signature, operands, node.primitive)]
 
     def _zero(self, type_: ValueType) -> int:
         """Add a constant zero of a type; return its number."""
@@ -365,26 +391,21 @@ class _Rewrite:
         self.constants.append((zero, np.zeros((), type_.dtype)))
         return zero
 
-    def _made(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
-        """The result of a new node beside `node`, named for its kind."""
+    def _add(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
+        """Add a new node in the region of `node`, named by its kind; return its result."""
         result = len(self.values)
-        name = self._name(kind, node.source)
+        name = self._free_name(kind, node.source)
         self.values.append(Value(result, signature.results[0], "node", name))
         place = (node.source, node.phase, node.region, (), node.module)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
         self.bindings.append(None)
         return result
 
-    def _signature(self, signature: Signature, operands: list[int]) -> Signature:
-        """The signature with the types of other operands."""
-        types = tuple([self.values[v].type for v in operands])
-        key = (id(signature), types)
-        if key not in self._signatures:
-            self._signatures[key] = shared_signature(replace_operands(signature, types))
-        return self._signatures[key]
-
     def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
-        """A node that repeats size-1 dimensions, shared by its readers in one region and phase."""
+        """Return `value` with size-1 dimensions repeated.
+
+        Readers in one region and phase share one node.
+        """
         key = (value, shape, node.region, node.phase)
         if key in self._broadcasts:
             return self._broadcasts[key]
@@ -393,14 +414,14 @@ class _Rewrite:
         if (source, target) not in self._signatures:
             dims = ("broadcast_dimensions", tuple(range(len(shape))))
             params = (dims, ("shape", shape))
-            made = Signature("broadcast_in_dim", params, (source,), (target,))
-            self._signatures[source, target] = shared_signature(made)
+            broadcast = Signature("broadcast_in_dim", params, (source,), (target,))
+            self._signatures[source, target] = shared_signature(broadcast)
         signature = self._signatures[source, target]
-        result = self._broadcasts[key] = self._made(node, signature, [value], "broadcast_in_dim")
+        result = self._broadcasts[key] = self._add(node, signature, [value], "broadcast_in_dim")
         return result
 
-    def _name(self, kind: str, source: str) -> str:
-        """The next free `broadcast_in_dim:3@model.py:41` of that line."""
+    def _free_name(self, kind: str, source: str) -> str:
+        """Return the next free name such as `broadcast_in_dim:3@model.py:41` of a source line."""
         at = f"@{own_line(source)}" if source else ""
         while True:
             number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
@@ -410,7 +431,10 @@ class _Rewrite:
                 return name
 
     def _regions(self) -> tuple[tuple[Region, ...], dict[int, int]]:
-        """The regions that still have an owner and nodes, and old region to new."""
+        """Return the regions that still have an owner and nodes, and their new number by the old.
+
+        The body of a live call stays even if it is empty.
+        """
         old, kept = self.old, []
         for region in old.regions:
             owned = region.node is None or self.live[region.node]
@@ -421,6 +445,7 @@ class _Rewrite:
         return tuple(self._region(*pair, region_of) for pair in kept), region_of
 
     def _region(self, region: Region, nodes: tuple[int, ...], region_of: dict[int, int]) -> Region:
+        """Return a region with the new numbers of nodes, values and regions."""
         return replace(
             region,
             index=region_of[region.index],
@@ -431,23 +456,14 @@ class _Rewrite:
             nodes=nodes,
         )
 
-    @staticmethod
-    def _placed(node: Node, region_of: dict[int, int]) -> Node:
-        bodies = tuple(region_of[b] for b in node.bodies)
-        return replace(node, region=region_of[node.region], bodies=bodies)
-
     def _region_arguments(self) -> Iterator[RegionArgument]:
+        """Yield the region arguments of live calls with their new numbers."""
         for tie in self.old.region_arguments:
             if self.live[tie.call]:
                 source, target = self.value_of[tie.source], self.value_of[tie.target]
                 yield RegionArgument(self.node_of[tie.call][-1], tie.kind, source, target)
 
-    def _sites(self) -> Iterator[Site]:
-        for site in self.old.sites:
-            if self.live[site.node]:
-                yield replace(site, node=self.node_of[site.node][-1])
-
 
 def replace_operands(signature: Signature, types: tuple[ValueType, ...]) -> Signature:
-    """The signature with other operand types."""
+    """Return the signature with other operand types."""
     return Signature(signature.primitive, signature.params, types, signature.results)

@@ -1,14 +1,13 @@
-"""A Fourier transform of several dimensions in stages: some dimensions first, then the others.
+"""Fourier transforms in stages, and sums of narrow floats in float32.
 
-A transform is separable: it is a transform of each of its dimensions after another, in any order,
-except that the last dimension of a real transform is the first stage, and the last dimension of
-an inverse real transform is the last stage.
+A Fourier transform of several dimensions is separable: it equals one transform per dimension, in
+any order. The exceptions are real transforms: the last dimension is the first stage of a real
+transform and the last stage of an inverse real transform.
 
-Sums of narrow floats, made in float32 and rounded behind the last addition.
-
-A device adds up its part of a bfloat16 or float16 sum in float32 and rounds it, as XLA does, and
-the rounded parts are sent. Here the parts are sent as they were added up (`Switches.wide_sums`).
-Products by groups (`ragged_dot`) stay: JAX has no public primitive of them to make anew.
+A device adds its part of a bfloat16 or float16 sum in float32 and rounds it, as XLA does. The
+rounded parts are then sent. With `Switches.wide_sums` the parts are sent in float32, and the sum is
+rounded once at the end. Grouped products (`jax.lax.ragged_dot`) stay: JAX has no public primitive
+that could be bound with other types.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from shardalg.graph.ir import Params, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 
 Order = tuple[tuple[int, ...], ...]
-"""The dimensions of each stage."""
+"""Dimensions of each stage."""
 FORWARD, INVERSE, REAL, INVERSE_REAL = range(4)
-"""The numbers of `jax.lax.FftType`."""
+"""Values of `jax.lax.FftType`."""
 
 _DTYPES = {
     (REAL, "float32"): "complex64",
@@ -42,9 +41,9 @@ def transformed(signature: Signature) -> tuple[int, ...]:
 def stage_order(signature: Signature, split: Collection[int]) -> Order:
     """Return the stages of a transform whose operand is sharded along some dimensions.
 
-    Dimensions that every device has whole come first, then the sharded ones, one at a time: each
-    exchange then moves a sharding to a dimension that is done. Of one dimension, or where no
-    transformed dimension is sharded, the order is empty.
+    Dimensions that every device has whole come first, then the sharded ones, one at a time. Each
+    exchange then moves a sharding to a dimension that is already transformed. The order is empty
+    for a transform of one dimension, or if no transformed dimension is sharded.
 
     >>> z = ValueType((4, 8, 16), "complex64")
     >>> how = (("fft_lengths", (4, 8, 16)), ("fft_type", FORWARD))
@@ -57,7 +56,8 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
         return ()
     kind = signature.param("fft_type")
     if kind == REAL and last in split:
-        return ((last,), tuple(others))  # the exchange for the last one says how the rest is split
+        # The exchange for the last dimension determines how the other dimensions are sharded.
+        return ((last,), tuple(others))
     ends = last if kind == INVERSE_REAL else None
     whole = tuple(dim for dim in dims if dim not in split and dim != ends)
     one_by_one = [(dim,) for dim in reversed(dims) if dim in split and dim != ends]
@@ -66,61 +66,58 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
 
 
 def staged(signature: Signature, order: Order) -> Iterator[Signature]:
-    """Yield the operators that a transform is in stages; each reads the result of the one before.
+    """Yield the operators of a transform in stages; each reads the result of the one before.
 
-    Between stages the dimensions are transposed, because an operator transforms trailing ones.
+    The dimensions are transposed between stages, because an `fft` transforms the trailing ones.
     """
-    held = signature.operands[0]
-    places = tuple(range(len(held.shape)))
+    current = signature.operands[0]
+    # places[i]: the original dimension at position i of the current value.
+    places = tuple(range(len(current.shape)))
     for number, stage in enumerate(order):
         wanted = (*(dim for dim in range(len(places)) if dim not in stage), *stage)
         if set(places[-len(stage) :]) != set(stage) or places[-1] != stage[-1]:
-            yield (step := _transposed(held, tuple(places.index(dim) for dim in wanted)))
-            places, held = wanted, step.results[0]
-        is_last = number == len(order) - 1
+            yield (step := _transpose(current, tuple(places.index(dim) for dim in wanted)))
+            places, current = wanted, step.results[0]
         own = dict(zip(transformed(signature), signature.param("fft_lengths"), strict=True))
         sizes = tuple(own[dim] for dim in places[-len(stage) :])
-        kind = _kind(signature.param("fft_type"), number, is_last=is_last)
-        shape = list(held.shape)
+        # Only the first stage of a real transform, and the last of an inverse one, is real.
+        kind = signature.param("fft_type")
+        if kind == REAL and number > 0:
+            kind = FORWARD
+        elif kind == INVERSE_REAL and number < len(order) - 1:
+            kind = INVERSE
+        shape = list(current.shape)
         if kind in (REAL, INVERSE_REAL):
             shape[-1] = signature.results[0].shape[stage[-1]]
-        given = ValueType(tuple(shape), _DTYPES.get((kind, held.dtype), held.dtype))
-        how = (("fft_lengths", sizes), ("fft_type", kind))
-        yield Signature("fft", how, (held,), (given,))
-        held = given
+        result = ValueType(tuple(shape), _DTYPES.get((kind, current.dtype), current.dtype))
+        params = (("fft_lengths", sizes), ("fft_type", kind))
+        yield Signature("fft", params, (current,), (result,))
+        current = result
     if places != tuple(range(len(places))):
-        yield _transposed(held, tuple(places.index(dim) for dim in range(len(places))))
+        yield _transpose(current, tuple(places.index(dim) for dim in range(len(places))))
 
 
-def _kind(kind: int, number: int, *, is_last: bool) -> int:
-    """Return the type of a stage: only one stage of a real transform is real."""
-    if kind == REAL:
-        return kind if number == 0 else FORWARD
-    if kind == INVERSE_REAL:
-        return kind if is_last else INVERSE
-    return kind
-
-
-def _transposed(held: ValueType, permutation: tuple[int, ...]) -> Signature:
-    made = ValueType(tuple(held.shape[dim] for dim in permutation), held.dtype)
-    return Signature("transpose", (("permutation", permutation),), (held,), (made,))
+def _transpose(type_: ValueType, permutation: tuple[int, ...]) -> Signature:
+    """Return a transpose of a value of this type."""
+    result = ValueType(tuple(type_.shape[dim] for dim in permutation), type_.dtype)
+    return Signature("transpose", (("permutation", permutation),), (type_,), (result,))
 
 
 WIDE = "float32"
 NARROW = frozenset({"bfloat16", "float16"})
-TOLD = frozenset({"dot_general", "conv_general_dilated"})
-"""Contractions, which say as a parameter what type they give."""
-ADDED = frozenset({"reduce_sum", "cumsum", "scatter-add", "scatter-sub"})
-"""What adds numbers of one type up in it: sums, prefixes, gradients of lookups in a table."""
+CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
+"""Contractions, whose parameter `preferred_element_type` is the type of their result."""
+SUMS = frozenset({"reduce_sum", "cumsum", "scatter-add", "scatter-sub"})
+"""Operators that add numbers of one type: sums, prefix sums, gradients of table lookups."""
 
 
 @dataclass(frozen=True)
-class Wide:
-    """What stands for a sum of narrow floats.
+class WideSum:
+    """Replacement of a sum of narrow floats.
 
     Attributes:
-      reads: per operand how it is made wide; None where it is read as it is.
-      added, rounded: the sum in float32, and what it is behind it.
+      reads: per operand the conversion to float32, or None.
+      added, rounded: the sum in float32, and the conversion of its result.
     """
 
     reads: tuple[Signature | None, ...]
@@ -129,8 +126,8 @@ class Wide:
 
 
 @lru_cache(maxsize=1 << 14)
-def wide_sum(signature: Signature) -> Wide | None:
-    """The same sum in float32; None where the operator adds up no narrow floats.
+def wide_sum(signature: Signature) -> WideSum | None:
+    """Return the same sum in float32; None if the operator does not add narrow floats.
 
     >>> x, y = ValueType((4, 8), "bfloat16"), ValueType((4,), "bfloat16")
     >>> wide = wide_sum(Signature("reduce_sum", (("axes", (1,)),), (x,), (y,)))
@@ -140,11 +137,14 @@ def wide_sum(signature: Signature) -> Wide | None:
     reduce_sum f32[4,8] f32[4]
     convert_element_type f32[4] bf16[4]
     """
-    contracts = signature.primitive in TOLD
-    if not (contracts or signature.primitive in ADDED):
+    contracts = signature.primitive in CONTRACTIONS
+    if not (contracts or signature.primitive in SUMS):
         return None
-    (given,) = signature.results
-    if given.dtype not in NARROW or (contracts and not _reduces(signature)):
+    (narrow,) = signature.results
+    if narrow.dtype not in NARROW:
+        return None
+    # A product without a contracting loop, such as an outer product, adds nothing.
+    if contracts and not ((rows := rules(signature)) and (rows[0].reduced or rows[0].local)):
         return None
     params = dict(signature.params)
     read = signature.operands
@@ -153,17 +153,13 @@ def wide_sum(signature: Signature) -> Wide | None:
     else:
         read = tuple(ValueType(x.shape, WIDE) if x.dtype in NARROW else x for x in read)
     pairs = zip(signature.operands, read, strict=True)
-    reads = tuple(None if old == new else _converted(old, new) for old, new in pairs)
-    made = ValueType(given.shape, WIDE)
-    added = Signature(signature.primitive, tuple(params.items()), read, (made,))
-    return Wide(reads, added, _converted(made, given))
+    reads = tuple(None if old == new else _conversion(old, new) for old, new in pairs)
+    wide = ValueType(narrow.shape, WIDE)
+    added = Signature(signature.primitive, tuple(params.items()), read, (wide,))
+    return WideSum(reads, added, _conversion(wide, narrow))
 
 
-def _reduces(signature: Signature) -> bool:
-    rows = rules(signature)
-    return bool(rows and (rows[0].reduced or rows[0].local))
-
-
-def _converted(source: ValueType, target: ValueType) -> Signature:
+def _conversion(source: ValueType, target: ValueType) -> Signature:
+    """Return the operator that converts a value to the type of `target`."""
     params: Params = (("new_dtype", target.dtype), ("sharding", None), ("weak_type", False))
     return Signature("convert_element_type", params, (source,), (target,))

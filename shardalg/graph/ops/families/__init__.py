@@ -1,1 +1,1 @@
-"""Rows by family: each module's `ROWS` maps a primitive to the function that builds its rows."""
+"""Builders of rows by family: each module's `ROWS` maps primitives to functions."""

@@ -1,4 +1,4 @@
-"""Whole loops: the operator sees a block, never a part of it (sort, fft, factorisations)."""
+"""Whole loops: the operator needs all elements along a loop (sort, fft, factorisations)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from_edtype random_bits random_gamma random_seed rng_bit_generator to_edtype
 """
 KEYS = "random_clone random_fold_in random_split random_unwrap random_wrap"
 EACH_ON_ITS_OWN = ("key<fry>", "key<rbg>")
-"""Kinds of keys that JAX splits and folds one by one; of others it draws bits of the first one."""
+"""Key types of which JAX splits and folds each key separately.
+
+For other types it draws bits from the first key only.
+"""
 VECTORS = ("tridiagonal_solve", "lu_pivots_to_permutation")
 
 
@@ -27,7 +30,7 @@ Maps = Sequence[Sequence[str]]
 
 
 def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
-    """A row whose upper-case loops are whole."""
+    """Return a row from loop names per dimension; loops with an upper-case name are whole."""
     extents: dict[str, int] = {}
     values = (*signature.operands, *signature.results)
     for value, loops in zip(values, (*reads, *writes), strict=True):
@@ -45,7 +48,7 @@ def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
 def levels(size: int) -> int:
     """Return `ceil(log2(size))`, at least 1.
 
-    A named size is only compared with powers of two, so that a plan holds between two of them.
+    A named size is only compared with powers of two. A plan is then valid between two of them.
 
     >>> [levels(size) for size in (1, 2, 3, 8, 9)]
     [1, 1, 2, 3, 4]
@@ -57,7 +60,7 @@ def levels(size: int) -> int:
 
 
 def sort(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
+    """Return `[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
     shape = signature.operands[0].shape
     axis = signature.param("dimension")
     loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
@@ -66,7 +69,10 @@ def sort(signature: Signature) -> tuple[Rule, ...]:
 
 
 def top_k(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`: the best of blocks are the best of all."""
+    """Return `[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`.
+
+    The k largest elements are among the k largest elements of the blocks.
+    """
     rank = len(signature.operands[0].shape)
     axis = signature.param("axis", -1) % rank
     read = ["l" if d == axis else f"d{d}" for d in range(rank)]
@@ -76,7 +82,7 @@ def top_k(signature: Signature) -> tuple[Rule, ...]:
 
 
 def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, L] -> [d0, K], [d0, K] whole [K, L]`: XLA bins all of a dimension at once."""
+    """Return `[d0, L] -> [d0, K], [d0, K] whole [K, L]`: XLA distributes all elements to bins."""
     rank = len(signature.operands[0].shape)
     axis = signature.param("reduction_dimension") % rank
     read = ["L" if d == axis else f"d{d}" for d in range(rank)]
@@ -86,7 +92,7 @@ def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
 
 
 def fft(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, F1] -> [d0, H1]`: 5 log2(n) operations per element."""
+    """Return `[d0, F1] -> [d0, H1]`; 5 log2(n) operations per element."""
     shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
     kept = names("d", len(shape) - len(sizes))
     around = range(len(kept), len(shape))
@@ -95,7 +101,7 @@ def fft(signature: Signature) -> tuple[Rule, ...]:
 
 
 def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, I, J], [d0, I, c] -> [d0, I, c]`: each column of the right side on its own."""
+    """Return `[d0, I, J], [d0, I, c] -> [d0, I, c]`: columns of the right side are independent."""
     batch = names("d", len(signature.operands[0].shape) - 2)
     right = ["I", "c"] if signature.param("left_side") else ["c", "I"]
     row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], 1)
@@ -103,7 +109,10 @@ def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
 
 
 def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
-    """Leading dimensions of the first operand are a batch; all others are whole. O(n^3) each."""
+    """Return a row with the first operand's leading dimensions as batch; all others are whole.
+
+    Each batch element takes O(n^3) operations.
+    """
     core = 1 if signature.primitive in VECTORS else 2
     shape = signature.operands[0].shape
     row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
@@ -111,12 +120,12 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
 
 
 def opaque(signature: Signature) -> tuple[Rule, ...]:
-    """Every dimension whole: each device computes all of it."""
+    """Return a row in which every dimension is whole: each device computes the whole result."""
     return (_batched(signature, 0, 1),)
 
 
 def keys(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0] -> [d0, W0]`: each key on its own; its words, and the keys it is split into, whole."""
+    """Return `[d0] -> [d0, W0]`: keys are independent; their words and their new keys are whole."""
     values = (*signature.operands, *signature.results)
     count = min(len(value.shape) for value in values)
     alike = len({value.shape[:count] for value in values}) == 1
@@ -127,6 +136,8 @@ def keys(signature: Signature) -> tuple[Rule, ...]:
 
 
 def _batched(signature: Signature, count: int, flops: int) -> Rule:
+    """Return a row with `count` leading batch dimensions; all other dimensions are whole."""
+    # Whole dimensions of different values may differ in size, so each has a loop of its own.
     numbered = 0
     maps = []
     for value in (*signature.operands, *signature.results):

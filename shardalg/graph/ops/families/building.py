@@ -1,4 +1,4 @@
-"""What every family needs: names of loops, maps of whole shapes, the type of a builder."""
+"""Helpers for all families: loop names, index maps, properties of number types."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardalg.graph.ops.rule import Access, Rule
 
 Builder = Callable[[Signature], tuple[Rule, ...]]
 FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
-"""Floating type to (bits of precision, bits of exponent)."""
+"""(bits of precision, bits of exponent) of floating-point types."""
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:
-    """`("d0", "d1", ...)`.
+    """Return `count` numbered loop names.
 
     >>> names("d", 2)
     ('d0', 'd1')
@@ -28,7 +28,7 @@ def names(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def letters(prefix: str, count: int) -> tuple[str, ...]:
-    """The prefix itself if there is one loop of the kind, else numbered.
+    """Return `count` loop names: the prefix itself for a single loop, numbered names for more.
 
     >>> letters("k", 1), letters("k", 2)
     (('k',), ('k0', 'k1'))
@@ -37,12 +37,12 @@ def letters(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
-    """Loops, numbers and indices as indices."""
+    """Return loop names, numbers and index expressions as index expressions."""
     return tuple(map(Index.of, items))
 
 
 def access(operand: int, items: Iterable[str | int | Index]) -> Access:
-    """A read of `operand`."""
+    """Return a read of `operand`."""
     return Access(operand, indices(items))
 
 
@@ -53,7 +53,7 @@ def moved_row(
     dims: Iterable[Index],
     family: str,
 ) -> Rule:
-    """A row that moves elements of one operand: `[2*d0+1] -> [d0]`, the result's loops plain."""
+    """Return a row that moves elements of one operand, such as `[2*d0+1] -> [d0]`."""
     return Rule(
         signature.primitive,
         tuple(zip(loops, signature.results[0].shape, strict=True)),
@@ -65,7 +65,9 @@ def moved_row(
 
 
 def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
-    """Fields of a named tuple that is plain data: values in order, or (name, value) pairs.
+    """Return the fields of a named tuple that is plain data.
+
+    Plain data are the values in order, or (name, value) pairs.
 
     >>> record(((2,), (0,)), "offset_dims collapsed_slice_dims")
     {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}
@@ -78,9 +80,10 @@ def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
 
 
 def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
-    """Roles of operands whose product is taken: `linear`, and of all but whole numbers `scaled`.
+    """Return the fields `linear` and `scaled` of a row whose operands are multiplied.
 
-    Whole numbers of one type are a ring, so that a product distributes over every sum of them.
+    Integers of one type are a ring, in which a product distributes over every sum. Therefore they
+    are not in `scaled`.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, n = ValueType((4,), "float32"), ValueType((4,), "int32")
@@ -99,7 +102,9 @@ def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
 
 
 def rounds_whole(signature: Signature) -> bool:
-    """Whether numbers are cut to whole ones, or to truths, behind the sum: no sum of parts is it.
+    """Return whether a sum of floats is converted to integers or bool at the end.
+
+    Such a conversion does not distribute over partial sums.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, n = ValueType((4,), "bfloat16"), ValueType((4,), "int32")
@@ -114,7 +119,7 @@ def rounds_whole(signature: Signature) -> bool:
 
 @lru_cache
 def has_zero(dtype: str) -> bool:
-    """Whether zero bits are the number 0: what a device without an element adds to a sum.
+    """Return whether zero bits are the number 0, which is neutral in a sum.
 
     >>> has_zero("float8_e5m2"), has_zero("float8_e8m0fnu"), has_zero("key<fry>")
     (True, False, True)
@@ -124,12 +129,14 @@ def has_zero(dtype: str) -> bool:
 
 
 def is_number(dtype: str) -> bool:
-    """Whether sums of this type are sums: not bool, not a key."""
+    """Return whether a type has an addition: bool and random keys have none."""
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
 
 
 def counted(dtype: str) -> int | None:
-    """Up to which number a type has all whole ones; None: whole numbers wrap around, and have all.
+    """Return the number up to which a floating-point type represents all integers.
+
+    None for integer types, 0 for types without addition.
 
     >>> counted("bfloat16"), counted("complex64"), counted("int8")
     (256, 16777216, None)

@@ -1,6 +1,7 @@
 """Contractions, reductions and convolutions: loops that are in an operand and not in the result.
 
-Convolution: `[n, i, (stride*o + dilation*r - low)/base], [f, i, r] -> [n, f, o]`, and groups.
+A convolution is `[n, i, (stride*o + dilation*r - low)/base], [f, i, r] -> [n, f, o]`, perhaps with
+groups.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 
 def dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """`[b, m, k], [b, k, n] -> [b, m, n] sum [k]`: b batch, k contracting, m, n non-contracting.
+    """Return `[b, m, k], [b, k, n] -> [b, m, n] sum [k]`.
 
-    Of floats given as whole numbers k is whole: what is cut off is cut off the sum, not its parts.
+    b are batch loops, k contracting, m and n non-contracting. If the sum of floats is converted to
+    integers, k is whole: truncation does not distribute over partial sums.
     """
     found = dot_loops(signature, signature.param("dimension_numbers"))
     whole = frozenset(found.contracting if rounds_whole(signature) else ())
@@ -49,7 +51,7 @@ def dot_general(signature: Signature) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class DotLoops:
-    """Loops of a product: of each dimension of both operands, and by their role."""
+    """Loops of a product: `maps` per dimension of both operands, then the loops by role."""
 
     maps: tuple[tuple[str, ...], ...]
     batch: tuple[str, ...]
@@ -59,15 +61,15 @@ class DotLoops:
 
     @property
     def result(self) -> tuple[str, ...]:
-        """Batch loops, then the non-contracting ones of the left and of the right operand."""
+        """Loops of the result: batch, then non-contracting of the left and the right operand."""
         return self.batch + self.left + self.right
 
 
 def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()) -> DotLoops:
-    """Loops of a product by its dimension numbers.
+    """Return the loops of a product from its dimension numbers.
 
     Args:
-      groups: dimensions of the right operand that choose one of several right operands.
+      groups: dimensions of the right operand that index the group.
     """
     contracted, batched = numbers
     batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
@@ -89,7 +91,7 @@ def _product(
     result: tuple[str, ...],
     whole: frozenset[str] = frozenset(),
 ) -> Rule:
-    """Products of two operands, summed over the loops that the result lacks."""
+    """Return a row that multiplies operands and sums over the loops that the result lacks."""
     tensors = zip((*signature.operands, *signature.results), (*maps, result), strict=True)
     extents = {name: n for value, own in tensors for name, n in zip(own, value.shape, strict=True)}
     order = dict.fromkeys((*result, *extents))
@@ -105,15 +107,17 @@ def _product(
 
 
 def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """`[m, k], [g, k, n], [g] -> [m, n] sum [k] whole [g, m]`: row m's group chooses its matrix.
+    """Return `[m, k], [g, k, n], [g] -> [m, n] sum [k] whole [g, m]`.
 
-    The ragged dimension may also contract (`[m, k], [k, n], [g] -> [g, m, n]`) or be a batch; it
-    and the groups are whole, since their sizes are known at run time only.
+    The group of row m selects its matrix. The ragged dimension may also be contracting
+    (`[m, k], [k, n], [g] -> [g, m, n]`) or a batch. It and the groups are whole, because the sizes
+    of groups are known only at run time.
     """
     values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
     (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
     found = dot_loops(signature, values["dot_dimension_numbers"], groups)
     ragged = found.maps[0][at]
+    # Group sizes have the dimensions that are more major than the ragged one, then the group.
     roles = (found.batch, found.left, found.contracting)
     own = next(names for names in roles if ragged in names)
     before = () if own is found.batch else found.batch
@@ -126,7 +130,10 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
 
 
 def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
-    """`[m, k], [k, n], [m, kl], [kr, n] -> [m, n] whole [k, kl, kr]`: scales of runs of k."""
+    """Return `[m, k], [k, n], [m, kl], [kr, n] -> [m, n] whole [k, kl, kr]`.
+
+    A scale applies to a run of consecutive elements along k.
+    """
     found = dot_loops(signature, signature.param("dimension_numbers"))
     scales = tuple(
         tuple(f"{name}{side}" if name in found.contracting else name for name in own)
@@ -138,26 +145,25 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reduction(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0] sum [d1]`."""
-    rule = _reduced(signature, signature.param("axes"), REDUCTIONS[signature.primitive])
-    return (rule,)
+    """Return `[d0, d1] -> [d0] sum [d1]`."""
+    return (_reduction_row(signature, REDUCTIONS[signature.primitive]),)
 
 
 def arg(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0] argmax [d1]`: the point is value and position, ties to the lowest.
+    """Return `[d0, d1] -> [d0] argmax [d1]`: pairs of value and position combine.
 
-    Positions to which the type of the result does not count wrap around: of equals the lowest may
-    then be any, and the number of a block's best names another one of its places.
+    Among equal values the lowest position wins. If the result's type cannot represent all
+    positions, they wrap around and their order is lost: the reduced loops are then local.
     """
-    row = _reduced(signature, signature.param("axes"), ARGS[signature.primitive])
-    (value,), (place,) = signature.operands, signature.results
-    most = integers(place.dtype).stop or counted(place.dtype) or 0
+    row = _reduction_row(signature, ARGS[signature.primitive])
+    (value,), (position,) = signature.operands, signature.results
+    most = integers(position.dtype).stop or counted(position.dtype) or 0
     counts = all(value.shape[axis] <= most for axis in signature.param("axes"))
     return (replace(row, local=frozenset(() if counts else row.reduced)),)
 
 
 def reduce_by(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a function of the user joins tuples."""
+    """Return `[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a user's function combines tuples."""
     count = len(signature.results)
     shape, axes = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))
@@ -176,8 +182,9 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
     )
 
 
-def _reduced(signature: Signature, axes: tuple[int, ...], combine: str) -> Rule:
-    shape = signature.operands[0].shape
+def _reduction_row(signature: Signature, combine: str) -> Rule:
+    """Return the row of a reduction of one operand along its `axes`."""
+    shape, axes = signature.operands[0].shape, signature.param("axes")
     loops = names("d", len(shape))
     return Rule(
         signature.primitive,
@@ -193,7 +200,7 @@ def _reduced(signature: Signature, axes: tuple[int, ...], combine: str) -> Rule:
 
 @dataclass(frozen=True)
 class DimensionNumbers:
-    """Dimensions of image, kernel and result: batch (or f), features, then the spatial ones."""
+    """Dimensions of image, kernel and result: batch (or output feature), feature, spatial."""
 
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
@@ -202,28 +209,32 @@ class DimensionNumbers:
 
 @dataclass(frozen=True)
 class Groups:
-    """Features and batch in groups: a dimension `G*E` is the index `E*g + e`.
+    """Groups of features or of the batch: a dimension of size `G*E` has the index `E*g + e`.
 
     Attributes:
-      count: groups; by_batch: whether the batch is grouped (`batch_group_count`) or the features.
+      count: number of groups.
+      by_batch: whether the batch is grouped (`batch_group_count`) or the features.
     """
 
     count: int
     by_batch: bool
 
     def index(self, loop: str, extent: int) -> Index:
-        """Index of a dimension of `count * extent` elements."""
+        """Return the index of a grouped dimension of `count * extent` elements."""
         if self.count == 1:
             return Index.of(loop)
         return Index.of("g") * max(extent, 1) + (loop if extent != 1 else 0)
 
     def alone(self, loop: str, extent: int) -> Index:
-        """Index of a dimension of `extent` elements that another tensor has in groups."""
+        """Return the index of a dimension of `extent` elements that another tensor has grouped."""
         return Index.of(loop) if self.count == 1 or extent != 1 else Index.of(0)
 
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
-    """`[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`; its gradients are of this form too."""
+    """Return `[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`.
+
+    Gradients of a convolution are convolutions too, with base dilation or batch groups.
+    """
     layout = numbers_of(signature)
     kernel = signature.operands[1].shape
     result = signature.results[0].shape
@@ -236,14 +247,30 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     inner = Index.of("i") if groups.by_batch else groups.alone("i", i)
     outer = groups.index("f", f)
     result_batch = groups.alone("n", n) if groups.by_batch else Index.of("n")
-    windows, taps, extents = _spatial(signature, layout)
+    # A window of one tap has no tap loop.
+    windows, taps = [], []
+    positions: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for k, dim in enumerate(layout.out[2:]):
+        window = window_of(signature, layout, k)
+        windows.append(window_index(k, window))
+        taps.append(Index.of(f"r{k}" if window.count > 1 else 0))
+        positions[f"o{k}"] = result[dim]
+        if window.count > 1:
+            counts[f"r{k}"] = window.count
+
+    def in_order(spec: tuple[int, ...], indices: tuple[Index, ...]) -> tuple[Index, ...]:
+        # Dimension numbers give the position of batch, feature and spatial dimensions.
+        found = dict(zip(spec, indices, strict=True))
+        return tuple(found[d] for d in range(len(spec)))
+
     maps = (
-        _place(layout.lhs, (batch, features, *windows)),
-        _place(layout.rhs, (outer, inner, *taps)),
-        _place(layout.out, (result_batch, outer, *map(Index.of, extents["o"]))),
+        in_order(layout.lhs, (batch, features, *windows)),
+        in_order(layout.rhs, (outer, inner, *taps)),
+        in_order(layout.out, (result_batch, outer, *map(Index.of, positions))),
     )
     used = {v for dims in maps for index in dims for v in index.variables}
-    sizes = {"n": n, "g": groups.count, "f": f, **extents["o"], "i": i, **extents["r"]}
+    sizes = {"n": n, "g": groups.count, "f": f, **positions, "i": i, **counts}
     return (
         Rule(
             signature.primitive,
@@ -257,36 +284,13 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     )
 
 
-def _place(spec: tuple[int, ...], indices: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Indices in the order of the tensor's own dimensions."""
-    found = dict(zip(spec, indices, strict=True))
-    return tuple(found[d] for d in range(len(spec)))
-
-
-def _spatial(
-    signature: Signature, layout: DimensionNumbers
-) -> tuple[list[Index], list[Index], dict[str, dict[str, int]]]:
-    """Image indices, kernel indices, and extents of the output and tap loops."""
-    result = signature.results[0].shape
-    windows, taps = [], []
-    extents: dict[str, dict[str, int]] = {"o": {}, "r": {}}
-    for k, at_result in enumerate(layout.out[2:]):
-        window = window_of(signature, layout, k)
-        windows.append(window_index(k, window))
-        taps.append(Index.of(f"r{k}" if window.count > 1 else 0))
-        extents["o"][f"o{k}"] = result[at_result]
-        if window.count > 1:
-            extents["r"][f"r{k}"] = window.count
-    return windows, taps, extents
-
-
 def numbers_of(signature: Signature) -> DimensionNumbers:
-    """Where a convolution has its dimensions."""
+    """Return the dimension numbers of a convolution."""
     return DimensionNumbers(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
 
 
 def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
-    """The window along spatial dimension `k`."""
+    """Return the window along spatial dimension `k`."""
     param = signature.param
     return Taps(
         signature.operands[1].shape[layout.rhs[2 + k]],

@@ -1,6 +1,6 @@
-"""Data formatting: broadcast, transpose, squeeze, reshape, tile, iota: no arithmetic.
+"""Data formatting without arithmetic: broadcast, transpose, squeeze, reshape, concatenate, iota.
 
-Tensors side by side: concatenate.
+The index maps of a reshape come from the common factors of both shapes (`factor`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LETTERS = "ijklmnpqtuvwxyz"
 
 
 def broadcast_in_dim(signature: Signature) -> tuple[Rule, ...]:
-    """`[d1] -> [d0, d1]`; an operand dimension of size 1 against n has index 0."""
+    """Return `[d1] -> [d0, d1]`; an operand dimension of size 1 that is repeated has index 0."""
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
     targets = signature.param("broadcast_dimensions")
@@ -29,7 +29,7 @@ def broadcast_in_dim(signature: Signature) -> tuple[Rule, ...]:
 
 
 def transpose(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d1, d0]`."""
+    """Return `[d0, d1] -> [d1, d0]`."""
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
     target = [loops[d] for d in signature.param("permutation")]
@@ -37,7 +37,7 @@ def transpose(signature: Signature) -> tuple[Rule, ...]:
 
 
 def squeeze(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, 0] -> [d0]`."""
+    """Return `[d0, 0] -> [d0]`."""
     shape = signature.operands[0].shape
     dropped = {d % len(shape) for d in signature.param("dimensions")}
     loops = {d: f"d{d}" for d in range(len(shape)) if d not in dropped}
@@ -47,7 +47,7 @@ def squeeze(signature: Signature) -> tuple[Rule, ...]:
 
 
 def tile(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0, n*r1+d1]`: repetition r of a dimension of n; one without is plain."""
+    """Return `[d0, d1] -> [d0, n*r1+d1]`: r1 counts the repetitions of a dimension of size n."""
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
     extents, target = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
@@ -60,9 +60,10 @@ def tile(signature: Signature) -> tuple[Rule, ...]:
 
 
 def iota(signature: Signature) -> tuple[Rule, ...]:
-    """`-> [d0, d1]`: the point is the position on the loop of `dimension`.
+    """Return `-> [d0, d1]`: the result element is the number of the iteration along `dimension`.
 
-    A float that cannot count so far rounds each position once, from the first element on.
+    If the result's type cannot represent all numbers, the loop is local: a number is rounded once,
+    which the sum of a local number and a block start would not reproduce.
     """
     (value,), dim = signature.results, signature.param("dimension")
     loops = names("d", len(value.shape))
@@ -81,7 +82,7 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
 
 
 def positions(signature: Signature) -> tuple[Rule, ...]:
-    """`[], [] -> [d0, d1], [d0, d1]`: the point is the position, from a start per dimension."""
+    """Return `[], [] -> [d0, d1], [d0, d1]`: positions, counted from a start per dimension."""
     shape = signature.results[0].shape
     loops = names("d", len(shape))
     return (
@@ -96,7 +97,7 @@ def positions(signature: Signature) -> tuple[Rule, ...]:
 
 
 def empty(signature: Signature) -> tuple[Rule, ...]:
-    """`-> [d0, d1]`: no element has a value that anybody may rely on."""
+    """Return `-> [d0, d1]`: the values of the elements are undefined."""
     shape = signature.results[0].shape
     loops = names("d", len(shape))
     extents = tuple(zip(loops, shape, strict=True))
@@ -104,9 +105,9 @@ def empty(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reshape(signature: Signature) -> tuple[Rule, ...]:
-    """`[2*i+j, k] -> [i, j, k]`, with a transpose first if `dimensions` says so.
+    """Return `[2*i+j, k] -> [i, j, k]`; the parameter `dimensions` transposes the operand first.
 
-    Where the factors of both sides do not nest, one flat loop with floor and modulo:
+    If the factors of both shapes do not nest, one flat loop is used with floor and modulo:
     `[i//4, i%4] -> [i//6, i%6]` for (6, 4) -> (4, 6).
     """
     (operand,), (result,) = signature.operands, signature.results
@@ -122,7 +123,7 @@ Places = Iterable[str | int | Index]
 
 
 def _layout(signature: Signature, extents: dict[str, int], dims: Places, target: Places) -> Rule:
-    """A row that moves elements: one read, linear."""
+    """Return a row that moves elements of one operand."""
     family = "shape" if signature.primitive in SHAPED else "same"
     return Rule(
         signature.primitive,
@@ -143,12 +144,16 @@ class DimensionRange:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements of the span that one step of each dimension skips."""
+        """Row-major strides of the dimensions, in elements of the range."""
         return tuple(math.prod(self.sizes[k + 1 :]) for k in range(len(self.sizes)))
 
 
 def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[Index], list[Index]]:
-    """Loops, and the index per dimension of both sides of a row-major reshape.
+    """Return the loops of a row-major reshape, and an index per dimension of both sides.
+
+    Dimensions are grouped into the shortest ranges of equal size on both sides. In each group, the
+    strides of both sides are sorted. If each divides the one before, a loop lies between any two
+    neighbouring strides, and each dimension is the sum of the loops between its own two strides.
 
     >>> loops, read, write = factor([6, 5], [2, 3, 5])
     >>> loops, list(map(str, read)), list(map(str, write))
@@ -157,15 +162,16 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
     extents: dict[str, int] = {}
     read, write = [Index()] * len(source), [Index()] * len(target)
     for left, right in groups(source, target) if 0 not in source else ():
-        cuts = _cuts(left, right)
+        total = math.prod(left.sizes)
+        cuts = sorted({total, 1, *left.strides, *right.strides}, reverse=True)
         nested = all(a % b == 0 for a, b in itertools.pairwise(cuts))
-        fill = _nested if nested else _flat
+        fill = _nested_indices if nested else _flat_indices
         fill(extents, cuts, ((left, read), (right, write)))
     return extents, read, write
 
 
 def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, DimensionRange]]:
-    """The shortest runs of dimensions with equal products on both sides."""
+    """Return the shortest ranges of dimensions with equal products on both sides."""
     found, i, j = [], 0, 0
     while i < len(source) or j < len(target):
         start = (i, j)
@@ -184,33 +190,30 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
     return found
 
 
-def _cuts(left: DimensionRange, right: DimensionRange) -> list[int]:
-    total = math.prod(left.sizes)
-    return sorted({total, 1, *left.strides, *right.strides}, reverse=True)
-
-
 Sides = tuple[tuple[DimensionRange, list[Index]], ...]
 
 
-def _name(extents: dict[str, int]) -> str:
+def _add_loop(extents: dict[str, int], extent: int) -> str:
+    """Add a loop with the next free letter; return its name."""
     count = len(extents)
-    return LETTERS[count] if count < len(LETTERS) else f"l{count}"
+    name = LETTERS[count] if count < len(LETTERS) else f"l{count}"
+    extents[name] = extent
+    return name
 
 
-def _nested(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
-    """One loop between two neighbouring strides; a dimension sums those between its own two."""
+def _nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
+    """Add one loop between any two neighbouring strides, and extend the indices that contain it."""
     for high, low in itertools.pairwise(cuts):
-        name = _name(extents)
-        extents[name] = high // low
+        name = _add_loop(extents, high // low)
         for span, maps in sides:
             for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
                 if high <= stride * size and low >= stride and size > 1:
                     maps[span.start + k] += Index.of(name) * (low // stride)
 
 
-def _flat(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
-    name = _name(extents)
-    extents[name] = cuts[0]
+def _flat_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
+    """Add one loop over all elements; dimensions have floors and modulos of it as indices."""
+    name = _add_loop(extents, cuts[0])
     for span, maps in sides:
         for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
             index = Index.of(name) // stride
@@ -222,18 +225,23 @@ SHAPED = {"broadcast_in_dim", "reshape"}
 
 
 def concatenate(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0] | [d0-10] -> [d0]`: the operands are alternatives, one of which exists."""
+    """Return `[d0] | [d0-10] -> [d0]`: the operands are alternatives, exactly one is inside."""
     axis = signature.param("dimension")
-    return (_joined(signature, tuple(value.shape[axis] for value in signature.operands)),)
+    sizes = tuple(value.shape[axis] for value in signature.operands)
+    return (_concatenation_row(signature, sizes),)
 
 
 def join_ends(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0+7] | [d0-3] -> [d0]`: the end of the first operand, the start of the last one."""
-    return (_joined(signature, signature.param("sizes")),)
+    """Return `[d0+7] | [d0-3] -> [d0]`: the end of the first operand, the start of the last."""
+    return (_concatenation_row(signature, signature.param("sizes")),)
 
 
-def _joined(signature: Signature, sizes: tuple[int, ...]) -> Rule:
-    """Args: sizes: how much of each operand is taken: of the first one its end."""
+def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
+    """Return the row that concatenates parts of the operands.
+
+    Args:
+      sizes: the number of elements from each operand; from the first operand, its last ones.
+    """
     shape, axis = signature.results[0].shape, signature.param("dimension")
     loops = names("d", len(shape))
     skipped = signature.operands[0].shape[axis] - sizes[0]
@@ -256,9 +264,9 @@ def _joined(signature: Signature, sizes: tuple[int, ...]) -> Rule:
 
 
 def joined_operands(signature: Signature) -> tuple[int, ...]:
-    """Operands that hold elements: of what is joined, an empty one is no part.
+    """Return the operands of a concatenation that are not empty, at least one; else all operands.
 
-    Gradients of a split have such operands where one of its parts is empty.
+    The gradient of a split has an empty operand if a part of the split is empty.
     """
     every = tuple(range(len(signature.operands)))
     if signature.primitive != "concatenate":

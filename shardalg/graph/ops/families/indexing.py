@@ -1,4 +1,4 @@
-"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` says what exists."""
+"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` selects iterations."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ COMBINE = {
     "scatter-min": MIN,
     "scatter-max": MAX,
 }
-NAN = float("nan")  # one object, so that equal rows compare equal
+# One object for all rows: tuples compare elements by identity first, so that equal rows are equal.
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Dimension numbers of a gather or scatter in one vocabulary.
+    """Dimension numbers of a gather or scatter with common names.
+
+    The value is the gathered result or the scattered update.
 
     Attributes:
-      window: dimensions of the gathered value (of the updates) that walk through the window.
+      window: dimensions of the value that index into the window.
       dropped: operand dimensions of window size 1 that the value lacks.
       selected: operand dimension of each component of the index vector.
       operand_batching, index_batching: paired dimensions of operand and indices.
@@ -55,25 +58,25 @@ class Numbers:
     index_batching: tuple[int, ...]
 
     def window_of(self, rank: int) -> dict[int, int]:
-        """Operand dimension to the dimension of the value that walks through its window."""
+        """Return the value's dimension that indexes into the window of each operand dimension."""
         kept = [d for d in range(rank) if d not in self.dropped and d not in self.operand_batching]
         return dict(zip(kept, self.window, strict=True))
 
 
 def numbers(signature: Signature) -> Numbers:
-    """The dimension numbers of a gather or scatter."""
+    """Return the dimension numbers of a gather or scatter."""
     fields = GATHER if signature.primitive == "gather" else SCATTER
     value = record(signature.param("dimension_numbers"), fields)
     return Numbers(*(tuple(value[name]) for name in fields.split()))
 
 
 def mode(value: Plain) -> str:
-    """Mode of a gather: what an index out of range does."""
+    """Return the mode of a gather: an index out of range is clipped, or its read is dropped."""
     return DROP if "FILL" in str(value).upper() else CLIP
 
 
 def scatter_mode(value: Plain) -> str:
-    """Mode of a scatter: an index out of range drops its update, unless it is clipped."""
+    """Return the mode of a scatter: an index out of range is clipped, or its update is dropped."""
     return CLIP if "CLIP" in str(value).upper() else DROP
 
 
@@ -82,9 +85,10 @@ class Axis:
     """One operand dimension of a gather or scatter.
 
     Attributes:
+      full: the size of the dimension; size: the size of its window.
       batch: its batch loop, if it is paired with a dimension of the indices.
-      window: its window loop, if the value walks through it; `size` is the window's.
-      component: of the index vector that selects its start; None if it starts at 0.
+      window: its window loop, if the value has a dimension for it.
+      component: the component of the index vector with its start; None if it starts at 0.
     """
 
     dim: int
@@ -96,29 +100,29 @@ class Axis:
 
     @property
     def offset(self) -> Index:
-        """Position inside the window; one of a single element has no other."""
+        """Position inside the window; 0 in a window of one element."""
         return Index.of(self.window) if self.window and self.size != 1 else Index.of(0)
 
     @property
     def high(self) -> int:
-        """Largest start at which the window is inside."""
+        """Largest start at which the window is inside the dimension."""
         return self.full - self.size
 
     def symbol(self, batch: tuple[str, ...], mode: str) -> Symbol | None:
-        """The start, where it can vary or drop the iteration."""
+        """Return the run-time start; None if it is always 0 and drops no iteration."""
         if self.component is None or (self.high == 0 and mode == CLIP):
             return None
         dims = indices((*batch, self.component))
         return Symbol(f"$t{self.dim}", 1, dims, self.high, mode)
 
     def selects(self, symbol: Symbol | None, partial: bool) -> bool:
-        """Whether the dimension needs a loop of its own over its full extent."""
+        """Return whether the dimension needs a loop of its own over its full extent."""
         moving = symbol is not None and self.high > 0
         return moving or (partial and self.component is None and self.size != self.full)
 
 
 def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -> Iterator[Axis]:
-    """The operand's dimensions in order."""
+    """Yield the operand's dimensions in order."""
     n = numbers(signature)
     shape = signature.operands[0].shape
     windows = n.window_of(len(shape))
@@ -133,7 +137,7 @@ def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -
 
 @dataclass(frozen=True)
 class Selection:
-    """Index per operand dimension with the loops, guards and symbols that it needs."""
+    """An index per operand dimension, with the loops, guards and symbols that the indices need."""
 
     dims: tuple[Index, ...]
     extents: dict[str, int]
@@ -142,7 +146,7 @@ class Selection:
 
 
 def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> Selection:
-    """Operand dimensions of a gather (`loop` "k") or scatter (`loop` "o")."""
+    """Return the indices of the operand of a gather (`loop` "k") or of a scatter (`loop` "o")."""
     dims, extents, guards, symbols = [], {}, [], []
     for axis in found:
         symbol = axis.symbol(batch, mode)
@@ -163,7 +167,7 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
 
 
 def gather(signature: Signature) -> tuple[Rule, ...]:
-    """`[k0, w1] -> [b0, b1, w1] pick [k0] where k0==$t0` (an embedding)."""
+    """Return `[k0, w1] -> [b0, b1, w1] pick [k0] where k0==$t0` (an embedding)."""
     n, how = numbers(signature), mode(signature.param("mode"))
     shape = signature.results[0].shape
     spans = [d for d in range(len(shape)) if d not in n.window]
@@ -192,20 +196,22 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
 
 
 def uncounted(signature: Signature) -> bool:
-    """Whether indices are not counted from blocks.
+    """Return whether indices cannot be shifted to a block.
 
-    Unsigned ones would wrap round there, and windows without elements miss every block.
+    A shifted unsigned index would wrap around. An empty window is outside of every block.
     """
     return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
 
 
 def applies_code(signature: Signature) -> bool:
-    """Whether a scatter applies code to what it selects, `x.at[i].apply(f)`: no updates are put."""
+    """Return whether a scatter applies a function to the selected elements: `x.at[i].apply(f)`."""
     return signature.primitive == "scatter" and signature.param("update_jaxpr") is not None
 
 
 def fill_value(signature: Signature) -> complex:
-    """What a dropped read gives: NaN, the lowest signed, the highest unsigned number, true.
+    """Return the result of a dropped read.
+
+    The default is NaN, the lowest signed or highest unsigned integer, or True, by type.
 
     Source: `jax.lax.GatherScatterMode`, `fill_value`.
     """
@@ -219,7 +225,7 @@ def fill_value(signature: Signature) -> complex:
 
 
 def scatter(signature: Signature) -> tuple[Rule, ...]:
-    """`[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1] where o0==$t0`."""
+    """Return `[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1] where o0==$t0`."""
     n = numbers(signature)
     how = scatter_mode(signature.param("mode"))
     shape, updates = signature.operands[0].shape, signature.operands[2].shape
@@ -243,7 +249,7 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
             access(0, chosen.dims),
             chosen.guards,
             chosen.symbols,
-            # The order of duplicates matters where the last one wins.
+            # In `scatter`, the last of several updates of one element wins, so order matters.
             local=frozenset(extents) - written if combine == PICK else frozenset(),
             linear=frozenset({0, 2} if combine == SUM else ()),
             addends=frozenset({0, 2} if combine == SUM else ()),
@@ -254,19 +260,25 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
 
 
 def dynamic_slice(signature: Signature) -> tuple[Rule, ...]:
-    """`[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
+    """Return `[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
     return (_dynamic(signature, signature.results[0].shape, ("k", "o"), 1),)
 
 
 def dynamic_update_slice(signature: Signature) -> tuple[Rule, ...]:
-    """`[o0, v1] -> [o0, o1] pick [v1] init [o0, o1] where o1==v1+$t1`."""
+    """Return `[o0, v1] -> [o0, o1] pick [v1] init [o0, o1] where o1==v1+$t1`."""
     return (_dynamic(signature, signature.operands[1].shape, ("o", "v"), 2),)
 
 
 def _dynamic(
     signature: Signature, window: tuple[int, ...], loops: tuple[str, str], first: int
 ) -> Rule:
-    """Window loops `loops[1]` inside the operand's `loops[0]`; operand `first + d` starts d."""
+    """Return the row of a dynamic slice or update.
+
+    Args:
+      window: the size of the window in each dimension.
+      loops: prefixes of the operand's loops and of the window's loops.
+      first: operand `first + d` is the start in dimension d.
+    """
     shape = signature.operands[0].shape
     moving = {d for d, n in enumerate(shape) if n != window[d]}
     full = [f"{loops[0]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]

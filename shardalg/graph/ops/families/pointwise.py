@@ -1,10 +1,8 @@
 """Elementwise operators: each result element reads the operand elements at its own index.
 
-What pointwise operators and layouts make of numbers, where every compiler must agree.
-
-A place of padding that holds a known number still holds one behind an operator whose operands are
-numbers there. Only results that no rounding touches are told: a compiler may compute the others in
-more, or fewer, bits.
+`at_numbers` evaluates elementwise operators and layouts on known numbers. If padding of the
+operands has known numbers, padding of the result has a known number too. Only results without
+rounding are returned: compilers may compute the others with more or fewer bits.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift
 threefry2x32 threefry4x32 xor zeta
 """
 ADDED = frozenset("add add_any sub complex".split())
-"""Linear in all operands together."""
+"""Operators that are linear in all operands together."""
 LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
-"""Operands in each of which the result is linear alone."""
+"""Operands in each of which the result is linear if the others are fixed."""
 SCALING = frozenset({"mul", "div"})
 
 
 def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Access:
-    """Index of an operand that is broadcast: rank 0 has none, size 1 against n is always 0.
+    """Return the read of a broadcast operand: rank 0 has no index, a repeated dimension index 0.
 
     >>> print(operand_map(0, (6, 1), ValueType((6, 7), "float32")))
     [d0, 0]
@@ -63,7 +61,7 @@ def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Acce
 
 
 def pointwise(signature: Signature) -> tuple[Rule, ...]:
-    """One row for all results: `[d0, d1], [d0, d1] -> [d0, d1]`."""
+    """Return `[d0, d1], [d0, d1] -> [d0, d1]`, one row for all results."""
     result = signature.results[0]
     loops = names("d", len(result.shape))
     reads = tuple(operand_map(k, v.shape, result) for k, v in enumerate(signature.operands))
@@ -81,7 +79,7 @@ def pointwise(signature: Signature) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=65536)
 def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Operands that are repeated along a size-1 dimension, with the shape that they repeat to.
+    """Return the operands that are repeated along a size-1 dimension, and the repeated shape.
 
     >>> x, y = ValueType((4, 8), "float32"), ValueType((4, 1), "float32")
     >>> broadcast_operands(Signature("sub", (), (x, y), (x,)))
@@ -95,7 +93,7 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
 
 
 def linearity(signature: Signature) -> dict[str, Any]:
-    """Operands in which the result is linear, and those of them that are added up, or scaled."""
+    """Return the fields `linear`, `addends` and `scaled` of the row."""
     primitive, dtype = signature.primitive, signature.results[0].dtype
     truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype
     if truncates or not is_number(dtype):
@@ -109,36 +107,37 @@ def linearity(signature: Signature) -> dict[str, Any]:
 
 
 def copies(signature: Signature) -> tuple[Rule, ...]:
-    """A row per pair of operand and result; loops of different pairs have different names."""
-    pairs = zip(signature.operands, signature.results, strict=True)
-    return tuple(_copy(signature, k, pair) for k, pair in enumerate(pairs))
-
-
-def _copy(signature: Signature, k: int, pair: tuple[ValueType, ValueType]) -> Rule:
-    source, target = pair
-    prefix = "d" if len(signature.results) == 1 else f"v{k}d"
-    loops = names(prefix, len(target.shape))
-    wider = _is_wider(source.dtype, target.dtype)
-    same = source.dtype == target.dtype and is_number(source.dtype)
-    return Rule(
-        signature.primitive,
-        tuple(zip(loops, target.shape, strict=True)),
-        ((access(k, loops),),),
-        (indices(loops),),
-        linear=frozenset({k} if same or wider else ()),
-        scaled=frozenset({k} if wider else ()),
-    )
-
-
-def _is_wider(source: str, target: str) -> bool:
-    """Whether a type has all numbers of another floating type, and more of them."""
-    if source not in FLOATS or target not in FLOATS or source == target:
-        return False
-    return all(wide >= own for wide, own in zip(FLOATS[target], FLOATS[source], strict=True))
+    """Return a row per pair of operand and result; different pairs have different loops."""
+    rows = []
+    for k, (source, target) in enumerate(zip(signature.operands, signature.results, strict=True)):
+        prefix = "d" if len(signature.results) == 1 else f"v{k}d"
+        loops = names(prefix, len(target.shape))
+        same = source.dtype == target.dtype and is_number(source.dtype)
+        # A wider floating-point type has all numbers of the narrow one.
+        wider = (
+            source.dtype != target.dtype
+            and source.dtype in FLOATS
+            and target.dtype in FLOATS
+            and all(a >= b for a, b in zip(FLOATS[target.dtype], FLOATS[source.dtype], strict=True))
+        )
+        rows.append(
+            Rule(
+                signature.primitive,
+                tuple(zip(loops, target.shape, strict=True)),
+                ((access(k, loops),),),
+                (indices(loops),),
+                linear=frozenset({k} if same or wider else ()),
+                scaled=frozenset({k} if wider else ()),
+            )
+        )
+    return tuple(rows)
 
 
 def bitcast(signature: Signature) -> tuple[Rule, ...]:
-    """Pointwise, not linear; of unequal widths the narrow side has a trailing whole dimension."""
+    """Return a pointwise row that is not linear.
+
+    If the widths differ, the narrow side has a trailing whole dimension.
+    """
     (source,), (target,) = signature.operands, signature.results
     rank = min(len(source.shape), len(target.shape))
     loops = [(f"d{k}", n) for k, n in enumerate(source.shape[:rank])]
@@ -166,11 +165,11 @@ ROWS: dict[str, Builder] = {
 Number = int | float | bool
 INF = math.inf
 MOVES = "broadcast_in_dim reshape squeeze transpose"
-"""Layouts of one operand whose elements stay what they are."""
+"""Operators that only move elements of one operand."""
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
 ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
 """Functions that are 0 at 0."""
-# Functions that are computed by approximation, where they are exact all the same.
+# Points at which functions that are computed by approximation are exact.
 POINTS: dict[str, dict[float, float]] = {
     **{name: {0: 0} for name in ODD.split()},
     "cos": {0: 1},
@@ -202,10 +201,10 @@ EXACT: dict[str, Callable[..., Number]] = {
 
 
 def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | None:
-    """The result where operands are numbers; None where it is not known, or inexact.
+    """Return the result of an operator on numbers; None if it is unknown or would be rounded.
 
     Args:
-      numbers: per operand that the result's elements are made of.
+      numbers: the number of each operand that the result depends on.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x = ValueType((4,), "float32")
@@ -220,15 +219,24 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
     if len(numbers) != len(signature.operands) or any(t.startswith("complex") for t in types):
         return None
     given = [numbers[k] for k in sorted(numbers)]
-    if any(map(math.isnan, given)):  # Python orders a NaN otherwise than JAX
+    # Python's comparisons with NaN differ from JAX's.
+    if any(map(math.isnan, given)):
         return None
+    # Some compilers, and XLA on a CPU, replace subnormal numbers by 0.
     if any(is_subnormal(numbers[k], signature.operands[k].dtype) for k in numbers):
-        return None  # 0 to some compilers, to XLA's on a CPU too
+        return None
+    # A case number out of range is undefined in JAX. Python counts negative ones from the end.
     if signature.primitive == "select_n" and given[0] not in range(len(given) - 1):
-        return None  # Python counts negative numbers from the end, and JAX leaves it open
+        return None
     dtype = signature.results[0].dtype
     if signature.primitive == "convert_element_type":
-        return _converted(given[0], dtype)
+        # All floating-point types have 0, 1 and infinities; all types have 0 and 1.
+        number = given[0]
+        if dtype in FLOATS:
+            return float(number) if number in (0, 1, INF, -INF) else None
+        if number not in (0, 1):
+            return None
+        return bool(number) if dtype == "bool" else int(number)
     if signature.primitive == "integer_pow":
         return given[0] if given[0] in (0, 1) and signature.param("y") > 0 else None
     if signature.primitive in POINTS:
@@ -237,11 +245,20 @@ def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | 
         return None
     result = EXACT[signature.primitive](*given)
     underflows = signature.primitive in PRODUCTS and not result and 0 not in given
-    return None if underflows else _told(result, given, dtype)
+    if underflows:
+        return None
+    if dtype == "bool":
+        return bool(result)
+    if dtype not in FLOATS:
+        # The type is tested first, because `in` iterates over a range to find a float.
+        return result if isinstance(result, int) and result in integers(dtype) else None
+    # Other results could be rounded by a type with few bits.
+    unrounded = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
+    return float(result) if result in unrounded else None
 
 
 def is_subnormal(number: Number, dtype: str) -> bool:
-    """Whether a floating type has it with fewer bits than others.
+    """Return whether a number is subnormal in a floating-point type.
 
     >>> is_subnormal(1e-40, "float32"), is_subnormal(1e-40, "float64")
     (True, False)
@@ -252,28 +269,8 @@ def is_subnormal(number: Number, dtype: str) -> bool:
     return abs(number) < math.ldexp(1, 2 - 2 ** (exponent - 1))
 
 
-def _told(result: Number, given: list[Number], dtype: str) -> Number | None:
-    """The result, unless a type of few bits may round it, or has no place for it."""
-    if dtype == "bool":
-        return bool(result)
-    if dtype not in FLOATS:
-        # of what is no whole number a range counts all of its own
-        return result if isinstance(result, int) and result in integers(dtype) else None
-    plain = {0.0, 1.0, -1.0, *given, *(-number for number in given)}
-    return float(result) if result in plain else None
-
-
-def _converted(number: Number, dtype: str) -> Number | None:
-    """0, 1 and infinities are what they are in every floating type, 0 and 1 in all others."""
-    if dtype in FLOATS:
-        return float(number) if number in (0, 1, INF, -INF) else None
-    if number not in (0, 1):
-        return None
-    return bool(number) if dtype == "bool" else int(number)
-
-
 def integers(dtype: str) -> range:
-    """Numbers of an integer type; of another type none.
+    """Return the range of an integer type; an empty range for other types.
 
     >>> integers("int8"), integers("float32")
     (range(-128, 128), range(0, 0))

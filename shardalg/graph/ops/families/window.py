@@ -1,4 +1,4 @@
-"""Shifted, cumulated and windowed loops: slice, pad, reverse, cumsum, pooling."""
+"""Shifted, cumulative and windowed loops: slice, pad, reverse, cumsum, pooling."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CUMULATIVE = {
     "cummin": MIN,
     "cumlogsumexp": LOGSUMEXP,
 }
-# What is never selected, by the primitive that compares.
+# Operation whose identity is never selected, by the comparison primitive.
 NEVER = {"ge": MAX, "gt": MAX, "le": MIN, "lt": MIN}
 POOLING = {"reduce_window_sum": SUM, "reduce_window_max": MAX, "reduce_window_min": MIN}
 
 
 def slice_(signature: Signature) -> tuple[Rule, ...]:
-    """`[2*d0+1] -> [d0]`."""
+    """Return `[2*d0+1] -> [d0]`."""
     shape = signature.results[0].shape
     starts = signature.param("start_indices")
     strides = signature.param("strides") or (1,) * len(shape)
@@ -40,7 +40,7 @@ def slice_(signature: Signature) -> tuple[Rule, ...]:
 
 
 def rev(signature: Signature) -> tuple[Rule, ...]:
-    """`[n-1-d0] -> [d0]`."""
+    """Return `[n-1-d0] -> [d0]`."""
     shape, reversed_ = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))
     dims = [
@@ -51,7 +51,7 @@ def rev(signature: Signature) -> tuple[Rule, ...]:
 
 
 def pad(signature: Signature) -> tuple[Rule, ...]:
-    """`[(d0-low)/(interior+1)] -> [d0] pick init []`."""
+    """Return `[(d0-low)/(interior+1)] -> [d0] pick init []`."""
     shape, config = signature.results[0].shape, signature.param("padding_config")
     loops = names("d", len(shape))
     pairs = zip(loops, config, strict=True)
@@ -73,7 +73,7 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
 
 
 def cumulative(signature: Signature) -> tuple[Rule, ...]:
-    """`[d0, d1] -> [d0, d1] prefix sum d0`; without elements nothing is carried on."""
+    """Return `[d0, d1] -> [d0, d1] prefix sum d0`; an empty dimension has no prefix loop."""
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
     combine, axis = CUMULATIVE[signature.primitive], signature.param("axis")
@@ -97,11 +97,11 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
 class Taps:
     """One dimension of a window.
 
-    `count` taps `dilation` apart, every `stride` positions of an operand that is padded by `low`
-    in front and dilated by `base`.
+    The window has `count` taps at a distance of `dilation` and moves by `stride`. The operand is
+    padded by `low` in front and dilated by `base`.
 
     Raises:
-      RuleError: a stride or a dilation below one, as JAX traces none.
+      RuleError: a stride or a dilation is below 1. JAX traces no such window.
     """
 
     count: int
@@ -116,7 +116,7 @@ class Taps:
 
 
 def window_index(dim: int, taps: Taps) -> Index:
-    """`(stride*o + dilation*r - low) / base`; no tap loop where the window has one tap.
+    """Return `(stride*o + dilation*r - low) / base`; a window of one tap has no tap loop.
 
     >>> print(window_index(0, Taps(3, stride=2, dilation=1, low=1, base=1)))
     2*o0+r0-1
@@ -127,35 +127,43 @@ def window_index(dim: int, taps: Taps) -> Index:
 
 
 def reduce_window(signature: Signature) -> tuple[Rule, ...]:
-    """`[o0, 2*o1+r1] -> [o0, o1] max [r1] local [r1]`."""
+    """Return `[o0, 2*o1+r1] -> [o0, o1] max [r1] local [r1]`."""
     combine = POOLING[signature.primitive]
-    return (_pooled(signature, combine, None),)
+    return (_pooling_row(signature, combine, None),)
 
 
 def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
-    """The same with a function of the user, several operands, and a start value for each."""
-    return (_pooled(signature, USER, access(len(signature.results), ())),)
+    """Return the row of a pooling by a user's function, with several operands and start values."""
+    return (_pooling_row(signature, USER, access(len(signature.results), ())),)
 
 
 def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
-    """`[2*o+r], [2*o+r] -> [o] user [r] local [r]`: the first operand where the second is best.
+    """Return `[2*o+r], [2*o+r] -> [o] user [r] local [r]`.
 
-    It starts from 0 and the infinity that loses, which a window of such infinities alone keeps.
-    Nothing is better than a NaN by `ge`, and what comes after it takes its place: behind a NaN at
-    the end of the tensor the padding of a partitioned window (0), on one device that element.
+    The result is the element of the first operand at the position where the second is best. It
+    starts from 0 and from the infinity that loses each comparison. A window of such infinities
+    therefore gives 0.
+
+    A NaN of the second operand is replaced by the next element, because no number compares with it.
+    If a NaN is at the end of the tensor, a partitioned window replaces it by padding (0), and one
+    device keeps the NaN's element.
     """
-    never = _never(signature)
+    never = _never_selected(signature)
     vacant = ((0, SUM), (1, never)) if never else ()
-    return (replace(_pooled(signature, USER, None), vacant=vacant),)
+    return (replace(_pooling_row(signature, USER, None), vacant=vacant),)
 
 
-def _never(signature: Signature) -> str | None:
-    """The way to combine whose identity loses every comparison; it may tie with itself alone."""
+def _never_selected(signature: Signature) -> str | None:
+    """Return the operation whose identity is never selected, or None for a user's comparison.
+
+    The identity may tie only with itself.
+    """
     select = signature.param("select_prim")
     return NEVER.get(select[1].removeprefix("primitive:")) if select else None
 
 
-def _pooled(signature: Signature, combine: str, init: Access | None) -> Rule:
+def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rule:
+    """Return the row of a pooling; the start values are the last operands if there are any."""
     shape = signature.results[0].shape
     taps = _taps(signature)
     dims = [window_index(d, t) for d, t in enumerate(taps)]
@@ -177,7 +185,7 @@ def _pooled(signature: Signature, combine: str, init: Access | None) -> Rule:
 
 
 def _taps(signature: Signature) -> list[Taps]:
-    """The window along each dimension."""
+    """Return the window along each dimension."""
     param = dict(signature.params)
     window, ones = param["window_dimensions"], (1,) * len(param["window_dimensions"])
     dilations = [param.get(name, ones) for name in ("window_dilation", "base_dilation")]
@@ -187,28 +195,35 @@ def _taps(signature: Signature) -> list[Taps]:
 
 
 def select_and_scatter_add(signature: Signature) -> tuple[Rule, ...]:
-    """`[(i-r)/2], [i+q-r] -> [i] sum [r] local [r] whole [q]`: the gradient of a pooling.
+    """Return `[(i-r)/2], [i+q-r] -> [i] sum [r] local [r] whole [q]`: the gradient of a pooling.
 
-    Element i is tap r of the window at `i - r`; it takes that window's source if it is the best
-    of the window's taps q, which the point gets as one block.
+    Element i is tap r of the window at `i - r`. It receives the window's source element if it is
+    the best of the window's taps q. All taps are compared at once, so q is whole.
     """
-    return (_selected(signature, (0, 1), SUM, None),)
+    return (_selection_row(signature, (0, 1), SUM, None),)
 
 
 def select_and_scatter(signature: Signature) -> tuple[Rule, ...]:
-    """The same with functions of the user, and a start value; the operand comes first."""
-    return (_selected(signature, (1, 0), USER, access(2, ())),)
+    """Return the row of a select-and-scatter with a user's functions and a start value.
+
+    The operand comes before the source.
+    """
+    return (_selection_row(signature, (1, 0), USER, access(2, ())),)
 
 
-def _selected(
+def _selection_row(
     signature: Signature, operands: tuple[int, int], combine: str, init: Access | None
 ) -> Rule:
-    """Row of a select-and-scatter whose (source, operand) stand at these positions."""
+    """Return the row of a select-and-scatter.
+
+    Args:
+      operands: positions of the source and of the operand.
+    """
     shape = signature.results[0].shape
     loops = [(f"d{d}", n) for d, n in enumerate(shape)]
     source, block = [], []
     inner: dict[str, int] = {}
-    never = _never(signature)
+    never = _never_selected(signature)
     for d, taps in enumerate(_taps(signature)):
         moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)
         inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
