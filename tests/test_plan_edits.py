@@ -262,13 +262,13 @@ ROWS = {
         pooled, "reduce_window", told("window_strides", None, [1]), "is rejected by JAX",
     ),
     "of code, padded at the end": (
-        pooled, "reduce_window", told("padding", 0, [0, 1]), "does not make",
+        pooled, "reduce_window", told("padding", 0, [0, 1]), "does not compute",
     ),
     "of code, dilated backwards": (
         pooled, "reduce_window", told("window_dilation", 0, -1), "window_dilation=-1 in Window",
     ),
     "windows without a source": (
-        selected, "select_and_scatter_add", told("window_strides", 0, 1), "does not make",
+        selected, "select_and_scatter_add", told("window_strides", 0, 1), "does not compute",
     ),
     "windows that stand still": (
         selected, "select_and_scatter_add", told("window_strides", 0, 0), "stride=0 in Window",
@@ -278,7 +278,7 @@ ROWS = {
     ),
     "a default": (
         lambda x: x.at[0].add(1.0), "scatter-add", lambda p: p.pop("unique_indices"),
-        "not JAX's: KeyError: 'unique_indices'",
+        "rejected by JAX: KeyError: 'unique_indices'",
     ),
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_float0_inside_a_function_and_as_its_argument():
 
     arguments = X, np.ones((8, 4), np.int32)
     check_equal(planned(tangent, arguments, (P("X"), P("Y"))), tangent, arguments)
-    with pytest.raises(TraceError, match="t is of type float0, which holds nothing"):
+    with pytest.raises(TraceError, match="t is of type float0, which has no content"):
         planned(lambda x, t: x, (X, np.zeros(3, FLOAT0)))
 
 

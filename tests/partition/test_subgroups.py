@@ -308,13 +308,13 @@ def test_axes_that_cannot_be_manual_are_named(axes, words):
 
 @pytest.mark.parametrize("mesh", [MESH, {"L": 4}])
 def test_a_mesh_that_jax_does_not_take_is_named(mesh):
-    with pytest.raises(TraceError, match=r"takes a mesh of JAX.*to_jax\(\)"):
+    with pytest.raises(TraceError, match=r"needs a mesh of JAX.*to_jax\(\)"):
         sa.manual(lambda x: x, "L", mesh=mesh)
 
 
 def test_an_axis_that_is_manual_already_is_named():
     inner = sa.manual(lambda x: x * 2, "L")
-    with pytest.raises(TraceError, match="'L' is manual already"):
+    with pytest.raises(TraceError, match="'L' is already manual"):
         sa.plan(sa.manual(lambda x: inner(x), "L"), X, mesh=MESH)
 
 

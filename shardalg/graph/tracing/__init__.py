@@ -1,12 +1,13 @@
-"""From a JAX function to a `Graph`: calls inlined, control flow as regions, bits written out.
+"""Translation of a JAX function to a `Graph`: calls are inlined, control flow becomes regions.
 
-Primitives of other packages are opened while tracing (`graph/tracing/opened.py`): the function
-that their lowering was made of, or their `impl`, where JAX traces it to the types that the
-primitive says, outside every `shard_map`; any other is gathered by its name. Effects without
-results are left out and listed (`Graph.left_out`), effects with results are refused; a
-`pure_callback` is an operator without a row, which every device runs whole.
+Primitives of other packages are expanded while tracing (`graph/tracing/opened.py`). The expansion
+is the function of their lowering rule or their `impl`, if JAX traces it to the same types, outside
+of every `shard_map`. Any other primitive has no row, so that its operands are gathered.
 
-Random bits of the default keys are written out while tracing (`graph/tracing/written.py`): a hash
-of the positions of the elements, where a primitive of our own says the positions, so that a device
-draws its own block.
+Effects without results are omitted and listed (`Graph.left_out`). Effects with results are refused.
+`jax.pure_callback` is an operator without a row, which every device runs on whole operands.
+
+Random bits of the default keys are expanded too (`graph/tracing/written.py`): they are a hash of
+the positions of the elements. A primitive of ours computes the positions, so that a device draws
+only its own block.
 """

@@ -1,4 +1,4 @@
-"""Control flow: what is inlined, and which values on the two sides of a body share a sharding."""
+"""Control flow: inlined calls, and region arguments of calls with bodies."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from shardalg.graph.ir import RegionArgument
 
-# Calls that are their body.
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
 """Primitives that read or write at indices, their second operand."""
+# Calls that are replaced by their body.
 INLINED = frozenset(
     """
     call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call
     eval_jaxpr jit linear_call program_order remat_opt xla_metadata_call
     """.split()
 )
-# What the parameter that holds it is called, by one primitive and version or another.
+# Names of the parameter with the body, in different primitives and versions of JAX.
 BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
 KERNELS = frozenset({"mosaic"})
-"""Platforms of branches inside kernels: no program over devices is lowered for them."""
+"""Platforms of branches that are lowered only inside of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class RegionCall:
 
     Attributes:
       node: index of the call's node.
-      counts: (constants, carried values) of a scan; constants (of the condition, of the body) of a
-        while loop.
-      operands, results: outside; arguments, body_results: inside, per body.
+      counts: numbers of (constants, carries) of a scan; numbers of constants of (the condition, the
+        body) of a while loop.
+      operands, results: values outside; arguments, body_results: values inside, per body.
     """
 
     node: int
@@ -44,7 +44,7 @@ class RegionCall:
 
 
 def scan_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """The region arguments of a scan: constants, carries (each with its three), xs, ys.
+    """Yield the region arguments of a scan: constants, carries (three for each), xs, ys.
 
     >>> call = RegionCall(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
     >>> [(argument.kind, argument.source, argument.target) for argument in scan_arguments(call)]
@@ -66,9 +66,9 @@ def scan_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 
 
 def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """The region arguments of a while loop, whose bodies are its condition and its body.
+    """Yield the region arguments of a while loop, whose bodies are its condition and its body.
 
-    The condition reads what enters the body: its carry is a constant to it.
+    The condition reads the carry of the body as constants.
 
     >>> call = RegionCall(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
     >>> [(argument.kind, argument.source, argument.target) for argument in while_arguments(call)]
@@ -90,9 +90,10 @@ def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 
 
 def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
-    """The branches of a `cond`, one alone where the others are for kernels.
+    """Return the branches of a `cond`, or the only one that is not for kernels.
 
-    `jnp.diagonal` has one for Pallas and one for all else; JAX lowers the latter alone, too.
+    `jnp.diagonal` has a branch for Pallas and a branch for all other platforms. JAX too lowers only
+    the latter.
 
     >>> taken_branches({"branches": ("a", "b"), "branches_platforms": (("mosaic",), None)})
     ('b',)
@@ -108,7 +109,7 @@ def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """The region arguments of branches: all read the same operands, behind the branch's number.
+    """Yield the region arguments of branches, which all read the operands after the branch number.
 
     >>> call = RegionCall(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
     >>> [(argument.kind, argument.source, argument.target) for argument in branch_arguments(call)]
@@ -123,7 +124,7 @@ def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 
 
 def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """The region arguments of a manual region: a block of each operand enters, of results leaves.
+    """Yield the region arguments of a manual region: blocks of operands and blocks of results.
 
     >>> call = RegionCall(9, (), (0,), [(1,)], [(2,)], (3,))
     >>> [(argument.kind, argument.source, argument.target) for argument in manual_arguments(call)]
@@ -135,7 +136,7 @@ def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
         yield RegionArgument(call.node, "blocks", made, result)
 
 
-# A call with bodies, and its region arguments. Others stay opaque nodes without bodies.
+# Region arguments of calls with bodies. Any other primitive with code is a node without bodies.
 CALLS: dict[str, Callable[[RegionCall], Iterator[RegionArgument]]] = {
     "scan": scan_arguments,
     "while": while_arguments,
@@ -144,7 +145,7 @@ CALLS: dict[str, Callable[[RegionCall], Iterator[RegionArgument]]] = {
 }
 
 
-# Parameters of a call that stay beside its bodies.
+# Parameters of a call that are stored in addition to its bodies.
 _KEPT = {
     "scan": ("length", "num_carry", "num_consts", "reverse"),
     "while": ("cond_nconsts", "body_nconsts"),
@@ -154,8 +155,8 @@ _KEPT = {
 
 
 def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters that a call keeps; "unrolled" is True if JAX writes the loop out."""
-    shown = {k: params[k] for k in _KEPT[name]}
+    """Return the stored parameters of a call; "unrolled" is True if JAX unrolls the whole loop."""
+    kept = {k: params[k] for k in _KEPT[name]}
     if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
-        shown["unrolled"] = True
-    return shown
+        kept["unrolled"] = True
+    return kept

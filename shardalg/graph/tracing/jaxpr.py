@@ -1,4 +1,7 @@
-"""A jaxpr as a `Graph`: calls inlined, control flow as regions. No jax: it reads attributes."""
+"""Translation of a jaxpr to a `Graph`: calls are inlined, control flow becomes regions.
+
+This module does not import jax. It reads attributes of JAX's objects.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +45,21 @@ class _OpenRegion:
     nodes: list[int] = field(default_factory=list)
 
     def region(self) -> Region:
-        """The finished region."""
+        """Return the finished region."""
         ends = (self.node, self.arguments, self.results)
         return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
 
 
 class Scope(NamedTuple):
-    """Where an equation stands.
+    """The context of an equation.
 
     Attributes:
-      spans: its region, then those around it that list its nodes too (a remat within its parent).
-      source, flags: of the equation, or inherited from the call that it is inlined from.
-      module: the named scopes around it, those of the calls that it is in first.
-      manual: axes along which every device is on its own there.
-      opened: primitives, with their operands' types, whose body it is in.
-      order: all axes of the mesh of the region that it is in, as that mesh orders them.
+      spans: its region, then the parent regions that list its nodes too (around a remat region).
+      source, flags: line and name-stack flags of the equation, or of the call it is inlined from.
+      module: the named scopes around it, outer calls first.
+      manual: axes along which the region is manual.
+      opened: primitives with operand types whose expansion contains the equation.
+      order: all axes of the region's mesh, in the order of the mesh.
     """
 
     spans: tuple[_OpenRegion, ...]
@@ -73,18 +76,19 @@ Placing = Callable[["GraphBuilder", Any, list[int], Scope], Sequence[int]]
 
 
 class GraphBuilder:
-    """Reads equations into nodes; collects the regions, region arguments and sites among them.
+    """Translation of equations to nodes, regions, region arguments and sites.
 
     Args:
-      primitives: JAX's objects of the nodes that stand for no equation ("annotate",
+      primitives: JAX's primitives for nodes without an equation ("annotate",
         "optimization_barrier"), for `Graph.bindings`.
-      reader: of a primitive, what reads its equations.
-      written_out: of an equation that hides what it computes, a body that says it, or None.
-      wrapped: of closed-over random keys, a body that makes them of their words; None of others.
-      mesh_of: of a sharding, the mesh that the user gave it, as plain data.
+      reader: returns the function that reads the equations of a primitive.
+      written_out: returns a jaxpr that expands an equation, or None.
+      wrapped: returns a jaxpr that builds captured random keys from their words, or None for other
+        arrays.
+      mesh_of: returns the mesh that the user gave a sharding, as plain data.
 
     Attributes:
-      block_axes: those of the regions over some axes of a mesh that were taken apart.
+      block_axes: axes of the regions that were rewritten to whole values (`subgroups.py`).
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class GraphBuilder:
         self._spans = [_OpenRegion(0, "root", None, 1)]
 
     def graph(self, closed: Any, argument_paths: Sequence[str], paths: Sequence[str]) -> Graph:
-        """The graph of a closed jaxpr whose inputs, and outputs, have these paths."""
+        """Return the graph of a closed jaxpr whose inputs and outputs have these paths."""
         root = self._spans[0]
         named = zip(getattr(closed, "jaxpr", closed).invars, argument_paths, strict=True)
         types = [(self.parts.type_of(variable.aval), path) for variable, path in named]
@@ -135,6 +139,7 @@ class GraphBuilder:
         )
 
     def _nodes(self) -> tuple[Node, ...]:
+        """Return the nodes, now that their phases can be determined."""
         found = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
             Node(
@@ -144,7 +149,7 @@ class GraphBuilder:
         )
 
     def run(self, body: Any, arguments: Iterable[int], place: Scope) -> list[int]:
-        """Read the equations of a body, closed or open; the values of its results."""
+        """Read the equations of a body, closed or open; return the values of its results."""
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
@@ -163,11 +168,12 @@ class GraphBuilder:
         return self._read(jaxpr.outvars, env)
 
     def _read(self, atoms: Iterable[Any], env: Mapping[Any, int]) -> list[int]:
-        # A literal holds its value, and cannot be hashed.
+        """Return the values of variables and literals."""
+        # A literal has the attribute `val`, and cannot be a key.
         return [self.parts.constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
 
     def open(self, kind: str, parent: _OpenRegion, trips: int = 1) -> _OpenRegion:
-        """A new region inside `parent`."""
+        """Open a new region inside `parent`."""
         span = _OpenRegion(len(self._spans), kind, parent.index, parent.trip_count * trips)
         self._spans.append(span)
         return span
@@ -182,9 +188,9 @@ class GraphBuilder:
         place: Scope,
         bodies: tuple[int, ...] = (),
     ) -> int:
-        """A node of a primitive, with its parameters as plain data."""
-        shown = call_params(primitive.name, params) if bodies else params
-        plain = self.parts.plain(primitive.name, shown)
+        """Add a node of a primitive, with its parameters as plain data; return its index."""
+        kept = call_params(primitive.name, params) if bodies else params
+        plain = self.parts.plain(primitive.name, kept)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
         index = len(self._drafts)
@@ -198,20 +204,22 @@ class GraphBuilder:
 def plain_node(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """An equation that is one node."""
+    """Add one node for an equation."""
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(primitive.name, place.source))
     builder.node(primitive, equation.params, operands, results, place=place)
-    said = equation.params.get("out_sharding", equation.params.get("sharding"))
-    if getattr(said, "spec", None) and any(said.spec):  # on explicit axes, part of the program
-        return _placed(builder, results, [said], place)
+    sharding = equation.params.get("out_sharding", equation.params.get("sharding"))
+    # Such a parameter is part of the user's program on explicit axes.
+    if getattr(sharding, "spec", None) and any(sharding.spec):
+        return _with_sites(builder, results, [sharding], place)
     return results
 
 
 def _inline(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
+    """Add the nodes of a call's body."""
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
@@ -219,6 +227,7 @@ def _inline(
 def _write_out(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
+    """Add the nodes of an equation's expansion, or one node if there is none."""
     body = builder.written_out(equation)
     if body is None:
         return plain_node(builder, equation, operands, place)
@@ -228,7 +237,7 @@ def _write_out(
 def _linear_solve(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A linear solve is its solver; the other functions are for its derivatives."""
+    """Add the nodes of a linear solve's solver; its other functions are for derivatives."""
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
     start = counts.matvec + counts.vecmat
     given = operands[start : start + counts.solve] + operands[sum(counts) :]
@@ -236,41 +245,46 @@ def _linear_solve(
 
 
 def _jit(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """A jitted function is its body; the shardings it was given are constraints."""
+    """Add the nodes of a jitted function's body; its shardings become constraints."""
     params = equation.params
-    operands = _placed(builder, operands, params.get("in_shardings", ()), place)
+    operands = _with_sites(builder, operands, params.get("in_shardings", ()), place)
     results = _inline(builder, equation, operands, place)
-    return _placed(builder, results, params.get("out_shardings", ()), place)
+    return _with_sites(builder, results, params.get("out_shardings", ()), place)
 
 
-def _placed(
+def _with_sites(
     builder: GraphBuilder, values: Sequence[int], shardings: Sequence[object], place: Scope
 ) -> list[int]:
-    """The values behind a site each, where a sharding names axes."""
-    placed = []
+    """Add a site for each value whose sharding has a spec; return the values after the sites."""
+    annotated = []
     for value, sharding in zip_longest(values, shardings):
         if getattr(sharding, "spec", None) is not None:
             (value,) = _constrained(builder, value, sharding, place)
-        placed.append(value)
-    return placed
+        annotated.append(value)
+    return annotated
 
 
 def _scan(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """A loop: its body once, in a region of its own."""
+    """Add a scan: its body is a region."""
     params = equation.params
-    counts = _scan_counts(params)
+    # JAX 0.11 stores the numbers of constants and carries as trees.
+    if "ft_in" in params:
+        constants, carry, _ = params["ft_in"].unpack()
+        counts = (len(constants), len(carry))
+    else:
+        counts = (params["num_consts"], params["num_carry"])
     counted = dict(zip(("num_consts", "num_carry"), counts, strict=True))
     total = len(_open_jaxpr(params["jaxpr"]).invars)
-    labels = _border_labels(*counts, total=total)
-    bodies = [(params["jaxpr"], labels)]
+    bodies = [(params["jaxpr"], _border_labels(*counts, total=total))]
     return call(builder, equation, operands, place, Bodies(bodies, counts, counted))
 
 
 def _while(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A loop of unknown length: its condition and its body, each in a region of its own."""
+    """Add a loop of unknown length: its condition and its body are regions."""
     params = equation.params
+    # Under `vmap` the condition has an element per batch element.
     if params["cond_jaxpr"].out_avals[0].shape:
         return _write_out(builder, equation, operands, place)
     counts = (params["cond_nconsts"], params["body_nconsts"])
@@ -288,7 +302,7 @@ def _while(
 
 
 def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Branches: each in a region of its own; the only one that is ever taken is its body."""
+    """Add branches as regions, or the nodes of the only branch that can be taken."""
     branches = taken_branches(equation.params)
     if len(branches) == 1:
         return builder.run(branches[0], operands[1:], place)
@@ -298,12 +312,12 @@ def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
 
 
 class Bodies(NamedTuple):
-    """What a call runs.
+    """The bodies of a call.
 
     Attributes:
       bodies: per body, its jaxpr and the labels of its arguments.
-      counts: of `RegionCall`.
-      counted: parameters that this version of jax does not spell out.
+      counts: see `RegionCall`.
+      counted: parameters that the node has in addition to the equation's.
     """
 
     bodies: list[tuple[Any, list[str]]]
@@ -314,7 +328,7 @@ class Bodies(NamedTuple):
 def call(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope, inside: Bodies
 ) -> Sequence[int]:
-    """A node whose bodies are regions, tied to what is around it."""
+    """Add a node whose bodies are regions, and its region arguments."""
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
     name, at = parts.label(kind, place.source)
     spans = []
@@ -327,9 +341,11 @@ def call(
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
     results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
-    said = {**params, **inside.counted}
+    all_params = {**params, **inside.counted}
     bodies = tuple(span.index for span in spans)
-    node = builder.node(equation.primitive, said, operands, results, place=place, bodies=bodies)
+    node = builder.node(
+        equation.primitive, all_params, operands, results, place=place, bodies=bodies
+    )
     for span in spans:
         span.node = node
     borders = [span.arguments for span in spans], [span.results for span in spans]
@@ -339,19 +355,12 @@ def call(
 
 
 def _open_jaxpr(jaxpr: Any) -> Any:
+    """Return the open jaxpr of a closed one, or the open jaxpr itself."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
-def _scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many operands a scan has of constants and of carries; jax 0.11 keeps them as trees."""
-    if "ft_in" not in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carry, _ = params["ft_in"].unpack()
-    return len(constants), len(carry)
-
-
 def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
-    """`const0`, `carry0`, `xs0`: what a scan's body arguments are called."""
+    """Return the labels of a loop's body arguments, such as "const0", "carry0" and "xs0"."""
     runs = (("const", constants), ("carry", carried), ("xs", total - constants - carried))
     return [f"{kind}{i}" for kind, count in runs for i in range(count)]
 
@@ -359,14 +368,14 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
 def _annotation(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Our own identity: a site."""
+    """Add the site of an `annotate`."""
     return site(builder, operands, equation.params, place)
 
 
 def _constraint(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """JAX's constraint: a site with the axis names of its spec, and the mesh that it brings."""
+    """Add the site of a constraint, with the axis names of its spec and its own mesh."""
     params = equation.params
     sharding = params.get("sharding", params.get("dst_sharding"))
     if getattr(sharding, "spec", None) is None:
@@ -378,6 +387,7 @@ def _constraint(
 
 
 def _constrained(builder: GraphBuilder, value: int, sharding: Any, place: Scope) -> Sequence[int]:
+    """Add a site with the spec and the mesh of a sharding."""
     params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
     return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
 
@@ -385,9 +395,9 @@ def _constrained(builder: GraphBuilder, value: int, sharding: Any, place: Scope)
 def _reshard(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A constraint; nothing where JAX's own broadcasting, or its transpose, adds it.
+    """Add the site of a reshard, except for a reshard that JAX adds in broadcasts.
 
-    That is on a mesh of automatic axes, or on none.
+    JAX adds it, and its transpose, with an empty spec on automatic axes or on no mesh.
     """
     sharding = equation.params["dst_sharding"]
     automatic = sharding.mesh.empty or sharding.mesh.are_all_axes_auto
@@ -399,19 +409,21 @@ def _reshard(
 def _device_put(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A placement inside the function: a constraint if it names axes, else nothing.
+    """Add the sites of a `device_put`; without axis names it has no effect on the plan.
 
-    A plan has the memory of devices alone: that the host keeps a value is left out, and noted.
+    A plan covers only the memory of devices: a copy to the host is omitted and noted.
     """
     places = equation.params["devices"]
     if any(str(getattr(at, "memory_kind", None) or at) in HOST_MEMORY for at in places):
         name = equation.primitive.name
         builder.left_out.append(LeftOut(name, place.source, place.spans[0].trip_count))
-    return _placed(builder, operands, places, place)
+    return _with_sites(builder, operands, places, place)
 
 
 def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
-    """Parameters of our annotation for a PartitionSpec; an entry that is no axis leaves it open.
+    """Return the parameters of an annotation for a PartitionSpec.
+
+    An entry that is neither None nor an axis leaves its dimension open.
 
     >>> site_params(("x", None, ("y", "z")), 4)["spec"]
     (('x',), (), ('y', 'z'), ())
@@ -430,10 +442,10 @@ def site(
     *,
     mesh: PlainMesh | None = None,
 ) -> Sequence[int]:
-    """An annotation with these parameters, on one value; `mesh` where it brings its own.
+    """Add an annotation of one value, perhaps with its own mesh.
 
     Raises:
-      TraceError: it says something of axes along which the region around it is manual.
+      TraceError: the annotation is named, or names a manual axis, inside of a manual region.
     """
     parts, name = builder.parts, params["name"]
     mesh = params.get("mesh") or mesh
@@ -443,9 +455,8 @@ def site(
     if named or (name and place.manual):
         raise TraceError(
             f"the annotation {name or params['spec']} at {place.source or 'an unknown line'} "
-            f"stands in a shard_map over {sorted(place.manual)}, where each device has values of "
-            "its own. Lay them out by the in_specs and out_specs of the region, or annotate around "
-            "it."
+            f"is inside a shard_map over {sorted(place.manual)}, where each device has its own "
+            "values. Use the in_specs and out_specs of the shard_map, or annotate outside of it."
         )
     results = parts.results(types, (name, "") if name else label)
     kept = {key: value for key, value in params.items() if key != "mesh"}

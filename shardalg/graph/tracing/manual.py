@@ -1,6 +1,6 @@
-"""A `shard_map` as a call: its body is what every device runs on its own blocks.
+"""`shard_map` as a call: every device runs the body on its own blocks.
 
-Functions that run by hand along some mesh axes, and are partitioned along the others.
+`manual` is the public wrapper for functions that are manual along some mesh axes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from shardalg.graph.tracing.subgroups import Axes, Dims, mapped_over
 def _region(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """The operands and results behind sites that lay them out as the region's specs say.
+    """Add a `shard_map`, with sites that give operands and results the shardings of its specs.
 
-    Of a region over some axes of the mesh the body is planned on the others (`subgroups.py`), as is
-    one that sums over groups of an axis.
+    A region over some axes of the mesh is rewritten to whole values (`subgroups.py`), so that its
+    body is planned on the other axes. A region that reduces over groups of an axis is rewritten
+    too.
     """
     axes, sides = region_axes(equation.params, place.source)
     _check_permutations(equation, place)
@@ -45,22 +46,26 @@ def _region(
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
         if body is not None:
-            builder.block_axes.update(_axes_within(equation))
-            given = _laid_out(builder, operands, sides[0], place, is_open=True)
-            made = builder.run(body, given, place)
-            return _laid_out(builder, made, sides[1], place, is_open=True)
+            # The rewritten region depends on the sizes of its axes, and of regions in it.
+            builder.block_axes.update(equation.params["newly_manual_axes"])
+            for inner_equation in equations(equation.params["jaxpr"]):
+                builder.block_axes.update(inner_equation.params.get("newly_manual_axes", ()))
+            given = _with_sites(builder, operands, sides[0], place, is_open=True)
+            return _with_sites(
+                builder, builder.run(body, given, place), sides[1], place, is_open=True
+            )
     order = tuple(map(str, equation.params["mesh"].axis_names))
     inner = place._replace(manual=place.manual | dict(axes).keys(), order=order)
     body = equation.params["jaxpr"]
     labels = [f"operand{i}" for i in range(len(operands))]
-    given = _laid_out(builder, operands, sides[0], place)
+    given = _with_sites(builder, operands, sides[0], place)
     plain = {"axes": axes, "in_axes": sides[0], "out_axes": sides[1]}
     results = call(builder, equation, given, inner, Bodies([(body, labels)], (), plain))
-    return _laid_out(builder, results, sides[1], place)
+    return _with_sites(builder, results, sides[1], place)
 
 
 def _check_permutations(equation: Any, place: Scope) -> None:
-    """Raise unless places that `ppermute` names are there, each at most once on either side."""
+    """Raise unless the pairs of each `ppermute` name each device at most once on either side."""
     mesh = equation.params["mesh"]
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
     for inner in equations(equation.params["jaxpr"]):
@@ -70,51 +75,44 @@ def _check_permutations(equation: Any, place: Scope) -> None:
         if not all(name in sizes for name in names):
             continue
         size = math.prod(sizes[str(name)] for name in names)
-        # JAX counts negative places from the end
+        # JAX counts negative numbers from the end.
         sides = [[n % size for n in side if -size <= n < size] for side in zip(*pairs, strict=True)]
         if any(len({*side}) < len(pairs) for side in sides):
             source = Sources().line(inner.source_info.traceback, place.source) or "an unknown line"
             raise TraceError(
-                f"ppermute at {source} along {names} of {size} places has the pairs {pairs}: write "
-                f"each place from 0 to {size - 1} at most once as a sender, and once as a receiver."
+                f"ppermute at {source} along {names} with {size} places has the pairs {pairs}. Use "
+                f"each place from 0 to {size - 1} at most once as sender and once as receiver."
             )
 
 
 def _check_dimensions(equation: Any, place: Scope) -> None:
-    """Raise where a dimension is counted from the end: JAX traces some, and lowers none."""
+    """Raise if a collective's dimension is negative: JAX traces some, but cannot lower them."""
     for inner in equations(equation.params["jaxpr"]):
         for name in ("split_axis", "concat_axis", "scatter_dimension"):
             if inner.params.get(name, 0) < 0:
                 source = Sources().line(inner.source_info.traceback, place.source)
                 raise TraceError(
                     f"{inner.primitive.name} at {source or 'an unknown line'} has {name}="
-                    f"{inner.params[name]}, which jax.jit does not lower. Count from 0."
+                    f"{inner.params[name]}, which jax.jit cannot lower. Count from 0."
                 )
 
 
 def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:
-    """Whether the mesh has other axes, of more than one device."""
+    """Return whether the mesh has other axes with more than one device."""
     sizes = dict(zip(params["mesh"].axis_names, params["mesh"].axis_sizes, strict=True))
     return any(int(n) > 1 for name, n in sizes.items() if name not in dict(axes))
 
 
 def _sums_in_groups(equation: Any) -> bool:
-    """Whether something in the region is reduced over groups of an axis: over part of it."""
+    """Return whether the region has a reduction over groups of an axis."""
     return any(
         inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
         for inner in equations(equation.params["jaxpr"])
     )
 
 
-def _axes_within(equation: Any) -> Iterator[str]:
-    """The axes that a region makes manual, and those of regions in it."""
-    yield from equation.params["newly_manual_axes"]
-    for inner in equations(equation.params["jaxpr"]):
-        yield from inner.params.get("newly_manual_axes", ())
-
-
 def equations(body: Any) -> Iterator[Any]:
-    """Those of a body, and of bodies in it."""
+    """Yield the equations of a body and of all bodies inside of it."""
     for equation in getattr(body, "jaxpr", body).eqns:
         yield equation
         for param in equation.params.values():
@@ -128,10 +126,10 @@ Sides = tuple[tuple[Dims, ...], tuple[Dims, ...]]
 
 
 def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
-    """(axis, size) of the axes that become manual; per operand, per result and dimension, its axes.
+    """Return (axis, size) of the axes that become manual, and the specs of operands and results.
 
     Raises:
-      TraceError: a spec says more than axes per dimension.
+      TraceError: a spec is unreduced or reduced along an axis.
     """
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
@@ -142,13 +140,13 @@ def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
             if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
                 raise TraceError(
                     f"the shard_map at {source or 'an unknown line'} has {spec} among its {name}: "
-                    "partial sums do not cross its border here. Sum them inside, with jax.lax.psum."
+                    "partial sums cannot cross its border. Sum them inside, with jax.lax.psum."
                 )
         sides.append(tuple(site_params(spec, len(spec))["spec"] for spec in params[name]))
     return axes, (sides[0], sides[1])
 
 
-def _laid_out(
+def _with_sites(
     builder: GraphBuilder,
     values: Sequence[int],
     specs: Sequence[Sequence[object]],
@@ -156,46 +154,47 @@ def _laid_out(
     *,
     is_open: bool = False,
 ) -> list[int]:
-    """Each value behind a site with its spec.
+    """Add a site with its spec after each value; return the results of the sites.
 
     Args:
-      is_open: whether other axes may split what the spec leaves, where it says something.
+      is_open: whether completion may add other axes. A value with an empty spec has no site then.
     """
-    made: list[int] = []
+    annotated: list[int] = []
     for value, spec in zip(values, specs, strict=True):
         rank = len(builder.parts.values[value].type.shape)
         params = site_params([s or None for s in spec], rank)
         if is_open:
             params["unspecified_dims"] = tuple(range(rank))
-        said = any(spec) or not is_open
-        made += site(builder, [value], params, place) if said else [value]
-    return made
+        has_site = any(spec) or not is_open
+        annotated += site(builder, [value], params, place) if has_site else [value]
+    return annotated
 
 
 def _collective(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A collective of the user's over whole axes; over dimensions (`vmap`) each device's own."""
-    _check(equation, place)
+    """Add a user's collective; dimensions that `vmap` put in the place of axes are reduced first."""
+    _check_groups(equation, place)
     named = [axis for axis in _axes(equation) if isinstance(axis, str)]
     if len(named) == len(_axes(equation)):
         return plain_node(builder, equation, operands, place)
-    made = builder.run(builder.written_out(equation), operands, place)
+    local = builder.run(builder.written_out(equation), operands, place)
     if not named:
-        return made
+        return local
     parts, params = builder.parts, {**equation.params, "axes": tuple(named)}
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(equation.primitive.name, place.source))
-    builder.node(equation.primitive, params, made, results, place=place)
+    builder.node(equation.primitive, params, local, results, place=place)
     return results
 
 
 def _permute(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """JAX counts along the mesh of the region, however axes are named; nodes count as named.
+    """Add a `ppermute` with its axes in the order in which its pairs count devices.
 
-    Newer versions of JAX, which ask about another order, count as named where it is allowed.
+    Nodes count in the order of the names. This version of JAX may count in mesh order instead (see
+    `sorts_permutes`).
     """
     named = sorted(_axes(equation), key=lambda axis: (*place.order, axis).index(axis))
     if len(named) > 1 and sorts_permutes():
@@ -204,24 +203,25 @@ def _permute(
 
 
 def _axes(equation: Any) -> tuple[object, ...]:
-    """Axes by name, and dimensions of the operand that `vmap` has put in the place of one."""
+    """Return a collective's axes: names, and dimensions by which `vmap` replaced a name."""
     axes = equation.params.get("axes", equation.params.get("axis_name"))
     return axes if isinstance(axes, tuple) else (axes,)
 
 
-def _check(equation: Any, place: Scope) -> None:
+def _check_groups(equation: Any, place: Scope) -> None:
+    """Raise if a collective is over groups of an axis."""
     if equation.params.get("axis_index_groups") is not None:
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} is over groups of "
-            f"an axis ({_axes(equation)}): only psum, pmax and pmin along one axis, over groups of "
-            "one size, are planned so. Give the mesh an axis for each group."
+            f"an axis ({_axes(equation)}). Groups are supported only for psum, pmax and pmin along "
+            "one axis, with groups of one size. Give the mesh an axis for each group."
         )
 
 
 def _axis_index(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A number of the device: 0, to which its place is added."""
+    """Add an `axis_index` with the operand 0, to which each device adds its position."""
     zero = builder.parts.constant(equation.outvars[0].aval, 0)
     return _collective(builder, equation, [zero], place)
 
@@ -229,68 +229,70 @@ def _axis_index(
 def _all_gather(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Blocks on a new dimension are blocks side by side along one of size 1."""
-    _check(equation, place)
+    """Add an all-gather; along a new dimension, it becomes a tiled one along a size-1 dimension."""
+    _check_groups(equation, place)
     params = equation.params
     if params["tiled"]:
         return plain_node(builder, equation, operands, place)
-    kind, dim = builder.parts.values[operands[0]].type, params["all_gather_dimension"]
-    blocks = _reshaped(builder, operands[0], (*kind.shape[:dim], 1, *kind.shape[dim:]), place)
+    type_, dim = builder.parts.values[operands[0]].type, params["all_gather_dimension"]
+    blocks = _reshape(builder, operands[0], (*type_.shape[:dim], 1, *type_.shape[dim:]), place)
     return _tiled(builder, equation, list(blocks), place)
 
 
 def _reduce_scatter(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A dimension that is scattered entirely is left with size 1, and dropped."""
-    _check(equation, place)
+    """Add a reduce-scatter; one that removes a dimension becomes a tiled one and a reshape."""
+    _check_groups(equation, place)
     if equation.params["tiled"]:
         return plain_node(builder, equation, operands, place)
-    (made,) = _tiled(builder, equation, operands, place)
-    return _reshaped(builder, made, tuple(map(int, equation.outvars[0].aval.shape)), place)
+    (scattered,) = _tiled(builder, equation, operands, place)
+    return _reshape(builder, scattered, tuple(map(int, equation.outvars[0].aval.shape)), place)
 
 
 def _tiled(
     builder: GraphBuilder, equation: Any, operands: Sequence[int], place: Scope
 ) -> Sequence[int]:
-    """The tiled form of a gather or a scatter."""
+    """Add the tiled form of an all-gather or a reduce-scatter."""
     parts, params = builder.parts, {**equation.params, "tiled": True}
-    kind, size = parts.values[operands[0]].type, int(params["axis_size"])
-    shape = list(kind.shape)
+    type_, size = parts.values[operands[0]].type, int(params["axis_size"])
+    shape = list(type_.shape)
     if "scatter_dimension" in params:
         shape[params["scatter_dimension"]] //= size
     else:
         shape[params["all_gather_dimension"]] *= size
     label = parts.label(equation.primitive.name, place.source)
-    results = parts.results([ValueType(tuple(shape), kind.dtype)], label)
+    results = parts.results([ValueType(tuple(shape), type_.dtype)], label)
     builder.node(equation.primitive, params, operands, results, place=place)
     return results
 
 
-def _reshaped(
+def _reshape(
     builder: GraphBuilder, value: int, shape: tuple[int, ...], place: Scope
 ) -> tuple[int, ...]:
+    """Add a reshape."""
     parts = builder.parts
-    kind = ValueType(shape, parts.values[value].type.dtype)
-    results = parts.results([kind], parts.label("reshape", place.source))
+    type_ = ValueType(shape, parts.values[value].type.dtype)
+    results = parts.results([type_], parts.label("reshape", place.source))
     params = {"new_sizes": shape, "dimensions": None, "sharding": None}
     builder.node(builder.primitives["reshape"], params, [value], results, place=place)
     return results
 
 
-def _alike(
+def _no_node(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """What JAX's types say about copies: nothing happens to the value."""
+    """Return the operands: the equation changes only JAX's types of copies."""
     return operands
 
 
-def _refused(
+def _unplanned(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
+    """Raise for a collective that is not supported."""
     raise TraceError(
-        f"{equation.primitive.name} at {place.source or 'an unknown line'} has no plan: inside "
-        f"shard_map these are planned: {', '.join(sorted(PLANNED))}. Write it with them."
+        f"{equation.primitive.name} at {place.source or 'an unknown line'} is not supported inside "
+        f"shard_map. Supported collectives: {', '.join(sorted(PLANNED))}."
     )
 
 
@@ -310,9 +312,9 @@ unreduced_reduce_scatter unreduced_reduce_scatter_start
 """.split()
 MANUAL_HANDLERS: dict[str, Placing] = {
     "shard_map": _region,
-    "pvary": _alike,
+    "pvary": _no_node,
     **PLANNED,
-    **dict.fromkeys(UNPLANNED, _refused),
+    **dict.fromkeys(UNPLANNED, _unplanned),
 }
 
 
@@ -324,21 +326,20 @@ def manual(
     out_specs: Any = None,
     mesh: Any = None,
 ) -> Callable[..., Any]:
-    """`fn` on each device's blocks along some axes: `jax.shard_map`, planned on the other axes.
+    """Return `fn` as a `jax.shard_map` along some axes, which is planned on the other axes.
 
-    Inside, `jax.lax.psum`, `ppermute` and the others send along `axes`; dimensions that the specs
-    leave open, and all values inside, are laid out on the other axes as anywhere else, with
-    annotations as anywhere else.
+    Inside, collectives such as `jax.lax.psum` run along `axes`. Along the other axes, values inside
+    and dimensions without a manual axis are sharded as usual, and may be annotated.
 
     Args:
-      axes: of the mesh, one or several.
-      in_specs, out_specs: as of `jax.shard_map`, of `axes` alone; None: the leading dimension of
-        every array lies on all of them, in their order.
-      mesh: of JAX; None: the one that is planned on, or that `jax.set_mesh` has set.
+      axes: one or several axis names of the mesh.
+      in_specs, out_specs: specs of `jax.shard_map` with only `axes`; None: the leading dimension of
+        every array is sharded along all of `axes`, in their order.
+      mesh: a mesh of JAX; None: the mesh of the plan, or the mesh of `jax.set_mesh`.
 
     Raises:
-      TraceError: no axis, no name, one that stands twice or is manual already, one that the mesh
-        lacks, or a mesh that is not of JAX.
+      TraceError: `axes` is empty, has other entries than names, or has a name twice; an axis is
+        already manual or not in the mesh; or the mesh is not JAX's.
 
     >>> import shardalg as sa
     >>> on = manual(lambda x: jax.lax.ppermute(x, "L", [(0, 1), (1, 2), (2, 3)]), "L")
@@ -350,14 +351,14 @@ def manual(
     names = _names(axes)
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh | None):
         raise TraceError(
-            f"manual(fn, {axes!r}, mesh={mesh!r}): jax.shard_map takes a mesh of JAX. Leave mesh "
-            "out for the mesh that is planned on, or pass what its to_jax() gives."
+            f"manual(fn, {axes!r}, mesh={mesh!r}): jax.shard_map needs a mesh of JAX. Omit mesh to "
+            "use the mesh of the plan, or pass mesh.to_jax()."
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
         raise TraceError(
             f"manual(fn, {axes!r}) names {f'{twice[0]!r} twice' if twice else 'no axis'}. Name "
-            "each axis along which fn runs by hand once, as in manual(fn, ('L',))."
+            "each manual axis once: manual(fn, ('L',))."
         )
     blocks = PartitionSpec(names)
     sides = blocks if in_specs is None else in_specs, blocks if out_specs is None else out_specs
@@ -374,28 +375,28 @@ def manual(
 
 
 def _names(axes: Any) -> tuple[str, ...]:
-    """`axes` as names of axes."""
+    """Return `axes` as a tuple of names; raise TraceError if they are no names."""
     names = (axes,) if isinstance(axes, str) else axes
     if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
         return tuple(names)
     raise TraceError(
-        f"manual(fn, {axes!r}): axes are given by their names, one or several. Name those along "
-        "which fn runs by hand, as in manual(fn, ('L',))."
+        f"manual(fn, {axes!r}): axes must be one or several names. Name the manual axes: "
+        "manual(fn, ('L',))."
     )
 
 
 def _check_axes(names: Sequence[str], mesh: Any) -> None:
-    """Raise unless the mesh has these axes, none of them manual yet."""
+    """Raise unless the mesh has these axes and none of them is manual already."""
     here = jax.sharding.get_abstract_mesh()
     inside = set(getattr(here, "manual_axes", ()))
     for name in names:
         if name in inside:
             raise TraceError(
-                f"axis {name!r} is manual already where manual(fn, {list(names)}) is called: "
-                "inside of a region an axis has one block. Leave it out of the inner one."
+                f"axis {name!r} is already manual where manual(fn, {list(names)}) is called. "
+                "Remove it from the inner call."
             )
         if name not in mesh.axis_names:
             raise TraceError(
-                f"manual(fn, {list(names)}) runs along {name!r}, which the mesh does not have: its "
-                f"axes are {list(mesh.axis_names)}. Plan on a mesh that has it, or pass mesh=."
+                f"manual(fn, {list(names)}) names {name!r}, which the mesh does not have: its axes "
+                f"are {list(mesh.axis_names)}. Plan on a mesh that has this axis, or pass mesh=."
             )

@@ -1,9 +1,7 @@
-"""Primitives of other packages, opened through what they are written with.
+"""Expansion of primitives of other packages, and `jax.checkpoint` as a region.
 
-Such a primitive is a name to JAX; what it computes stands in the function that its lowering was
-made of (`mlir.lower_fun`), or in its `impl`, in JAX's own primitives, which partition.
-
-Recomputation in the backward pass as a region: `jax.checkpoint`. No jax here.
+Such a primitive is only a name to JAX. The function of its lowering rule (`mlir.lower_fun`) or its
+`impl` computes the same by JAX's own primitives, which have rows.
 """
 
 from __future__ import annotations
@@ -27,98 +25,99 @@ from shardalg.graph.tracing.manual import MANUAL_HANDLERS
 def _remat(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A recomputation in the backward pass: a region, behind a barrier that holds off CSE."""
+    """Add a recomputation in the backward pass as a region behind a barrier.
+
+    The barrier prevents common subexpression elimination, which would undo the recomputation.
+    """
     params = equation.params
     if not params.get("differentiated", True):
         return builder.run(params["jaxpr"], operands, place)
     guard = params.get("prevent_cse", True)
     guards = (guard,) * len(operands) if isinstance(guard, bool) else tuple(guard)
     guarded = [v for v, on in zip(operands, guards, strict=True) if on]
-    passed = _barrier(builder, guarded, place)
-    inner = [passed.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
+    behind = _barrier(builder, guarded, place)
+    inner = [behind.get(v, v) if on else v for v, on in zip(operands, guards, strict=True)]
     span = builder.open("remat", place.spans[0])
     return builder.run(params["jaxpr"], inner, place._replace(spans=(span, *place.spans)))
 
 
 def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> dict[int, int]:
-    """Operand to what a barrier hands on; constants need none."""
+    """Add a barrier; return its result of each operand. Constants do not need one."""
     parts = builder.parts
-    held = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
-    if not held:
+    read = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
+    if not read:
         return {}
-    types: list[ValueType] = [parts.values[v].type for v in held]
+    types: list[ValueType] = [parts.values[v].type for v in read]
     results = parts.results(types, parts.label("optimization_barrier", place.source))
     primitive = builder.primitives["optimization_barrier"]
-    builder.node(primitive, {}, held, results, place=place)
-    return dict(zip(held, results, strict=True))
+    builder.node(primitive, {}, read, results, place=place)
+    return dict(zip(read, results, strict=True))
 
 
 REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
 
 
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
-"""Primitive to what reads its equations; all others are one node each."""
+"""Functions that read the equations of a primitive; other equations are one node each."""
 _OWN = ("jax._src.", "shardalg.")
 _STATEFUL = ("rng_uniform",)
-"""Primitives whose results depend on a state of the device, which JAX counts as no effect."""
+"""Primitives that depend on a state of the device without an effect in JAX."""
 
 
 def reader(rows: Container[str], primitive: Any) -> Placing:
-    """What reads the equations of a primitive.
+    """Return the function that reads the equations of a primitive.
 
     Args:
-      rows: names of operators that have a row: they are partitioned as they are.
+      rows: names of operators that have a row: they are not expanded.
     """
     if bodies(primitive) and (primitive.name not in rows or _is_namesake(primitive)):
-        return _opened
+        return _expanded
     return _leaf if _is_namesake(primitive) else READERS.get(primitive.name, _leaf)
 
 
 def _is_namesake(primitive: Any) -> bool:
-    """Whether it is another primitive than the one of JAX's that has its name."""
+    """Return whether a primitive of JAX has the same name, and is another one."""
     return primitives().get(primitive.name, primitive) is not primitive
 
 
 @cache
 def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
-    """The functions that a primitive of another package is written with, each saying all of it.
+    """Return the functions that compute a primitive of another package.
 
-    First the one that it is lowered with, which is what runs under `jax.jit`. None of a primitive
-    of JAX's own or of ours.
+    The function of its lowering rule is the first one, because `jax.jit` runs it. Empty for a
+    primitive of JAX or of this package.
 
     >>> from jax.experimental.sparse.bcoo import bcoo_dot_general_p
     >>> [body.__name__ for body in bodies(bcoo_dot_general_p)], bodies(jax.lax.sin_p)
     (['_bcoo_dot_general_impl'], ())
     """
-    found = [f for f in (_lowered(primitive), getattr(primitive, "impl", None)) if f is not None]
-    homes = {f: getattr(_inner(f), "__module__", "") for f in found}
+    # The lowering rules that `mlir.lower_fun` returns are closures over the function.
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
+    from_function = getattr(rule, "__qualname__", "").startswith(f"{mlir.lower_fun.__name__}.")
+    lowered = inspect.getclosurevars(rule).nonlocals.get("fun") if from_function else None
+    found = [f for f in (lowered, getattr(primitive, "impl", None)) if f is not None]
+    homes = {f: getattr(f.func if isinstance(f, partial) else f, "__module__", "") for f in found}
     if all(f"{home}.".startswith(_OWN) for home in homes.values()):
         return ()
     return tuple(f for f, home in homes.items() if home != "jax._src.dispatch")
 
 
-def _inner(function: Any) -> Any:
-    return function.func if isinstance(function, partial) else function
-
-
-def _lowered(primitive: Any) -> Callable[..., Any] | None:
-    """The function of a lowering rule that `mlir.lower_fun` made."""
-    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
-    made = getattr(rule, "__qualname__", "").startswith(f"{mlir.lower_fun.__name__}.")
-    return inspect.getclosurevars(rule).nonlocals.get("fun") if made else None
-
-
-def _opened(
+def _expanded(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """A body of a primitive, where JAX traces it; else one node.
+    """Add the nodes of a primitive's body if JAX can trace it; otherwise one node.
 
-    Inside a `shard_map` it stays a node: there a body may ask for the axes that are manual.
+    Inside a `shard_map` it is one node, because a body may read the manual axes there.
     """
     key = (equation.primitive, *(builder.parts.values[v].type for v in operands))
     body = None
+    # A body that contains the same primitive, on the same types, would be expanded without end.
     if not place.manual and key not in place.opened:
-        known = [_number(builder, *pair) for pair in zip(equation.invars, operands, strict=True)]
+        # Literals are known numbers, except those of a weak type, which would lose it.
+        known = [
+            None if getattr(atom.aval, "weak_type", False) else builder.parts.numbers.get(value)
+            for atom, value in zip(equation.invars, operands, strict=True)
+        ]
         body = traced(equation, known)
     if body is None:
         return _leaf(builder, equation, operands, place)
@@ -126,56 +125,51 @@ def _opened(
     return builder.run(body, given, place._replace(opened=place.opened | {key}))
 
 
-def _number(builder: GraphBuilder, atom: Any, value: int) -> Any | None:
-    """What an operand is, where it is a number; one of a weak type would lose that."""
-    return None if getattr(atom.aval, "weak_type", False) else builder.parts.numbers.get(value)
-
-
 def traced(equation: Any, known: Sequence[Any]) -> Any | None:
-    """What an equation computes, as a closed jaxpr; None where JAX traces no body of it.
+    """Return the first body of an equation that JAX traces to the equation's types, or None.
 
     Args:
-      known: per operand its number, which a body may look at, or None; the jaxpr has the others as
-        arguments.
+      known: the number of each operand, which a body may inspect, or None. Operands without a
+        number are the arguments of the jaxpr.
     """
+
+    def run(body: Callable[..., Any], *given: Any) -> Any:
+        rest = iter(given)
+        operands = (next(rest) if number is None else number for number in known)
+        return body(*operands, **equation.params)
+
+    def type_of(aval: Any) -> tuple[object, object]:
+        return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
+
     avals = [v.aval for v, n in zip(equation.invars, known, strict=True) if n is None]
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    said = [_type(v.aval) for v in equation.outvars]
+    types = [type_of(v.aval) for v in equation.outvars]
     for body in bodies(equation.primitive):
-        with suppress(Exception):  # code of another package may raise anything at a traced value
-            closed = jax.make_jaxpr(partial(_run, body, equation.params, known))(*given)
-            if [*map(_type, closed.out_avals)] == said:
+        with suppress(Exception):  # code of another package may raise anything for a traced value
+            closed = jax.make_jaxpr(partial(run, body))(*given)
+            if [*map(type_of, closed.out_avals)] == types:
                 return closed
     return None
 
 
-def _run(body: Callable[..., Any], params: Any, known: Sequence[Any], *given: Any) -> Any:
-    rest = iter(given)
-    return body(*(next(rest) if number is None else number for number in known), **params)
-
-
-def _type(aval: Any) -> tuple[object, object]:
-    return getattr(aval, "shape", None), getattr(aval, "dtype", aval)
-
-
 def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """One node; what has an effect and no result is left out, and noted.
+    """Add one node; an equation with an effect and no result is omitted and noted.
 
     Raises:
-      TraceError: it has an effect and results, or a state of the device, or the name of a
-        primitive of JAX's.
+      TraceError: the equation has an effect and results, depends on a state of the device, or its
+        primitive has the name of another primitive of JAX.
     """
     if _is_namesake(equation.primitive):
         raise TraceError(
-            f"{equation.primitive.name} at {place.source or 'an unknown line'} is no primitive of "
-            "JAX's, but has the name of one, by which a plan would partition it. Rename it, or "
-            "give it a body that JAX traces."
+            f"{equation.primitive.name} at {place.source or 'an unknown line'} is not JAX's "
+            "primitive of this name, and a plan would partition it like that one. Rename it, or "
+            "give it a body that JAX can trace."
         )
     if equation.primitive.name in _STATEFUL:
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} draws from a state "
-            "that each device has to itself: where several hold a copy of a value, copies "
-            "would differ. Draw with jax.random, from a key that the function is given."
+            "of each device, so that copies of a value on several devices would differ. Draw with "
+            "jax.random, from a key that is an argument of the function."
         )
     effects = [e for e in equation.effects if getattr(e, "name", None) not in place.manual]
     if not effects:
@@ -184,8 +178,9 @@ def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
     if equation.outvars:
         raise TraceError(
             f"{name} at {source or 'an unknown line'} has results and an effect "
-            f"({', '.join(sorted(map(str, effects)))}): a plan runs a value on many devices, and "
-            "an effect once. Compute the results with jax.pure_callback, or outside the function."
+            f"({', '.join(sorted(map(str, effects)))}). A plan computes a value on many devices, "
+            "but an effect must happen once. Use jax.pure_callback, or compute the results outside "
+            "the function."
         )
     builder.left_out.append(LeftOut(name, source, place.spans[0].trip_count))
     return ()

@@ -1,6 +1,6 @@
-"""The parts of a graph under construction: types, parameters, signatures, names, constants.
+"""Types, parameters, signatures, names and constants of a graph under construction.
 
-What the installed jax partitions with, and how it counts.
+Also: properties of the installed version of JAX.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shardalg.graph.plain import HINTS, plain_params
 from shardalg.graph.source import own_line
 
 SWITCH = "jax_use_shardy_partitioner"
-"""The option of jax by which GSPMD or Shardy partitions; a jax without it has Shardy alone."""
+"""Option of jax that selects GSPMD or Shardy; a version without it has only Shardy."""
 
 
 def installed_partitioner() -> str:
-    """The partitioner of XLA that `jax.jit` uses here: "gspmd" or "shardy".
+    """Return the partitioner that `jax.jit` uses in this installation: "gspmd" or "shardy".
 
     >>> installed_partitioner() in ("gspmd", "shardy")
     True
@@ -42,9 +42,10 @@ def jax_version() -> str:
 
 
 def sorts_permutes() -> bool:
-    """Whether `lax.ppermute` counts places along the mesh, in whichever order axes are named.
+    """Return whether `lax.ppermute` counts devices in mesh order, not in the order of the names.
 
-    A jax that asks about another order counts as named, where that is allowed.
+    Versions of JAX with the option `jax_raise_on_ppermute_sort_diff` count in the order of the
+    names, if that is allowed.
 
     >>> sorts_permutes() in (True, False)
     True
@@ -55,12 +56,12 @@ def sorts_permutes() -> bool:
 
 
 class Parts:
-    """Makes values and signatures, equal ones once.
+    """Values and signatures of a graph under construction; equal signatures share one object.
 
     Attributes:
-      values: every value made so far.
+      values: all values so far.
       constants: (value index, array).
-      numbers: value index to array, of the constants of rank 0.
+      numbers: array of each constant of rank 0, by value index.
     """
 
     def __init__(self) -> None:
@@ -69,35 +70,33 @@ class Parts:
         self.numbers: dict[int, np.ndarray] = {}
         self._constant_of: dict[object, int] = {}
         self._types: dict[ValueType, ValueType] = {}
-        self._types_of: dict[int, tuple[object, ValueType]] = {}  # by identity: JAX shares them
+        # By identity, because JAX shares abstract values. The tuple keeps the object alive.
+        self._types_of: dict[int, tuple[object, ValueType]] = {}
         self._params: dict[object, Params] = {}
         self._signatures: dict[object, Signature] = {}
         self._taken: set[str] = set()
         self._counts: dict[tuple[str, str], int] = {}
 
     def type_of(self, aval: Any) -> ValueType:
-        """The type of an abstract value of JAX.
+        """Return the type of an abstract value of JAX.
 
         Raises:
-          TraceError: it is no array (a reference, a token).
+          TraceError: the value is no array (a reference, a token).
         """
         found = self._types_of.get(id(aval))
         if found is None:
-            found = self._types_of[id(aval)] = (aval, self._type(aval))
+            try:
+                new = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
+            except AttributeError:
+                raise TraceError(
+                    f"a value of type {aval} is no array: a graph holds arrays only. "
+                    "Keep references and tokens out of the planned function."
+                ) from None
+            found = self._types_of[id(aval)] = (aval, self._types.setdefault(new, new))
         return found[1]
 
-    def _type(self, aval: Any) -> ValueType:
-        try:
-            made = ValueType(tuple(map(int, aval.shape)), aval.dtype.name)
-        except AttributeError:
-            raise TraceError(
-                f"a value of type {aval} is no array: a graph holds arrays only. "
-                "Keep references and tokens out of the planned function."
-            ) from None
-        return self._types.setdefault(made, made)
-
     def value(self, value_type: ValueType, kind: str, name: str) -> int:
-        """A new value; a name that is taken gets a number behind it."""
+        """Add a value and return its index; a name that is taken gets a number as suffix."""
         index = len(self.values)
         if name in self._taken:
             number = 2
@@ -109,26 +108,26 @@ class Parts:
         return index
 
     def results(self, types: Sequence[ValueType], label: tuple[str, str]) -> tuple[int, ...]:
-        """The values that a node with this label makes."""
+        """Add the result values of a node with this label."""
         name, at = label
         if len(types) == 1:
             return (self.value(types[0], "node", name + at),)
         return tuple([self.value(t, "node", f"{name}.{i}{at}") for i, t in enumerate(types)])
 
     def label(self, primitive: str, source: str) -> tuple[str, str]:
-        """`dot_general:3` and `@model.py:41`: a name of the next such node at that line."""
+        """Return `dot_general:3` and `@model.py:41`: the name of the line's next such node."""
         line = own_line(source)
         key = (primitive, line)
         number = self._counts[key] = self._counts.get(key, 0) + 1
         return f"{primitive}:{number}", f"@{line}" if line else ""
 
     def constant(self, aval: Any, array: Any) -> int:
-        """The value of a literal or of a closed-over array; equal numbers are one value."""
+        """Return the value of a literal or a captured array; equal numbers share one value."""
         value_type = self.type_of(aval)
         number = not value_type.shape and isinstance(aval.dtype, np.dtype)
         if number:
             array = np.asarray(array, aval.dtype)
-        # Bytes, not `==`, tell numbers apart: 0.0 from -0.0, and a NaN is one constant.
+        # Numbers are compared by their bytes: 0.0 differs from -0.0, and NaN equals itself.
         key = (value_type, array.tobytes() if number else id(array))
         if key not in self._constant_of:
             short = SHORT.get(value_type.dtype, value_type.dtype)
@@ -140,7 +139,7 @@ class Parts:
         return self._constant_of[key]
 
     def plain(self, primitive: str, params: Mapping[str, object]) -> Params:
-        """The parameters as plain data, one object per distinct content."""
+        """Return the parameters as plain data, one shared object for equal parameters."""
         try:
             key: object = (primitive, *[item for item in params.items() if item[0] not in HINTS])
             found = self._params.get(key)
@@ -156,11 +155,11 @@ class Parts:
     def signature(
         self, primitive: str, params: Params, *, operands: Sequence[int], results: Sequence[int]
     ) -> Signature:
-        """The signature of a node; `params` come from `plain`."""
+        """Return the signature of a node; `params` must come from `plain`."""
         values = self.values
         ins = tuple([values[i].type for i in operands])
         outs = tuple([values[i].type for i in results])
-        # Types and parameters are interned themselves, so identity stands for equality.
+        # Types and parameters are interned themselves, so equal ones are identical.
         key = (primitive, id(params), *map(id, ins), None, *map(id, outs))
         if key not in self._signatures:
             self._signatures[key] = Signature(primitive, params, ins, outs)

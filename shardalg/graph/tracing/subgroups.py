@@ -1,10 +1,10 @@
-"""A `shard_map` over some axes of a mesh: its body for all places along them, as one program.
+"""Rewrite of a `shard_map` over some axes of a mesh to a program on whole values.
 
-A body that is manual along some axes runs on blocks there, and is partitioned along the others by
-whoever plans it (XLA: manual subgroups). Along its own axes it is a function of a block, applied to
-all blocks: `jax.vmap` over them, with the new dimensions on these axes. What it sends along them is
-then an operation along a dimension: a sum is its sum, a permutation its slices in another order.
-The planner sees all of it, and lays the rest of every value out on the automatic axes.
+The body of such a region runs on blocks along its manual axes and is partitioned along the other
+axes (XLA: manual subgroups). Here it becomes `jax.vmap` of the body over all blocks, and the new
+dimensions are annotated with the manual axes. A collective then becomes an operation along a
+dimension: a `psum` is the sum over the dimension, and a `ppermute` concatenates slices in another
+order. The planner sees the whole program and shards the other dimensions on the automatic axes.
 
     x: f32[8, 16], P("p")  =  blocks f32[2, 4, 16] on p  ->  vmap(body, axis_name="p")
 """
@@ -29,28 +29,28 @@ from shardalg.graph.annotate import annotate_p
 
 Axes = tuple[tuple[str, int], ...]
 Dims = tuple[tuple[str, ...], ...]
-"""Per dimension the manual axes that split it, major first."""
+"""Manual axes of each dimension, major first."""
 
 
 def mapped_over(
     body: Any, avals: Sequence[Any], axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
 ) -> Any | None:
-    """The region as a closed jaxpr of whole values; None where `vmap` has no rule for it.
+    """Return the region as a closed jaxpr of whole values; None if `vmap` has no rule for it.
 
     Args:
-      body: of the region, on blocks. avals: of its operands outside.
-      axes: (name, size) of those that become manual. sides: of operands and results.
+      body: the body on blocks. avals: types of the operands outside.
+      axes: (name, size) of the axes that become manual. sides: specs of operands and results.
     """
     structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals)
     try:
-        with _batched_along():
-            return jax.make_jaxpr(_whole(body, axes, sides))(*structs)
+        with _batching_rules():
+            return jax.make_jaxpr(_on_whole_values(body, axes, sides))(*structs)
     except (AssertionError, NotImplementedError, ValueError):
         return None
 
 
 def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Sequence[Dims]]]:
-    """(axis, size) of the axes that become manual; per operand and result its dimensions' axes."""
+    """Return (axis, size) of the axes that become manual, and the specs of operands and results."""
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     axes = tuple((name, int(n)) for name, n in sizes if name in manual)
@@ -61,19 +61,8 @@ def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Seq
     return axes, (sides[0], sides[1])
 
 
-def _on_blocks(
-    body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
-) -> Callable[..., Any]:
-    """The body on all blocks."""
-    blocks: Callable[..., Any] = partial(evaluated, body)
-    for name, size in reversed(axes):
-        given, made = ([_held(dims, name) for dims in side] for side in sides)
-        blocks = jax.vmap(blocks, tuple(given), made, axis_name=name, axis_size=size)
-    return blocks
-
-
 def evaluated(body: Any, *operands: Any) -> list[Any]:
-    """A body without what JAX's types say of copies, regions in it on all blocks too."""
+    """Evaluate a body, without JAX's types of copies, and with nested regions rewritten too."""
     jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 
@@ -81,56 +70,56 @@ def evaluated(body: Any, *operands: Any) -> list[Any]:
         return atom.val if hasattr(atom, "val") else known[atom]
 
     for equation in jaxpr.eqns:
-        made = _applied(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, made, strict=True))
+        results = _bind_equation(equation, [read(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, results, strict=True))
     return _arrays([read(atom) for atom in jaxpr.outvars])
 
 
 def _arrays(values: Sequence[Any]) -> list[Any]:
-    """Numbers that a body has as literals as arrays of their item types."""
+    """Return values with literal numbers converted to arrays."""
     return [x if hasattr(x, "shape") else jnp.asarray(x) for x in values]
 
 
-def _applied(equation: Any, operands: list[Any]) -> Sequence[Any]:
-    """The results of one equation."""
+def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    """Return the results of one equation."""
     primitive, params = equation.primitive, equation.params
+    # These change only JAX's types of copies.
     if primitive.name in _COPIES:
         return operands
     if primitive.name == "shard_map":
-        return _in_region(params, _arrays(operands))
-    if primitive.name == "cond" and (sums := _sums_behind(params["branches"])):
-        return _summed_behind(equation, sums, operands)
+        return _nested_region(params, _arrays(operands))
+    if primitive.name == "cond" and (sums := _common_sums(params["branches"])):
+        return _sum_after_branches(equation, sums, operands)
     info = equation.source_info
     named = current_name_stack() + info.name_stack
     with user_context(info.traceback, name_stack=named):
         if primitive.name in _INVARIANT:
             return [_INVARIANT[primitive.name](x, params) for x in operands]
         plain = {name: _without_types(value) for name, value in params.items()}
-        made = primitive.bind(*operands, **primitive.get_bind_params(plain))
-    return made if primitive.multiple_results else [made]
+        results = primitive.bind(*operands, **primitive.get_bind_params(plain))
+    return results if primitive.multiple_results else [results]
 
 
-def _in_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
-    """The results of a region that stands in another one.
+def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """Return the results of a region inside another region.
 
-    What JAX keeps of it for the backward pass also has blocks along the axes of the region around,
-    of which a place there knows its own; the others are copies of it here.
+    Residuals of the backward pass also have blocks along the outer region's axes, of which a device
+    knows only its own. Here all these blocks are copies of it.
     """
     axes, sides = sides_of(params)
     mesh, own = params["mesh"], {name for name, _ in axes}
     sizes = dict(zip(mesh.axis_names, map(int, mesh.axis_sizes), strict=True))
-    given, made = [[_only(dims, own) for dims in side] for side in sides]
-    taken = [_one_of(x, dims, sizes, own) for x, dims in zip(operands, sides[0], strict=True)]
-    results = _whole(params["jaxpr"], axes, (given, made))(*taken)
-    return [_copied(x, dims, sizes, own) for x, dims in zip(results, sides[1], strict=True)]
+    inner = [
+        [tuple(tuple(name for name in names if name in own) for names in dims) for dims in side]
+        for side in sides
+    ]
+    first = [_first_copy(x, dims, sizes, own) for x, dims in zip(operands, sides[0], strict=True)]
+    results = _on_whole_values(params["jaxpr"], axes, (inner[0], inner[1]))(*first)
+    return [_all_copies(x, dims, sizes, own) for x, dims in zip(results, sides[1], strict=True)]
 
 
-def _only(dims: Dims, own: set[str]) -> Dims:
-    return tuple(tuple(name for name in names if name in own) for names in dims)
-
-
-def _one_of(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
-    """The first of the copies along axes that are not a region's own."""
+def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
+    """Return the first of the copies along axes that are not the region's own."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             counts = [sizes[name] for name in names]
@@ -142,8 +131,8 @@ def _one_of(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
     return x
 
 
-def _copied(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
-    """Copies along axes that are not a region's own."""
+def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
+    """Return copies of a value along axes that are not the region's own."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
@@ -156,96 +145,103 @@ def _copied(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
     return x
 
 
-def _sums_behind(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
-    """Results that every branch sums along the same axes as its last step, or leaves at zero.
+def _common_sums(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
+    """Return the axes of each result that every branch sums in its last step, or leaves at zero.
 
-    So are gradients of what all places share. Places need not take one branch, so that the sum is
-    of what each of them makes in its own.
+    Gradients of replicated values are such results. Devices may take different branches, so the sum
+    is over each device's own branch.
     """
     found: dict[int, tuple[str, ...]] = {}
-    for place in range(len(branches[0].jaxpr.outvars)):
-        last = [_maker(branch.jaxpr, branch.jaxpr.outvars[place]) for branch in branches]
+    for result in range(len(branches[0].jaxpr.outvars)):
+        last = [_producer(branch.jaxpr, branch.jaxpr.outvars[result]) for branch in branches]
         sums = [equation for equation in last if _is_sum(equation)]
         axes = {tuple(equation.params["axes"]) for equation in sums}
         if len(axes) == 1 and all(_is_sum(one) or _is_zero(one) for one in last):
-            found[place] = axes.pop()
+            found[result] = axes.pop()
     return found
 
 
-def _maker(jaxpr: Jaxpr, atom: Any) -> Any:
-    return next((e for e in jaxpr.eqns if any(atom is made for made in e.outvars)), None)
+def _producer(jaxpr: Jaxpr, atom: Any) -> Any:
+    """Return the equation that computes a variable, or None."""
+    return next((e for e in jaxpr.eqns if any(atom is out for out in e.outvars)), None)
 
 
 def _is_sum(equation: Any) -> bool:
+    """Return whether an equation is a `psum` with an unvarying result."""
     return equation is not None and equation.primitive.name == "psum_invariant"
 
 
 def _is_zero(equation: Any) -> bool:
-    """Whether an equation is a constant of zeros."""
+    """Return whether an equation is a constant of zeros."""
     given = [getattr(atom, "val", None) for atom in equation.invars] if equation else []
-    is_spread = bool(given) and equation.primitive.name == "broadcast_in_dim"
-    return is_spread and given[0] is not None and not np.any(given[0])
+    is_fill = bool(given) and equation.primitive.name == "broadcast_in_dim"
+    return is_fill and given[0] is not None and not np.any(given[0])
 
 
-def _summed_behind(
+def _sum_after_branches(
     equation: Any, sums: Mapping[int, tuple[str, ...]], operands: list[Any]
 ) -> Sequence[Any]:
-    """A choice of branches that leave their sums to what stands behind it."""
+    """Return the results of branches whose last sums are computed after the branches.
 
-    def parts(branch: ClosedJaxpr) -> ClosedJaxpr:
+    Each device contributes the value of its own branch, so the sum is outside of all branches.
+    """
+
+    def without_sums(branch: ClosedJaxpr) -> ClosedJaxpr:
         jaxpr = branch.jaxpr
         outs = list(jaxpr.outvars)
-        for place in sums:
-            if _is_sum(made := _maker(jaxpr, outs[place])):
-                outs[place] = made.invars[made.outvars.index(outs[place])]
+        for result in sums:
+            if _is_sum(last := _producer(jaxpr, outs[result])):
+                outs[result] = last.invars[last.outvars.index(outs[result])]
         return branch.replace(jaxpr=jaxpr.replace(outvars=outs))
 
-    branches = tuple(map(parts, equation.params["branches"]))
+    branches = tuple(map(without_sums, equation.params["branches"]))
     params = {**equation.params, "branches": branches}
-    made = list(_applied(equation.replace(params=params), operands))
-    for place, axes in sums.items():
-        made[place] = lax.psum(made[place], axes)
-    return made
+    results = list(_bind_equation(equation.replace(params=params), operands))
+    for result, axes in sums.items():
+        results[result] = lax.psum(results[result], axes)
+    return results
 
 
 def _without_types(param: Any) -> Any:
-    """A parameter, of bodies those of plain types."""
+    """Return a parameter in which bodies have no types of copies."""
     if isinstance(param, tuple | list):
         return type(param)(map(_without_types, param)) if type(param) in (tuple, list) else param
     if not isinstance(param, ClosedJaxpr | Jaxpr):
         return param
     jaxpr: Any = getattr(param, "jaxpr", param)
     given = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars)
-    made = jax.make_jaxpr(partial(evaluated, param))(*given)
+    retraced = jax.make_jaxpr(partial(evaluated, param))(*given)
     if isinstance(param, ClosedJaxpr):
-        return made
-    if made.consts:
+        return retraced
+    if retraced.consts:
         raise NotImplementedError("a body with constants of its own")
-    return getattr(made, "jaxpr", made)
+    return getattr(retraced, "jaxpr", retraced)
 
 
-def _held(dims: Dims, name: str) -> int | None:
-    """Where blocks along an axis stand of a value that it splits, or does not."""
-    return 0 if name in chain.from_iterable(dims) else None
-
-
-def _whole(
+def _on_whole_values(
     body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
 ) -> Callable[..., list[Any]]:
-    """The function of whole values, from a body of their blocks."""
-    blocks = _on_blocks(body, axes, sides)
+    """Return the function of whole values for a body that computes on blocks."""
+    blocks: Callable[..., Any] = partial(evaluated, body)
+    for name, size in reversed(axes):
+        # A value that the axis splits has its blocks along the leading dimension.
+        in_axes, out_axes = (
+            [0 if name in chain.from_iterable(dims) else None for dims in side] for side in sides
+        )
+        blocks = jax.vmap(blocks, tuple(in_axes), out_axes, axis_name=name, axis_size=size)
     order, sizes = [name for name, _ in axes], dict(axes)
 
     def function(*operands: Any) -> list[Any]:
-        cut = [_cut(x, dims, order, sizes) for x, dims in zip(operands, sides[0], strict=True)]
-        made = blocks(*cut)
-        return [_joined(x, dims, order, sizes) for x, dims in zip(made, sides[1], strict=True)]
+        pairs = zip(operands, sides[0], strict=True)
+        results = blocks(*[_to_blocks(x, dims, order, sizes) for x, dims in pairs])
+        pairs = zip(results, sides[1], strict=True)
+        return [_from_blocks(x, dims, order, sizes) for x, dims in pairs]
 
     return function
 
 
-def _cut(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """A value as blocks: a leading dimension per axis that splits it, in the order of the axes."""
+def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """Return a value as blocks: a leading dimension per axis that splits it, in axis order."""
     shape, names = [], []
     for n, own in zip(x.shape, (*dims, *[()] * x.ndim), strict=False):
         shape += [*(sizes[name] for name in own), n // int(np.prod([sizes[a] for a in own]))]
@@ -255,8 +251,8 @@ def _cut(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> 
     return _on_axes(x.reshape(shape).transpose(*places, *rest), dims, order)
 
 
-def _joined(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """The whole value, from its blocks."""
+def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
+    """Return the whole value from its blocks."""
     x = _on_axes(x, dims, order)
     leading = [name for name in order if name in chain.from_iterable(dims)]
     places, shape, rest = [], [], x.shape[len(leading) :]
@@ -268,13 +264,17 @@ def _joined(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) 
 
 
 def _on_axes(x: Any, dims: Dims, order: Sequence[str]) -> Any:
-    """Blocks on the axes that they are blocks along; their own dimensions are open."""
-    leading = [(name,) for name in order if name in chain.from_iterable(dims)]
-    if not leading:
+    """Annotate the leading dimensions of blocks with their axes; other dimensions are open."""
+    return _annotate_leading(x, [name for name in order if name in chain.from_iterable(dims)])
+
+
+def _annotate_leading(x: Any, names: Sequence[str]) -> Any:
+    """Annotate the leading dimensions with one axis each; without axes, return the value itself."""
+    if not names:
         return x
-    rest = range(len(leading), x.ndim)
-    spec = (*leading, *[() for _ in rest])
-    return annotate_p.bind(x, name=None, spec=spec, unspecified_dims=tuple(rest), mesh=None)
+    rest = tuple(range(len(names), x.ndim))
+    spec = (*((name,) for name in names), *[() for _ in rest])
+    return annotate_p.bind(x, name=None, spec=spec, unspecified_dims=rest, mesh=None)
 
 
 _COPIES = ("pvary", "pcast")
@@ -287,17 +287,18 @@ _INVARIANT: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 
 @contextmanager
-def _batched_along() -> Iterator[None]:
-    """`vmap` makes of collectives what they are along a dimension.
+def _batching_rules() -> Iterator[None]:
+    """Replace the `vmap` rules of collectives by operations along a dimension.
 
-    JAX's own rules sum with a collective, know no permutation with places that nobody serves, and
-    lose a dimension of what is sent along another axis (jax 0.10.2).
+    JAX's own rules are not suitable (jax 0.10.2): they sum with a collective, do not support
+    permutations with devices that receive nothing, and lose a dimension of a value that is sent
+    along another axis.
     """
     table = batching.fancy_primitive_batchers
     own: dict[Any, Any] = {
-        p: partial(_moved, p, *_MOVED[p.name]) for p in table if p.name in _MOVED
+        p: partial(_batch_movement, p, *_MOVEMENTS[p.name]) for p in table if p.name in _MOVEMENTS
     }
-    own |= {primitive: partial(_reduce, primitive) for primitive in _REDUCED}
+    own |= {primitive: partial(_batch_reduction, primitive) for primitive in _REDUCED}
     before = {primitive: table[primitive] for primitive in own}
     table.update(own)
     try:
@@ -311,63 +312,53 @@ _REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]]
     lax.pmax_p: (lambda x, dim: x.max(dim), lambda x, size: x),
     lax.pmin_p: (lambda x, dim: x.min(dim), lambda x, size: x),
 }
-"""Reduction along an axis: of a dimension, and of a value that is alike on all of so many."""
+"""Reduction along an axis: of a dimension, and of a value that is equal on `size` devices."""
 
 
-def _reduce(
+def _batch_reduction(
     primitive: Any, axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> Any:
-    """The members' values joined."""
+    """Return the reduction along the mapped axis, and along the other axes by the collective."""
     (x,), (dim,), axes, groups = values, dims, params["axes"], params["axis_index_groups"]
     rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
     if groups is not None and axis.name in axes:
         if len(axes) > 1:
             raise NotImplementedError(f"groups along {axes} at once")
-        return _reduced_in_groups(primitive, x, dim, np.asarray(groups))
+        return _reduce_in_groups(primitive, x, dim, np.asarray(groups))
     if axis.name in axes:
-        split, alike = _REDUCED[primitive]
-        x, dim = alike(x, axis.size) if dim is None else split(x, dim), None
+        of_dimension, of_equal = _REDUCED[primitive]
+        x, dim = of_equal(x, axis.size) if dim is None else of_dimension(x, dim), None
     return (primitive.bind(x, **rest) if rest["axes"] else x), dim
 
 
-def _reduced_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> tuple[Any, Any]:
-    """Of each place what its group joins; groups of one size (others are no array)."""
-    split, alike = _REDUCED[primitive]
+def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> tuple[Any, Any]:
+    """Return the reduction over each device's group; all groups must have one size."""
+    of_dimension, of_equal = _REDUCED[primitive]
     if dim is None:
-        return alike(x, groups.shape[1]), None
+        return of_equal(x, groups.shape[1]), None
     stack = jnp.moveaxis(x, dim, 0)
+    # Strided groups, such as (0, 2), (1, 3), need no reordering if the group's dimension is minor.
     is_strided = (groups.T.ravel() == np.arange(groups.size)).all()
-    laid = groups.T if is_strided else groups
+    table = groups.T if is_strided else groups
     member = 0 if is_strided else 1
-    blocks = _reordered(stack, laid.ravel()).reshape(*laid.shape, *stack.shape[1:])
-    joined = jnp.broadcast_to(jnp.expand_dims(split(blocks, member), member), blocks.shape)
-    return _reordered(joined.reshape(stack.shape), np.argsort(laid.ravel())), 0
+    blocks = _reorder(stack, table.ravel()).reshape(*table.shape, *stack.shape[1:])
+    reduced = jnp.expand_dims(of_dimension(blocks, member), member)
+    everywhere = jnp.broadcast_to(reduced, blocks.shape).reshape(stack.shape)
+    return _reorder(everywhere, np.argsort(table.ravel())), 0
 
 
-def _reordered(stack: Any, order: np.ndarray) -> Any:
-    """Blocks of these places."""
+def _reorder(stack: Any, order: np.ndarray) -> Any:
+    """Return the blocks in this order."""
     if (order == np.arange(order.size)).all():
         return stack
     return lax.concatenate(list(_pieces(stack, dict(enumerate(order.tolist())), order.size)), 0)
 
 
-def _stack(axis: Any, x: Any, dim: Any) -> Any:
-    """Blocks along the axis, leading."""
-    return lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
-
-
-def _on_axis(name: str, stack: Any) -> Any:
-    """Blocks on the axis that they are blocks along; their own dimensions are open."""
-    rest = tuple(range(1, stack.ndim))
-    spec = ((name,), *[() for _ in rest])
-    return annotate_p.bind(stack, name=None, spec=spec, unspecified_dims=rest, mesh=None)
-
-
 def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Whether something is sent along the axis.
+    """Return whether a collective is along the axis.
 
     Raises:
-      NotImplementedError: along others as well, or over groups of it.
+      NotImplementedError: the collective is along other axes too, or over groups of the axis.
     """
     names = params["axis_name"]
     names = names if isinstance(names, tuple | list) else (names,)
@@ -378,7 +369,7 @@ def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
     return True
 
 
-def _moved(
+def _batch_movement(
     primitive: Any,
     along: Callable[..., tuple[Any, Any]],
     places: Sequence[str],
@@ -387,75 +378,80 @@ def _moved(
     dims: Sequence[Any],
     **params: Any,
 ) -> tuple[Any, Any]:
-    """A collective that moves blocks: `along` this axis, or another in all blocks of this one.
+    """Return a collective that moves blocks along the mapped axis, or along another axis.
+
+    Along another axis, the collective is bound on all blocks of the mapped axis at once.
 
     Args:
+      along: the operation on the leading dimension of the blocks.
       places: parameters that are a dimension of a block.
     """
     (x,), (dim,) = values, dims
     if _is_along(axis, primitive, params):
-        stack = _stack(axis, x, dim)
-        is_cut = dim is not None and along is _exchange
-        return along(_on_axis(axis.name, stack) if is_cut else stack, params)
+        stack = lax.broadcast(x, (axis.size,)) if dim is None else jnp.moveaxis(x, dim, 0)
+        # Without the annotation, completion would move the axis to the other dimension.
+        is_split = dim is not None and along is _exchange
+        return along(_annotate_leading(stack, [axis.name]) if is_split else stack, params)
     if dim is None:
         return primitive.bind(x, **params), None
-    behind = {name: params[name] + 1 for name in places}
-    return primitive.bind(jnp.moveaxis(x, dim, 0), **params | behind), 0
+    shifted = {name: params[name] + 1 for name in places}
+    return primitive.bind(jnp.moveaxis(x, dim, 0), **params | shifted), 0
 
 
 def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Blocks in another order, zeros where nobody sends: slices of their dimension side by side."""
+    """Return the blocks in another order, with zeros for devices that receive nothing."""
     size = len(stack)
     sources = {target % size: source % size for source, target in params["perm"]}
     return lax.concatenate(list(_pieces(stack, sources, size)), 0), 0
 
 
 def _gather(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """All blocks, which are alike everywhere."""
+    """Return all blocks; the result is equal on all devices."""
     dim = params["all_gather_dimension"]
-    made = jnp.moveaxis(stack, 0, dim)
-    return (_merged(made, dim) if params["tiled"] else made), None
+    gathered = jnp.moveaxis(stack, 0, dim)
+    return (_merge_dims(gathered, dim) if params["tiled"] else gathered), None
 
 
 def _scatter(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The part of the sum that stands at a block's place."""
+    """Return the sum of the blocks, with each device's part along a dimension of its own."""
     dim = params["scatter_dimension"]
-    made = stack.sum(0, dtype=stack.dtype)
-    return (_split(made, dim, len(stack)) if params["tiled"] else made), dim
+    total = stack.sum(0, dtype=stack.dtype)
+    return (_split_dim(total, dim, len(stack)) if params["tiled"] else total), dim
 
 
 def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Of each block the part that is for a place.
-
-    Its dimensions change places, so that completion would take the axis of one to the other.
-    """
+    """Return the blocks of an all-to-all: the sender's dimension and the part's change places."""
     split, concat = params["split_axis"] + 1, params["concat_axis"] + 1
-    parts = _split(stack, split, len(stack)) if params["tiled"] else stack
-    made = jnp.moveaxis(jnp.moveaxis(parts, split, 0), 1, concat)
-    return (_merged(made, concat) if params["tiled"] else made), 0
+    parts = _split_dim(stack, split, len(stack)) if params["tiled"] else stack
+    exchanged = jnp.moveaxis(jnp.moveaxis(parts, split, 0), 1, concat)
+    return (_merge_dims(exchanged, concat) if params["tiled"] else exchanged), 0
 
 
-def _merged(x: Any, dim: int) -> Any:
-    """A dimension and the next one as one."""
+def _merge_dims(x: Any, dim: int) -> Any:
+    """Merge a dimension with the next one."""
     return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
 
 
-def _split(x: Any, dim: int, count: int) -> Any:
-    """A dimension as so many parts, and what is in each."""
+def _split_dim(x: Any, dim: int, count: int) -> Any:
+    """Split a dimension into `count` parts and the elements of a part."""
     return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
 
 
-_MOVED: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
+_MOVEMENTS: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
     "ppermute": (_permute, ()),
     "all_gather": (_gather, ["all_gather_dimension"]),
     "reduce_scatter": (_scatter, ["scatter_dimension"]),
     "all_to_all": (_exchange, ["split_axis", "concat_axis"]),
 }
-"""What is sent along an axis as an operation on its dimension; parameters that name one."""
+"""For each collective, the operation on the leading dimension, and its parameters that are
+dimensions of a block."""
 
 
 def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
-    """Runs of places that are served by a run of senders, and of those that nobody serves."""
+    """Yield one slice per maximal range of receivers with consecutive senders.
+
+    A range of receivers without a sender yields zeros.
+    """
     place = 0
     while place < size:
         end, first = place + 1, sources.get(place)

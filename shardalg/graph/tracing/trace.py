@@ -1,4 +1,4 @@
-"""A JAX function to a `Graph`."""
+"""Tracing of a JAX function to a `Graph`."""
 
 from __future__ import annotations
 
@@ -42,25 +42,24 @@ def trace(
     paths: Sequence[str] | None = None,
     explicit: Explicit | None = None,
 ) -> Graph:
-    """The program of `fn(*args)` as data; nothing is computed.
+    """Return the program of `fn(*args)` as a graph; no array is computed.
 
-    A primitive of another package is opened (`opened.py`), and an effect without a result, such as
-    that of `jax.debug.print`, is noted in `Graph.left_out` and not kept.
+    A primitive of another package is expanded (`opened.py`). An effect without a result, such as
+    `jax.debug.print`, is omitted and listed in `Graph.left_out`.
 
     Args:
-      fn: any function that JAX can trace, or what `jax.jit(f).trace(...)` gives for it.
-      args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Where they lie is ignored.
-      mesh_shape: axis sizes for a `with_sharding_constraint` with a bare spec inside `fn`; only the
-        names of its axes are kept. A NamedSharding's mesh is kept beside its site.
-      rows: names of operators that have a row; a primitive of another package that has one is not
-        opened.
-      paths: what the leaves of `args` are called; None: by the parameters of `fn`.
-      explicit: how JAX is to type values where `fn` says layouts of explicit axes (`out_sharding=`,
-        `jax.reshard`); None: along all axes, from arguments that are whole.
+      fn: any function that JAX can trace, or the result of `jax.jit(f).trace(...)`.
+      args: arrays, numbers or `jax.ShapeDtypeStruct`s, in any pytrees. Their shardings are ignored.
+      mesh_shape: axis sizes for a `jax.lax.with_sharding_constraint` with a bare spec inside `fn`.
+        Its site stores only axis names. The site of a NamedSharding also stores the mesh.
+      rows: names of operators that have a row; such a primitive of another package is not expanded.
+      paths: names of the leaves of `args`; None: names from the parameters of `fn`.
+      explicit: the explicit axes and shardings by which JAX types values, if `fn` uses explicit
+        axes (`out_sharding=`, `jax.reshard`); None: all axes, from unsharded arguments.
 
     Raises:
       TraceError: a leaf of `args` is no array, JAX cannot trace `fn`, or it has an effect with
-        a result, such as that of `io_callback`.
+        a result, such as `jax.experimental.io_callback`.
 
     >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
     >>> print(trace(lambda params, x: jax.numpy.sin(x) + params["w"], {"w": shape}, shape))
@@ -80,23 +79,26 @@ def trace(
         closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around, explicit)
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
-    read, mesh_of = cache(partial(reader, rows)), partial(_brought, around)
-    made = partial(
+    read, mesh_of = cache(partial(reader, rows)), partial(_own_mesh, around)
+    new_builder = partial(
         build.GraphBuilder, ours, written_out=written_out, wrapped=wrapped, mesh_of=mesh_of
     )
-    builder = made(read)
-    graph = builder.graph(closed, paths, result_paths)
+    graph = new_builder(read).graph(closed, paths, result_paths)
     check(graph)
     if graph.block_axes:
+        # Some `shard_map` was rewritten to whole values. The user's form is built on demand.
+        def read_as_written(primitive: Any) -> build.Placing:
+            return build.plain_node if primitive.name == "shard_map" else read(primitive)
+
         parts = closed, paths, result_paths
-        graph = replace(graph, as_written=lambda: made(_whole(read)).graph(*parts))
+        graph = replace(graph, as_written=lambda: new_builder(read_as_written).graph(*parts))
     return replace(graph, trees=(tree, tree_structure(shapes)))
 
 
 def wrapped(array: Any) -> Any | None:
-    """Random keys as a closed jaxpr that makes them of their words; None of any other array.
+    """Return a closed jaxpr that builds random keys from their words; None for any other array.
 
-    Words are plain numbers: a plan file holds them, and a device takes its own block of them.
+    Words are plain numbers, which a plan file can store and a device can read by blocks.
 
     >>> print(wrapped(jax.random.key(3)).jaxpr)
     { lambda a:u32[2]; . let b:key<fry>[] = random_wrap[impl=fry] a in (b,) }
@@ -109,10 +111,10 @@ def wrapped(array: Any) -> Any | None:
 
 
 def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
-    """The closed jaxpr of a function on no mesh.
+    """Return the closed jaxpr of a function without a mesh.
 
     Raises:
-      TraceError: JAX cannot trace it.
+      TraceError: JAX cannot trace the function.
 
     >>> jaxpr_of(jax.numpy.sin, 1.0).eqns[0].primitive.name
     'sin'
@@ -122,13 +124,8 @@ def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
     return _jaxpr(fn, jax.tree.unflatten(tree, specs), None)[0]
 
 
-def _whole(read: Callable[[Any], build.Placing]) -> Callable[[Any], build.Placing]:
-    """A reader that leaves regions as they are written."""
-    return lambda primitive: build.plain_node if primitive.name == "shard_map" else read(primitive)
-
-
 def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:
-    """Path and value of every leaf of the arguments, and the tree of them all."""
+    """Return the paths and values of the arguments' leaves, and the tree structure."""
     names = parameter_names(fn, len(args))
     paths, leaves = [], []
     for name, arg in zip(names, args, strict=True):
@@ -139,7 +136,7 @@ def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], lis
 
 
 def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """What the positional arguments of `fn` are called: `x`, `args[0]`, or `arg0` if unknown.
+    """Return names for the positional arguments of `fn`: "x", "args[0]", or "arg0" if unknown.
 
     >>> parameter_names(lambda x, *rest: x, 3)
     ['x', 'rest[0]', 'rest[1]']
@@ -155,28 +152,28 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _spec(path: str, leaf: Any) -> Any:
-    """Shape, type and weak type of a leaf; its placement is not the graph's."""
+    """Return the shape, type and weak type of a leaf, without its sharding."""
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise TraceError(
             f"{path} is a {type(leaf).__name__} ({leaf!r:.60}), no array. Pass arrays or "
-            "jax.ShapeDtypeStructs, and bind everything else with functools.partial."
+            "jax.ShapeDtypeStructs, and bind all other arguments with functools.partial."
         )
     refuse_float0(path, leaf)
     weak = bool(getattr(leaf, "weak_type", False))
-    # What JAX will hold: 32 bits of 64 unless it is told otherwise. Keys have types of their own.
+    # JAX converts 64-bit types to 32 bits unless jax_enable_x64 is set. Keys have extended types.
     plain = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if plain else leaf.dtype
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
 
 
 class Explicit(NamedTuple):
-    """How JAX types values by layouts: along which axes, and what the arguments' layouts are.
+    """Explicit axes, and the shardings of arguments, by which JAX types values.
 
     Attributes:
-      axes: those that are explicit. specs: per leaf of the arguments a PartitionSpec, or None.
-      mesh: a mesh of JAX with Explicit axes that arguments, layouts or the context bring, or None.
+      axes: the explicit axes. specs: per leaf of the arguments a PartitionSpec, or None.
+      mesh: JAX's mesh with Explicit axes from arguments, shardings or the context, or None.
     """
 
     axes: frozenset[str]
@@ -190,32 +187,37 @@ def _jaxpr(
     around: AbstractMesh | None,
     explicit: Explicit | None = None,
 ) -> tuple[Any, Any]:
+    """Return the jaxpr of a function and the shapes of its results.
+
+    The first attempt has the mesh `around` with automatic axes. If JAX's error says that the
+    function needs explicit axes, or no mesh around it, the function is traced again.
+    """
     if not callable(fn):
-        raise TraceError(f"{fn!r:.80} is no function: pass what is called with the arguments.")
+        raise TraceError(f"{fn!r:.80} is no function. Pass the function and its arguments.")
     try:
-        made = _made(fn, args, around)
+        traced = _make_jaxpr(fn, args, around)
     except REFUSALS as error:
-        said = str(error) if around and isinstance(error, ValueError) else ""
-        if around and ("axis names that are of type Auto" in said or SPECS_DIFFER in said):
+        message = str(error) if around and isinstance(error, ValueError) else ""
+        if around and ("axis names that are of type Auto" in message or SPECS_DIFFER in message):
             return _explicit_jaxpr(fn, args, around, explicit)
-        if not said.startswith("The context mesh"):
+        if not message.startswith("The context mesh"):
             raise refused(fn, args, error) or error from None
-        # A shard_map that brings its own mesh takes no other one around it.
+        # A shard_map with its own mesh does not allow another mesh around it.
         try:
-            made = _made(fn, args, None)
+            traced = _make_jaxpr(fn, args, None)
         except REFUSALS as second:
             if around and SPECS_DIFFER in str(second):
                 return _explicit_jaxpr(fn, args, around, explicit)
             raise refused(fn, args, second) or second from None
-    has_region = any(e.primitive.name == "shard_map" for e in equations(made[0]))
+    has_region = any(e.primitive.name == "shard_map" for e in equations(traced[0]))
     if around and explicit and explicit.mesh is not None and has_region:
         # A shard_map without in_specs reads them from the types of its arguments.
         with suppress(TraceError):
             return _explicit_jaxpr(fn, args, around, explicit)
-    return made
+    return traced
 
 
-def _made(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None) -> Any:
+def _make_jaxpr(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None) -> Any:
     """Return the jaxpr of a function with a mesh around it, and the shapes of its results."""
     with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
         return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
@@ -224,13 +226,13 @@ def _made(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | No
 def _explicit_jaxpr(
     fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh, explicit: Explicit | None
 ) -> tuple[Any, Any]:
-    """The jaxpr where JAX types values by their layouts along explicit axes.
+    """Return the jaxpr in which JAX types values by their shardings along explicit axes.
 
-    The first attempt has no mesh around the function, as `jax.jit` has none by default: the types
-    of the arguments bring the mesh. The second one has it, as `jax.set_mesh` gives it.
+    The first attempt has no mesh around the function, like `jax.jit` by default: the mesh is in the
+    types of the arguments. The second attempt has the mesh around it, like `jax.set_mesh`.
 
     Raises:
-      TraceError: JAX finds layouts that do not fit each other.
+      TraceError: JAX finds shardings that contradict each other.
     """
     leaves, tree = jax.tree.flatten(tuple(args))
     axes, specs, own = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
@@ -240,11 +242,11 @@ def _explicit_jaxpr(
     first: Exception | None = None
     if jax.sharding.get_abstract_mesh().empty:
         try:
-            return _made(fn, given, None)
+            return _make_jaxpr(fn, given, None)
         except REFUSALS as error:
             first = error
     try:
-        return _made(fn, given, mesh)
+        return _make_jaxpr(fn, given, mesh)
     except (TypeError, ValueError) as error:
         for seen in (first, error):
             if SPECS_DIFFER in str(seen):
@@ -252,13 +254,13 @@ def _explicit_jaxpr(
         message = str(error).split("\n")[0]
         raise TraceError(
             f"JAX does not trace {function_name(fn)}{user_line(error)} on explicit axes "
-            f"{sorted(axes)}: {message} Give the layouts that the arguments have as "
-            "in_shardings, or leave out_sharding= and reshard out: layouts are completed."
+            f"{sorted(axes)}: {message} Pass the shardings of the arguments as in_shardings, or "
+            "remove out_sharding= and jax.reshard: the plan completes shardings."
         ) from None
 
 
 def _typed_mesh(around: AbstractMesh, axes: frozenset[str], own: Any) -> AbstractMesh:
-    """Return the mesh of the types: the user's own one where it has the sizes of `around`."""
+    """Return the user's own mesh if it has the sizes of `around`, or such a mesh for the types."""
     if own is not None and tuple(own.shape.items()) == tuple(around.shape.items()):
         return own if isinstance(own, AbstractMesh) else own.abstract_mesh
     kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
@@ -267,44 +269,44 @@ def _typed_mesh(around: AbstractMesh, axes: frozenset[str], own: Any) -> Abstrac
 
 
 def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) -> Any:
-    """A leaf with its layout along explicit axes, where it is an array whose layout is known."""
+    """Return a leaf with its sharding along explicit axes; other leaves are not changed."""
     if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    held = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
-    kept = [tuple(name for name in names if name in axes) or None for names in held]
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
+    kept = [tuple(name for name in names if name in axes) or None for names in entries]
     layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept[: len(leaf.shape)]))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=leaf.weak_type)
 
 
 def _hint(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
-    """The mesh around a function while it is traced, all axes Auto."""
+    """Return the mesh around a function while it is traced, with all axes Auto."""
     if not mesh_shape:
         return None
     kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
     return AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
 
 
-def _brought(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
-    """The mesh that a constraint brings; a bare spec has the one around the function."""
+def _own_mesh(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
+    """Return the own mesh of a constraint as plain data; None if it is the mesh `around`."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty or mesh == around:
         return None
+    # The same mesh with explicit axes is unequal in JAX.
     if around is not None and isinstance(mesh, AbstractMesh) and mesh.shape == around.shape:
-        return None  # the same with explicit axes
-    made = Mesh.from_jax(mesh)
-    return made.axes, made.device_ids
+        return None
+    own = Mesh.from_jax(mesh)
+    return own.axes, own.device_ids
 
 
 def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
-    """The entry of `prefix` for every leaf of `tree`, in order.
+    """Return the entry of `prefix` for every leaf of `tree`, in order.
 
     Args:
-      prefix: a pytree like `tree` but cut off anywhere: an entry holds for all leaves below it.
-        None is an entry.
-      what: what the prefix is called in messages, such as "in_shardings".
+      prefix: a pytree prefix of `tree`: an entry applies to all leaves below it. None is an entry.
+      what: the name of the prefix in messages, such as "in_shardings".
 
     Raises:
-      StrategyError: `prefix` is no prefix of `tree` (RoleError where `what` is "roles").
+      StrategyError: `prefix` is no prefix of `tree` (RoleError if `what` is "roles").
 
     >>> flatten_prefix(("p", {"a": 1, "b": None}), ([0, 0], {"a": 0, "b": [0, 0]}), "roles")
     ['p', 'p', 1, None, None]
@@ -312,24 +314,31 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
     upper: Any = tree_structure(prefix, is_leaf=lambda node: node is None)
     try:
         below = upper.flatten_up_to(tree)
-    except ValueError:  # kinds of nodes that differ may have the same keys; if not, all are named
-        return _matched(prefix, tree, what)
+    except ValueError:
+        # Nodes of different types may have the same keys. If not, the error names all of them.
+        return _flatten_by_keys(prefix, tree, what)
     entries = tree_leaves(prefix, is_leaf=lambda node: node is None)
     counts = [_leaf_count(part) for part in below]
     return [entry for entry, n in zip(entries, counts, strict=True) for entry in (entry,) * n]
 
 
 def _leaf_count(tree: Any) -> int:
+    """Return the number of leaves."""
     structure: Any = tree_structure(tree)
     return structure.num_leaves
 
 
-def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
-    """`where` is the place in `prefix`, as text."""
+def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
+    """Return the entry of `prefix` for every leaf of `tree`, by comparing the keys of nodes.
+
+    Args:
+      where: the path in `prefix` for messages.
+    """
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
         return [prefix] * _leaf_count(tree)
     entries, children = _children(prefix), _children(tree)
-    if not children and isinstance(prefix, tuple) and all(_is_entry(e) for e in prefix):
+    is_spec = isinstance(prefix, tuple) and all(e is None or isinstance(e, str) for e in prefix)
+    if not children and is_spec:
         words = ", ".join(map(repr, prefix))
         raise StrategyError(
             f"{where} is the tuple ({words}) for a single array: a tuple is a tree of specs. Write "
@@ -337,17 +346,12 @@ def _matched(prefix: Any, tree: Any, where: str) -> list[Any]:
         )
     if entries.keys() != children.keys():
         raise _mismatch(where, entries, children)
-    found = [_matched(entries[key], children[key], f"{where}{key}") for key in entries]
+    found = [_flatten_by_keys(entries[key], children[key], f"{where}{key}") for key in entries]
     return [entry for part in found for entry in part]
 
 
-def _is_entry(value: Any) -> bool:
-    """Whether a value could stand in a PartitionSpec."""
-    return value is None or isinstance(value, str)
-
-
 def _children(tree: Any) -> dict[str, Any]:
-    """Text of its key to each child of the uppermost node; empty for a leaf."""
+    """Return the children of the root node by the text of their keys; empty for a leaf."""
     if treedef_is_leaf(tree_structure(tree)):
         return {}
     flat, _ = tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
@@ -355,6 +359,7 @@ def _children(tree: Any) -> dict[str, Any]:
 
 
 def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any]) -> StrategyError:
+    """Return the error for a prefix with missing or additional keys."""
     missing = [key for key in children if key not in entries]
     extra = [key for key in entries if key not in children]
     parts = [f"has no entry for {', '.join(missing)}"] if missing else []

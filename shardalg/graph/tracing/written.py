@@ -1,15 +1,12 @@
-"""Primitives that hide what they do, written out in others that partition, while tracing.
+"""Expansion of JAX's primitives into primitives that have rows, while tracing.
 
-Derivatives by integers: arrays of JAX's type `float0`, which hold nothing.
+Random bits: `jax.random` uses one primitive for all bits of an array, so that each device would
+compute all of them. The expansion is `threefry2x32` of the elements' positions, with the same bits.
+The positions are computed by a primitive of ours. No primitive of JAX can start at the position of
+a device's block.
 
-They are no values of a graph. In the tree of a function's results each stands as a node without
-leaves.
-
-JAX's default random bits, written out: a hash of every element's position, which partitions.
-
-`jax.random` draws bits by a primitive that hides the hash, so that each device would have to make
-all of them. Here they are `threefry2x32` of the positions, bit for bit the same, and the positions
-are a primitive of our own, because one with a position of its block cannot be said in JAX's.
+Derivatives by integers are arrays of JAX's type `float0`, without content. A graph has no value for
+them. In the tree of a function's results each becomes a node without leaves.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ FLOAT0 = jax.dtypes.float0
 
 @dataclass(frozen=True)
 class Nothing:
-    """An array of type `float0`, in a tree without leaves for it."""
+    """A `float0` array as a tree node without leaves."""
 
     shape: tuple[int, ...]
 
@@ -48,7 +45,7 @@ jax.tree_util.register_pytree_node(
 
 
 def without_float0(results: Any) -> Any:
-    """The tree with a node in place of each `float0` array.
+    """Return the tree with a `Nothing` in place of each `float0` array.
 
     >>> without_float0({"x": 1.0, "index": np.zeros(3, FLOAT0)})
     {'index': Nothing(shape=(3,)), 'x': 1.0}
@@ -57,7 +54,7 @@ def without_float0(results: Any) -> Any:
 
 
 def with_float0(results: Any) -> Any:
-    """The tree with a `float0` array in place of each node that stands for one.
+    """Return the tree with a `float0` array in place of each `Nothing`.
 
     >>> with_float0({"index": Nothing((3,)), "x": 1.0})["index"].dtype == FLOAT0
     True
@@ -70,19 +67,16 @@ def with_float0(results: Any) -> Any:
 
 
 def refuse_float0(path: str, leaf: Any) -> None:
-    """An argument holds something.
-
-    Raises:
-      TraceError: it does not.
-    """
+    """Raise TraceError if an argument has the type `float0`."""
     if _is_float0(leaf):
         raise TraceError(
-            f"{path} is of type float0, which holds nothing: it is the tangent of an integer. Make "
-            "it inside the function, as numpy.zeros(shape, jax.dtypes.float0)."
+            f"{path} is of type float0, which has no content: it is the tangent of an integer. "
+            "Create it inside the function: numpy.zeros(shape, jax.dtypes.float0)."
         )
 
 
 def _is_float0(leaf: Any) -> bool:
+    """Return whether a value is a `float0` array."""
     return getattr(leaf, "dtype", None) == FLOAT0
 
 
@@ -90,7 +84,7 @@ WORD, HALF = 1 << 32, 1 << 16
 
 
 def bits_of(equation: Any) -> Any | None:
-    """`random_bits` of keys of JAX's default kind, as a closed jaxpr; None of another kind."""
+    """Return the expansion of `random_bits` with JAX's default keys; None for other keys."""
     (keys,) = (var.aval for var in equation.invars)
     kind: Any = getattr(keys.dtype, "_impl", None)
     if getattr(kind, "name", None) != "threefry2x32":
@@ -107,7 +101,7 @@ def bits_of(equation: Any) -> Any | None:
 
 
 def positions_of(equation: Any) -> Any:
-    """`iota_2x32_shape`: the position of every element in row-major order."""
+    """Return the expansion of `iota_2x32_shape`: each element's position in row-major order."""
     shape = equation.params["shape"]
     strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
     starts = [np.uint32(0)] * len(shape)
@@ -115,7 +109,7 @@ def positions_of(equation: Any) -> Any:
 
 
 def positions(*starts: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, Any]:
-    """High and low 32 bits of `sum over d of (starts[d] + index_d) * strides[d]`.
+    """Return the high and low 32 bits of `sum over d of (starts[d] + index_d) * strides[d]`.
 
     >>> high, low = positions(np.uint32(4), np.uint32(0), shape=(1, 3), strides=(2**31, 1))
     >>> high.tolist(), low.tolist()
@@ -132,7 +126,7 @@ def positions(*starts: Any, shape: tuple[int, ...], strides: tuple[int, ...]) ->
 
 
 def _high_word(x: Any, factor: int) -> Any:
-    """Upper 32 of the 64 bits of `x * factor`, from products of 16 bits."""
+    """Return the upper 32 of the 64 bits of `x * factor`, by products of 16-bit halves."""
     mask, shift = np.uint32(HALF - 1), np.uint32(16)
     major, minor = (np.uint32(n) for n in divmod(factor, HALF))
     cross = (x >> shift) * minor, (x & mask) * major
@@ -149,24 +143,21 @@ mlir.register_lowering(positions_p, mlir.lower_fun(positions, multiple_results=T
 
 
 def written_out(equation: Any) -> Any | None:
-    """What computes the results of an equation, as a closed jaxpr; None where it is not known."""
-    return _WRITTEN[equation.primitive.name](equation)
+    """Return the expansion of an equation as a closed jaxpr; None if there is none."""
+    return _EXPANSIONS[equation.primitive.name](equation)
 
 
 def _body(function: Callable[..., Any], equation: Any) -> Any:
+    """Return the jaxpr of a function on the equation's operand types, with its manual axes."""
     given = (var.aval for var in equation.invars)
     structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
-    return jax.make_jaxpr(function, axis_env=_manual_axes(equation))(*structs)
-
-
-def _manual_axes(equation: Any) -> list[tuple[str, int]]:
-    """(name, size) of the axes along which the region around an equation is manual."""
     mesh = equation.ctx.cur_abstract_mesh
-    return [(name, int(mesh.shape[name])) for name in getattr(mesh, "manual_axes", ())]
+    axes = [(name, int(mesh.shape[name])) for name in getattr(mesh, "manual_axes", ())]
+    return jax.make_jaxpr(function, axis_env=axes)(*structs)
 
 
 def _split(equation: Any) -> Any:
-    """A slice per piece."""
+    """Return the expansion of a split: one slice per part."""
     axis, sizes = equation.params["axis"], equation.params["sizes"]
     ends = tuple(accumulate(sizes))
 
@@ -178,12 +169,12 @@ def _split(equation: Any) -> Any:
 
 
 def _rotate(equation: Any) -> Any:
-    """Two slices side by side."""
+    """Return the expansion of a rotation: a concatenation of two slices."""
     return _body(partial(_rolled, **equation.params), equation)
 
 
 def _stack(equation: Any) -> Any:
-    """Tensors with one more dimension, side by side along it."""
+    """Return the expansion of a stack: a concatenation along a new dimension."""
     axis = equation.params["axis"]
     return _body(
         lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
@@ -191,7 +182,7 @@ def _stack(equation: Any) -> Any:
 
 
 def _unstack(equation: Any) -> Any:
-    """A slice of one element per result, without its dimension."""
+    """Return the expansion of an unstack: one slice per result, without the dimension."""
     axis = equation.params["axis"]
     return _body(
         lambda x: [
@@ -202,10 +193,10 @@ def _unstack(equation: Any) -> Any:
 
 
 def _while(equation: Any) -> Any:
-    """A loop of elements that each end by themselves (`vmap`): trips while any goes on.
+    """Return the expansion of a while loop under `vmap`: it runs while any batch element continues.
 
-    Elements that do not go on keep their carry, as where JAX compiles such a loop. Which ones go on
-    is carried, so that a trip asks once.
+    Finished elements keep their carry, as in JAX's own compilation. The carry includes the mask of
+    unfinished elements, so that each iteration evaluates the condition once.
 
     >>> loop = jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0))
     >>> *_, equation = jax.make_jaxpr(loop)(jax.numpy.arange(3)).eqns
@@ -224,8 +215,9 @@ def _while(equation: Any) -> Any:
 
         def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
             going, carry = state
-            made = body(*operands[first:both], *carry)
-            kept = [_chosen(going, x, y) for x, y in zip(made, carry, strict=True)]
+            new = body(*operands[first:both], *carry)
+            masks = [lax.broadcast_in_dim(going, x.shape, range(going.ndim)) for x in new]
+            kept = [lax.select(*row) for row in zip(masks, new, carry, strict=True)]
             return goes_on(kept), kept
 
         start = list(operands[both:])
@@ -235,16 +227,11 @@ def _while(equation: Any) -> Any:
     return _body(loop, equation)
 
 
-def _chosen(which: Any, x: Any, y: Any) -> Any:
-    """`x` where its leading dimensions are True, else `y`."""
-    return lax.select(lax.broadcast_in_dim(which, x.shape, range(which.ndim)), x, y)
-
-
 def _wide_indices(equation: Any) -> Any | None:
-    """Gathers and scatters whose indices are narrow integers, with 32-bit ones.
+    """Return a gather or scatter with 32-bit indices; None if the indices are wide enough.
 
-    A device counts indices from its own block, `i - p*block`, which wraps around in 8 and 16 bits:
-    an index of another block would then meet one of its own.
+    A device shifts indices to its block, `i - p*block`. In 8 or 16 bits this wraps around, so that
+    the index of another block would select an element of this block.
     """
     indices = equation.invars[1].aval.dtype
     if indices.itemsize >= _INDEX.itemsize:
@@ -257,7 +244,7 @@ def _wide_indices(equation: Any) -> Any | None:
 
 
 def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
-    """The last `sizes[0]` elements of the first operand, then the first ones of the others.
+    """Return the last `sizes[0]` elements of the first operand, then the first ones of the others.
 
     >>> x = jax.numpy.arange(5)
     >>> join_ends(x, x, dimension=0, sizes=(2, 3)).tolist()
@@ -270,6 +257,7 @@ def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
 
 
 def _join_ends_type(*avals: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
+    """Return the abstract value of `join_ends`."""
     shape = avals[0].shape
     return avals[0].update(shape=(*shape[:dimension], sum(sizes), *shape[dimension + 1 :]))
 
@@ -281,7 +269,7 @@ mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=F
 
 
 def rotated(x: Any, by: int) -> Any:
-    """`jnp.roll(x, by, 0)`, whose transpose is one rotation back; JAX's are two shifts.
+    """Return `jnp.roll(x, by, 0)`; its transpose is one rotation, in JAX two shifts.
 
     >>> rotated(jax.numpy.arange(4), 1).tolist()
     [3, 0, 1, 2]
@@ -290,11 +278,12 @@ def rotated(x: Any, by: int) -> Any:
 
 
 def _rolled(x: Any, *, by: int, dim: int) -> Any:
+    """Return `x` rotated by `jnp.roll`."""
     return jax.numpy.roll(x, by, dim)
 
 
 def _rotate_batch(values: tuple[Any], dims: tuple[int], *, by: int, dim: int) -> tuple[Any, int]:
-    """The dimension moves up where the new one stands before it."""
+    """Bind a rotation under `vmap`; its dimension moves up if the batch dimension comes before."""
     (x,), (new,) = values, dims
     return rotate_p.bind(x, by=by, dim=dim + (new <= dim)), new
 
@@ -310,7 +299,9 @@ _INDEX = np.dtype("int32")
 
 
 def _over_dimensions(equation: Any) -> Any:
-    """A collective over dimensions of its operand, which `vmap(..., axis_name=)` makes of an axis.
+    """Return a reduction over the dimensions in a collective's axes.
+
+    `vmap(..., axis_name=)` replaces an axis name by a dimension.
 
     >>> mean = jax.vmap(lambda x: x - lax.psum(x, "batch"), axis_name="batch")
     >>> psum, *_ = jax.make_jaxpr(mean)(jax.numpy.ones((8, 3))).eqns
@@ -325,7 +316,7 @@ def _over_dimensions(equation: Any) -> Any:
 _REDUCED = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
 
 
-_WRITTEN: dict[str, Callable[[Any], Any | None]] = {
+_EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(INDEXED, _wide_indices),
     **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,
