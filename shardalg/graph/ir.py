@@ -203,7 +203,7 @@ class RegionArgument:
 
     @property
     def is_manual(self) -> bool:
-        """Whether one side is a device's block of the other side."""
+        """True if one side is a device's block of the other side."""
         return self.kind in ("block", "blocks")
 
     @property

@@ -1,6 +1,6 @@
-"""Where in the user's files an equation comes from, and what its name stack says. No jax here.
+"""Source line, named scopes and phase (forward, backward, update) of an equation.
 
-Forward, backward or update: read off JAX's name stacks.
+They are read from JAX's tracebacks and name stacks. This module does not import jax.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ JVP, TRANSPOSE = 1, 2
 _MARKS = (("transpose(", TRANSPOSE), ("jvp(", JVP))
 _PACKAGE = Path(__file__).resolve().parents[1]
 _WRAPPERS = frozenset({str(_PACKAGE / "models" / "pipeline.py")})
-"""Files of ours that users call as they call a package's: the calling line is theirs."""
+"""Files of this package that count as an installed package: the user's line is the calling one."""
 
 
 class Sources:
-    """Reads tracebacks and name stacks of one jaxpr, each distinct one once.
+    """Reader of the tracebacks and name stacks of one jaxpr, with a cache.
 
-    Objects are remembered by identity, so an instance must not outlive the jaxpr it reads.
+    The keys of the cache are identities, so an instance must not outlive the jaxpr that it reads.
     """
 
     def __init__(self) -> None:
-        self._hidden = _hidden_folders()
+        # Frames in these folders are not the user's: jax, the standard library, this package.
+        specs = [importlib.util.find_spec(name) for name in ("jax", "jaxlib")]
+        places = [p for spec in specs if spec for p in spec.submodule_search_locations or ()]
+        places += [sysconfig.get_path("stdlib"), str(_PACKAGE)]
+        self._hidden = tuple(f"{place.rstrip(os.sep)}{os.sep}" for place in places)
         self._shown = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("models", "lab"))
         self._files: dict[str, str] = {}
         self._lines: dict[tuple[CodeType, int], str] = {}
@@ -40,14 +44,14 @@ class Sources:
         self._packages: dict[str, bool] = {}
 
     def line(self, traceback: object, caller: str = "") -> str:
-        """`model.py:41`, the innermost frame that is the user's; "" where there is none.
+        """Return the innermost line of the user, such as `model.py:41`, or "".
 
-        Behind a line outside of installed packages stands the line of one that it calls, in
-        brackets: `model.py:41 (linear.py:271)`.
+        If this line calls an installed package, the package's line follows in brackets:
+        `model.py:41 (linear.py:271)`.
 
         Args:
-          caller: the line of the calling equation: JAX cuts tracebacks at calls that it caches,
-            and there it is the user's.
+          caller: the line of the calling equation. The traceback of a cached call ends at the call,
+            so that the user's line is the caller's.
         """
         found = self._tracebacks.get(id(traceback))
         if found is None:
@@ -57,16 +61,25 @@ class Sources:
         return found
 
     def scope(self, name_stack: Any) -> tuple[int, tuple[str, ...]]:
-        """JVP and TRANSPOSE, as the name stack says them, and its named scopes."""
+        """Return the flags JVP and TRANSPOSE of a name stack, and the user's named scopes.
+
+        Names that JAX and packages add are left out.
+        """
         found = self._stacks.get(id(name_stack))
         if found is None:
             text = str(name_stack)
             flags = sum(flag for mark, flag in _MARKS if mark in text)
-            found = self._stacks[id(name_stack)] = flags, _scopes(name_stack)
+            names = (entry.name for entry in name_stack.stack if type(entry).__name__ == "Scope")
+            parts = (part for name in names for part in name.split("/"))
+            scopes = tuple(p for p in parts if p not in _JAX_NAMES and not _PACKAGE_NAMES.search(p))
+            found = self._stacks[id(name_stack)] = flags, scopes
         return found
 
     def _innermost(self, traceback: Any) -> str:
-        """The innermost line of the user's own, and the one of a package that it calls there."""
+        """Return the user's innermost line, and the package's line that it calls.
+
+        Without a line of the user, return the innermost line of a package.
+        """
         if traceback is None:
             return ""
         files, library = self._files, ""
@@ -82,12 +95,14 @@ class Sources:
         return library
 
     def _is_installed(self, path: str) -> bool:
+        """Return whether a file belongs to an installed package."""
         if path not in self._packages:
             kept = "site-packages" in path or "dist-packages" in path
             self._packages[path] = kept or path in _WRAPPERS
         return self._packages[path]
 
     def _line(self, code: CodeType, offset: int) -> str:
+        """Return the file and line of an instruction."""
         key = (code, offset)
         if key not in self._lines:
             spans = ((first, last, line) for first, last, line in code.co_lines() if line)
@@ -96,27 +111,26 @@ class Sources:
         return self._lines[key]
 
     def file(self, path: str) -> str:
-        """The name to show for a user's file, "" for a file that is not the user's."""
+        """Return the displayed name of a user's file; "" for any other file."""
         if path not in self._files:
-            self._files[path] = self._shown_name(path)
+            folder, name = os.path.split(path)
+            hidden = path.startswith((*self._hidden, "<frozen "))
+            if hidden and not path.startswith(self._shown) and not _installed(path, self._hidden):
+                name = ""
+            elif os.path.basename(folder).startswith("ipykernel_"):
+                name = "cell"
+            self._files[path] = name
         return self._files[path]
 
     def is_own(self, path: str) -> bool:
-        """Return whether a file is the user's own: of no installed package, and not of this one."""
+        """Return whether a file is the user's own: in no installed package and not in this one."""
         if path.startswith(f"{_PACKAGE}{os.sep}"):
             return False
         return bool(self.file(path)) and not self._is_installed(path)
 
-    def _shown_name(self, path: str) -> str:
-        hidden = path.startswith((*self._hidden, "<frozen "))
-        if hidden and not path.startswith(self._shown) and not _installed(path, self._hidden):
-            return ""
-        folder, name = os.path.split(path)
-        return "cell" if os.path.basename(folder).startswith("ipykernel_") else name
-
 
 def own_line(source: str) -> str:
-    """The user's own line of a source, without the package's behind it.
+    """Return the user's own line of a source, without the package's line.
 
     >>> own_line("model.py:41 (linear.py:271)"), own_line("model.py:41")
     ('model.py:41', 'model.py:41')
@@ -125,9 +139,9 @@ def own_line(source: str) -> str:
 
 
 def within(outer: str, scopes: tuple[str, ...]) -> str:
-    """The scopes of an equation behind those of the call that it is in.
+    """Return the scopes of a call followed by the scopes of an equation in it.
 
-    A call that JAX makes of a part of another has the scopes of that one again.
+    If JAX splits a call, the new call repeats all scopes of the old one; they are counted once.
 
     >>> within("model", ("layers_0", "up")), within("", ("mlp", "mlp")), within("model", ())
     ('model/layers_0/up', 'mlp', 'model')
@@ -139,28 +153,16 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
     return "/".join((outer, *once) if outer else once)
 
 
-def _scopes(name_stack: Any) -> tuple[str, ...]:
-    """The named scopes of a stack, without what JAX and packages add of their own."""
-    names = (entry.name for entry in name_stack.stack if type(entry).__name__ == "Scope")
-    parts = (part for name in names for part in name.split("/"))
-    return tuple(part for part in parts if part not in _UNSAID and not _FOREIGN.search(part))
-
-
-_UNSAID = frozenset({"", "~", "rematted_computation", "checkpoint"})
-_FOREIGN = re.compile("^eqx[.]|->")
+_JAX_NAMES = frozenset({"", "~", "rematted_computation", "checkpoint"})
+_PACKAGE_NAMES = re.compile("^eqx[.]|->")
 """Scopes of equinox' own classes, and of einsum."""
 
 
-def _hidden_folders() -> tuple[str, ...]:
-    """Folders whose frames are not the user's: jax, the standard library, this package."""
-    specs = [importlib.util.find_spec(name) for name in ("jax", "jaxlib")]
-    places = [p for spec in specs if spec for p in spec.submodule_search_locations or ()]
-    places += [sysconfig.get_path("stdlib"), str(_PACKAGE)]
-    return tuple(f"{place.rstrip(os.sep)}{os.sep}" for place in places)
-
-
 def _installed(path: str, hidden: tuple[str, ...]) -> bool:
-    """Whether `path` is a package that merely lies below the standard library's folder."""
+    """Return whether a file in the standard library's folder belongs to an installed package.
+
+    The folder `site-packages` is inside the standard library's folder.
+    """
     inside = [folder for folder in hidden if path.startswith(folder)]
     return bool(inside) and all(
         path[len(folder) :].startswith(("site-packages", "dist-packages")) for folder in inside
@@ -168,7 +170,7 @@ def _installed(path: str, hidden: tuple[str, ...]) -> bool:
 
 
 class Draft(NamedTuple):
-    """A node whose phase is not known yet; `flags` are JVP and TRANSPOSE of its name stack."""
+    """A node without its phase; `flags` are JVP and TRANSPOSE of its name stack."""
 
     signature: Signature
     operands: tuple[int, ...]
@@ -181,37 +183,17 @@ class Draft(NamedTuple):
 
 
 def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -> list[str]:
-    """The phase of every node.
+    """Return the phase of every node.
 
-    A transposed equation is backward and any other differentiated one forward; a call is what its
-    body is. Of the rest, what a differentiated node needs is forward (masks, casts of parameters)
-    and what none needs is update. Without any backward node everything is forward.
+    A transposed equation is backward. Any other differentiated equation is forward. A call has the
+    flags of its bodies. Of the remaining nodes, those that a differentiated node needs are forward
+    (masks, casts of parameters), and the others are update. Without a backward node, all nodes are
+    forward.
 
     Args:
-      drafts: in order of execution, a call right behind its bodies.
-      body_results: region to the values that its call hands on.
+      drafts: the nodes in order of execution, each call right after its bodies.
+      body_results: the results of each region.
     """
-    flags = _with_bodies(drafts)
-    if not any(flag & TRANSPOSE for flag in flags):
-        return ["forward"] * len(drafts)
-    found = [""] * len(drafts)
-    needed: set[int] = set()
-    for i in range(len(drafts) - 1, -1, -1):
-        draft, flag = drafts[i], flags[i]
-        wanted = not needed.isdisjoint(draft.results)
-        if flag:
-            found[i] = "backward" if flag & TRANSPOSE else "forward"
-        else:
-            found[i] = "forward" if wanted else "update"
-        if flag or wanted:
-            needed.update(draft.operands)
-        if wanted:
-            needed.update(value for body in draft.bodies for value in body_results[body])
-    return found
-
-
-def _with_bodies(drafts: Sequence[Draft]) -> list[int]:
-    """Flags per node, a call's joined with those of its bodies."""
     flags, inside = [], dict[int, int]()
     for draft in drafts:
         flag = draft.flags
@@ -219,4 +201,20 @@ def _with_bodies(drafts: Sequence[Draft]) -> list[int]:
             flag |= inside.get(body, 0)
         flags.append(flag)
         inside[draft.region] = inside.get(draft.region, 0) | flag & (JVP | TRANSPOSE)
-    return flags
+    if not any(flag & TRANSPOSE for flag in flags):
+        return ["forward"] * len(drafts)
+    found = [""] * len(drafts)
+    needed: set[int] = set()
+    # In reverse order all readers of a result come before its node.
+    for i in range(len(drafts) - 1, -1, -1):
+        draft, flag = drafts[i], flags[i]
+        is_needed = not needed.isdisjoint(draft.results)
+        if flag:
+            found[i] = "backward" if flag & TRANSPOSE else "forward"
+        else:
+            found[i] = "forward" if is_needed else "update"
+        if flag or is_needed:
+            needed.update(draft.operands)
+        if is_needed:
+            needed.update(value for body in draft.bodies for value in body_results[body])
+    return found

@@ -1,4 +1,4 @@
-"""The user's own frames of an exception that the user's function raises while it is traced."""
+"""The user's own frames of an exception that the user's function raises during tracing."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from shardalg.graph.source import Sources
 
 
 def users_only(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback with the user's own frames alone, or None if there are none."""
+    """Return the traceback reduced to the user's own frames, or None if there are none."""
     sources, kept = Sources(), []
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename
         if sources.is_own(path):
             kept.append(traceback)
         traceback = traceback.tb_next
-    made: TracebackType | None = None
+    reduced: TracebackType | None = None
     for frame in reversed(kept):
-        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return made
+        reduced = TracebackType(reduced, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return reduced
 
 
 def passed_on(fn: Callable[..., Any], error: Exception) -> Exception:
-    """Return an exception of the user's function with the user's frames of its traceback alone.
+    """Return an exception of the user's function with its traceback reduced to the user's frames.
 
-    Endless recursion becomes an error that names the functions.
+    A RecursionError becomes an error that names the functions.
     """
     from shardalg.graph.tracing.refused import endless
 
     if isinstance(error, RecursionError):
-        made = endless(fn, error)
-        made.__suppress_context__ = True
-        return made
+        named = endless(fn, error)
+        named.__suppress_context__ = True
+        return named
     own = users_only(error.__traceback__)
     return error if own is None else error.with_traceback(own)
 
 
 def user_lines(error: BaseException) -> list[str]:
-    """Return a line per frame of the user's, outermost first, and its source."""
+    """Return the text of each of the user's frames, outermost first: place and source line."""
     import linecache
 
     lines: list[Any] = []

@@ -1,12 +1,10 @@
-"""Which arguments are weights, and what the modules of arguments are called.
+"""Recognition of the arguments that are weights, and the modules of arguments.
 
-Roles of arguments are known only where an optimizer's state says them. A weight is recognised by
-what happens to it: its gradient is a result, or an update of it is. In a function without a
-backward pass the largest tree of numbers is the weights.
+A graph does not say which arguments are weights. A weight is an argument whose gradient or update
+is a result. In a function without a backward pass, the largest tree of floating-point arrays has
+the weights. The module of a weight follows from the words of its path.
 
-Dependencies between the values of a graph, direct and transitive.
-
-Words of an argument's path, and the module that they name.
+Also: direct and transitive dependencies between the values of a graph.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
 
 
 WRAPPERS = frozenset({"state", "params", "variables", "weights"})
-"""Names of trees that say nothing about a module."""
+"""Names of trees that are left out of a module's path."""
 
 _STEP = re.compile(r"\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]|\[([^\]]*)\]")
 
@@ -81,6 +79,7 @@ def words(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _step(attribute: str, quoted: str, other: str) -> str:
+    """Return the word of one step of a path: an attribute, a key, or an index."""
     if quoted:
         return str(ast.literal_eval(quoted))
     flat = re.fullmatch(r"<flat index (\d+)>", other)
@@ -156,9 +155,9 @@ class ArgumentModules:
     """The modules that arguments and results belong to.
 
     Attributes:
-      weights: value of a weight to its module.
-      others: value of any other argument to its module, "" where there is none.
-      results: value of a result that is a weight's gradient or next value to the weight's module.
+      weights: the module of each weight.
+      others: the module of each other argument, or "".
+      results: the weight's module of each result that is a weight's gradient or next value.
       late: per value, whether it depends on a value of the backward pass.
       given: per value, whether it depends on an argument that is no weight.
     """
@@ -172,7 +171,7 @@ class ArgumentModules:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """An argument: its value, its tree's name, the words below that, its type."""
+    """An argument: its value, the name of its tree, the words of its path in the tree, its type."""
 
     value: int
     root: str
@@ -181,7 +180,7 @@ class _Leaf:
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds numbers that have gradients."""
+        """True if the argument has a floating-point or complex type, and so can have a gradient."""
         return self.type.dtype.startswith(("float", "bfloat", "complex"))
 
 
@@ -257,11 +256,11 @@ def _entries(graph: Graph) -> dict[int, list]:
 def _matched(
     graph: Graph, leaves: list[_Leaf], read: list[_Leaf], late: bytearray
 ) -> dict[int, int]:
-    """Return the results that are gradients or next values of arguments: result to argument.
+    """Return the argument of each result that is an argument's gradient or next value.
 
-    A result belongs to the argument whose words its own path ends with, of the same type. Several
-    such arguments (`encoder['w']`, `decoder['w']`) go by their name, else by their order if there
-    is a result for each (`argnums`).
+    The result's path ends with the words of the argument, and the types are equal. If several
+    arguments match (`encoder['w']`, `decoder['w']`), their name decides. Otherwise their order
+    decides, if there is one result for each (the `argnums` of `jax.grad`).
     """
     by_path = dict(zip(graph.argument_paths, leaves, strict=True))
     arguments: dict[tuple, list[_Leaf]] = defaultdict(list)
@@ -286,6 +285,7 @@ def _matched(
 
 
 def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) -> dict[int, int]:
+    """Return the argument of each result, for arguments and results with equal words and types."""
     found = {}
     for value, below in results:
         named = [leaf for leaf in arguments if leaf.root in below]
@@ -301,7 +301,7 @@ def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) 
 
 
 def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
-    """Return the arguments that an update joins with a value of the backward pass."""
+    """Return the arguments that an update combines with a value of the backward pass."""
     types = {leaf.value: leaf.type for leaf in read}
     found = set()
     for node in graph.nodes:
@@ -313,10 +313,10 @@ def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
 
 
 def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
-    """Return the names of the trees that hold weights.
+    """Return the names of the trees that contain weights.
 
-    Beside those that are trained, a tree with at least half as many leaves as the largest one is
-    taken for weights (frozen ones, or the weights of a function without a backward pass).
+    These are the trained trees, and trees with at least half as many leaves as the largest tree.
+    The latter are frozen weights, or the weights of a function without a backward pass.
     """
     sizes = Counter(leaf.root for leaf in read if leaf.words and leaf.is_float)
     most = max(sizes.values(), default=0)
@@ -325,9 +325,9 @@ def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
 
 
 def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
-    """Return the module of every weight: its words without the last, and without the tree's name.
+    """Return the module of every weight: its words without the last one.
 
-    The tree's name stays where a list is the tree, and where two trees have a module of one name.
+    The tree's name is the first word if the tree is a list, or if two trees have equal modules.
     """
     siblings: dict[tuple, list[int]] = defaultdict(list)
     for leaf in leaves:
@@ -350,10 +350,10 @@ def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
 
 
 def _module_words(leaf: _Leaf, ranks: list[int]) -> tuple[str, ...]:
-    """Return a weight's words without the one that names it inside its module.
+    """Return a weight's words without its name inside the module.
 
-    A weight that has no module of its own is one (`p['head']`), as are the arrays of a list whose
-    ranks are equal; a pair of a matrix and a vector is one module.
+    A weight with one word (`p['head']`) is a module. So is each array of a list whose arrays have
+    equal rank. A list of a matrix and a vector is one module.
     """
     if len(leaf.words) < 2:
         return leaf.words
@@ -362,7 +362,7 @@ def _module_words(leaf: _Leaf, ranks: list[int]) -> tuple[str, ...]:
 
 
 def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:
-    """Return the module in the user's scopes whose name ends as the path does, or ""."""
+    """Return the module of the user's scopes that matches an ending of the path, or ""."""
     owner = numbered(steps)[:-1]
     return next((known[ending] for ending in endings(owner) if ending in known), "")
 
@@ -372,8 +372,8 @@ def _others(
 ) -> dict[int, str]:
     """Return the modules of arguments that are no weights.
 
-    An optimizer's moments have the path of the weight at the end of their own. Any other argument
-    is named after its tree, as `batch` of `batch['tokens']`.
+    The path of an optimizer's moment ends with the path of the weight, so that it has the weight's
+    module. Any other argument has the name of its tree, such as `batch` of `batch['tokens']`.
     """
     weights = [leaf for leaf in leaves if leaf.value in modules]
     whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}
@@ -382,7 +382,7 @@ def _others(
     for leaf in leaves:
         if leaf.value in modules:
             continue
-        # What the forward pass reads is data: `batch['w']` is no moment of `params['w']`.
+        # Arguments of the forward pass are data: `batch['w']` is no moment of `params['w']`.
         state = () if leaf.value in read else leaf.words
         of_weight = (whole[e] for e in endings(state) if e in whole)
         of_module = (inner[e] for e in endings(leaf.words[:-1]) if e in inner)

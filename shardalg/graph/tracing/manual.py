@@ -42,7 +42,7 @@ def _region(
     axes, sides = region_axes(equation.params, place.source)
     _check_permutations(equation, place)
     _check_dimensions(equation, place)
-    if not place.manual and (_leaves_axes(equation.params, axes) or _sums_in_groups(equation)):
+    if not place.manual and _is_rewritten(equation, axes):
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
         if body is not None:
@@ -97,15 +97,15 @@ def _check_dimensions(equation: Any, place: Scope) -> None:
                 )
 
 
-def _leaves_axes(params: Mapping[str, Any], axes: Axes) -> bool:
-    """Return whether the mesh has other axes with more than one device."""
-    sizes = dict(zip(params["mesh"].axis_names, params["mesh"].axis_sizes, strict=True))
-    return any(int(n) > 1 for name, n in sizes.items() if name not in dict(axes))
+def _is_rewritten(equation: Any, axes: Axes) -> bool:
+    """Return whether a region leaves axes automatic, or reduces over groups of an axis.
 
-
-def _sums_in_groups(equation: Any) -> bool:
-    """Return whether the region has a reduction over groups of an axis."""
-    return any(
+    Axes of one device do not count.
+    """
+    mesh = equation.params["mesh"]
+    sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    leaves_axes = any(int(n) > 1 for name, n in sizes if name not in dict(axes))
+    return leaves_axes or any(
         inner.primitive.name in _REDUCTIONS and inner.params.get("axis_index_groups") is not None
         for inner in equations(equation.params["jaxpr"])
     )
@@ -173,7 +173,7 @@ def _with_sites(
 def _collective(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a user's collective; dimensions that `vmap` put in the place of axes are reduced first."""
+    """Add a user's collective; dimensions that `vmap` put in place of axes are reduced first."""
     _check_groups(equation, place)
     named = [axis for axis in _axes(equation) if isinstance(axis, str)]
     if len(named) == len(_axes(equation)):
