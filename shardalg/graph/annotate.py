@@ -74,6 +74,7 @@ def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = Non
             f"axes={dict(axes)} names dimension {bad[0]} of a value of shape {jnp.shape(x)}: its "
             f"dimensions are 0 to {rank - 1}."
         )
+    # Dimensions that `axes` does not name are open, as opposed to those that map to None.
     stated = {dim % rank: (axis,) if axis else () for dim, axis in axes.items()}
     spec = tuple(stated.get(dim, ()) for dim in range(rank))
     open_dims = tuple(dim for dim in range(rank) if dim not in stated)
@@ -113,6 +114,7 @@ def mesh_split_value(
             f"unspecified_dims={tuple(unspecified_dims)} names dimension {bad[0]} of a value of "
             f"shape {jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
         )
+    # Plain data, like all parameters of nodes.
     plain = (mesh.axes, mesh.device_ids)
     return _bind(x, name=None, spec=spec, unspecified_dims=open_dims, mesh=plain)
 
@@ -144,6 +146,7 @@ def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
             f"{rank} dimensions: give each dimension a mesh axis, or -1."
         )
     spec = tuple(_axis_names(mesh, entry, dims_mapping) for entry in dims_mapping)
+    # A device has one block: an axis cannot split two dimensions of one tensor.
     used = [axis for axes in spec for axis in axes]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
@@ -198,6 +201,7 @@ def _insert_dim(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({new, *(d + (d >= new) for d in dims)}))
 
 
+# An identity when it is lowered, so that annotated code also runs without a plan.
 annotate_p = Primitive("annotate")
 annotate_p.def_impl(lambda x, **params: x)
 annotate_p.def_abstract_eval(lambda x, **params: x)

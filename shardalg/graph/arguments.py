@@ -33,6 +33,7 @@ def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
     True
     """
     shapes = tuple(tuple(getattr(leaf, "shape", ())) for leaf in jax.tree.leaves(tuple(args)))
+    # `B = dims("B")`, without unpacking, is a tuple of one size.
     nested = next((shape for shape in shapes if any(isinstance(n, tuple) for n in shape)), None)
     if nested is not None:
         raise TraceError(
@@ -50,6 +51,7 @@ def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
     """
 
     def plain(leaf: Any) -> Any:
+        # Python numbers have no shape, and keep no array alive.
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             return leaf
         weak = bool(getattr(leaf, "weak_type", False))
@@ -101,6 +103,7 @@ def planned_arguments(
             "args=(params, batch)). Shapes and types are enough."
         )
     types = [graph.values[v].type for v in graph.arguments]
+    # Each argument is one array, so that shapes and types determine the call.
     shapes = dims or [t.shape for t in types]
     return tuple(
         jax.ShapeDtypeStruct(s, item_type(t.dtype)) for s, t in zip(shapes, types, strict=True)

@@ -94,6 +94,7 @@ class Signature:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        # Identity and hashes first: most comparisons end there.
         return self is other or (
             isinstance(other, Signature)
             and self._hash == other._hash
@@ -323,6 +324,7 @@ class Graph:
         """Nodes that read each value, in order; a call reads its operands."""
         users: list[list[int]] = [[] for _ in self.values]
         for node in self.nodes:
+            # A node that reads a value twice counts once.
             for value in dict.fromkeys(node.operands):
                 users[value].append(node.index)
         return tuple(tuple(u) for u in users)
@@ -375,6 +377,7 @@ class Graph:
 
     def manual_axes(self, region: int) -> dict[str, int]:
         """Return the axes, with sizes, along which a region is manual."""
+        # Nested regions may be manual along different axes, so the ancestors count too.
         found: dict[str, int] = {}
         here: Region | None = self.regions[region]
         while here is not None:
@@ -471,6 +474,7 @@ def once_per_graph(
 
     @wraps(make)
     def known(graph: Graph, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+        # The dataclass is frozen, but its `__dict__` can be written, as by cached_property.
         memo = vars(graph).setdefault(MEMO, {})
         key = (make, *args, *sorted(kwargs.items()))
         if key not in memo:

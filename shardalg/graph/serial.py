@@ -82,6 +82,7 @@ def from_json(data: Mapping[str, Any]) -> Graph:
             f"this graph has the schema {schema!r}, this version reads {SCHEMA!r}. "
             "Save it again with this version."
         )
+    # Optional keys are read separately, because `_SavedGraph` declares keys that must exist.
     plain = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
     graph = _with_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
@@ -102,6 +103,7 @@ def graph_hash(graph: Graph) -> str:
     comment or a print does not change the hash. Paths of arguments and results, sites, phases and
     the data of constants count.
     """
+    # With a negative limit all constants are stored as hashes.
     data = to_json(graph, limit_bytes=-1)
     del data["left_out"]
     for key in _OPTIONAL_KEYS:
@@ -215,6 +217,7 @@ def _graph(saved: _SavedGraph) -> Graph:
         Signature(name, params, _chosen(types, ins), _chosen(types, outs))
         for name, params, ins, outs in saved.signatures
     ]
+    # Numbers that refer to types and signatures are checked here, all others in `loaded`.
     values = [Value(i, *_chosen(types, (t,)), *rest) for i, (t, *rest) in enumerate(saved.values)]
     nodes = [Node(i, *_chosen(signatures, (s,)), *r) for i, (s, *r) in enumerate(saved.nodes)]
     return loaded(

@@ -204,6 +204,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
     edges = dependencies(graph)
     backward = [v for node in graph.nodes if node.phase == "backward" for v in node.results]
     late = reachable(edges, backward)
+    # An argument that only the update reads, such as an optimizer's state, is no weight.
     read = [leaf for leaf in leaves if _is_read_early(graph, edges, leaf.value)]
     matched = _matched(graph, leaves, [leaf for leaf in read if leaf.is_float], late)
     trained = set(matched.values()) | _updated(graph, read, late)
@@ -216,6 +217,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
         and (leaf.is_float or leaf.type.shape)
     ]
     names = _names(weights, leaves)
+    # The user's named scopes win over the path of the weight, if their endings match.
     known = by_ending({node.module for node in graph.nodes if node.module})
     scoped = {leaf.value: _scoped(leaf.words, known) or names[leaf.value] for leaf in weights}
     others = _others(leaves, scoped, known, {leaf.value for leaf in read})
@@ -230,6 +232,7 @@ def argument_modules(graph: Graph) -> ArgumentModules:
 
 def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
     """Return whether the forward or the backward pass reads an argument."""
+    # An argument may be read inside of bodies, which it enters by region arguments.
     entered, seen = [value], {value}
     while entered:
         here = entered.pop()
@@ -269,11 +272,13 @@ def _matched(
     results: dict[tuple, list[tuple[int, tuple[str, ...]]]] = defaultdict(list)
     found: dict[int, int] = {}
     for value, path in zip(graph.results, graph.result_paths, strict=True):
+        # The paths of values that a function changes in place begin with "next".
         if path.startswith("next ") and path[5:] in by_path:
             found[value] = by_path[path[5:]].value
             continue
         if not late[value]:
             continue
+        # The longest ending of the path wins. A path of several words needs at least one match.
         _, below = words(path)
         keys = ((below[start:], graph.values[value].type) for start in range(len(below) + 1))
         key = next((key for key in keys if key in arguments and (key[0] or len(below) < 2)), None)
@@ -318,6 +323,7 @@ def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
     These are the trained trees, and trees with at least half as many leaves as the largest tree.
     The latter are frozen weights, or the weights of a function without a backward pass.
     """
+    # Only leaves below the root count, so that a single array is no tree of weights.
     sizes = Counter(leaf.root for leaf in read if leaf.words and leaf.is_float)
     most = max(sizes.values(), default=0)
     least = max(3, most / 2) if trained else most / 2

@@ -61,6 +61,7 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
     made = {*shared, *(i for region in graph.regions for i in region.arguments)}
     visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
     for node in graph.walk():
+        # Nodes of a remat span read values of the body around it, and define values there.
         seen = visible[_enclosing_body(graph, node.region)]
         hidden = [graph.values[i].name for i in node.operands if i not in seen]
         again = [graph.values[i].name for i in node.results if i in made]

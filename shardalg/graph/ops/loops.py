@@ -66,6 +66,7 @@ def _nested(
     is_sum = index.div == 1 and not index.mod and not index.constant and index.terms
     if not is_sum or any(name not in extents for name in index.variables):
         return ()
+    # By falling coefficient: the most major loop has the largest one.
     terms = sorted(index.terms, key=lambda term: (-term[1], -extents[term[0]]))
     expected = math.prod(extents[name] for name, _ in terms)
     if size not in (None, expected):
@@ -126,6 +127,7 @@ def _is_selected(rule: Rule, loop: str) -> bool:
     """Return whether run-time indices select the iterations of a loop."""
     if loop in rule.result_loops:
         return loop not in rule.operand_loops and loop in rule.guarded
+    # A loop that is in no result is selected if a guard compares it with a run-time index.
     is_target = any(guard.loop.loop == loop for guard in rule.guards)
     return is_target or (loop in rule.guarded and rule.combine == PICK)
 
@@ -218,6 +220,7 @@ def number_along(
       numbers: the number of each operand whose elements are all equal.
       fills: the number at padded positions, by operand and dimension.
     """
+    # An operand without the loop, or with one number everywhere, has the same number in padding.
     given = {
         k: numbers.get(k) if dim is None or numbers.get(k) is not None else fills.get((k, dim))
         for k, dim in along.items()

@@ -149,6 +149,7 @@ class Rule:
 
     def _shape_faults(self) -> Iterator[str]:
         """Yield tensors whose number of indices is not their rank."""
+        # A row without shapes is a pattern: nothing can be compared.
         for k, dims in self.operands.items() if self.operand_shapes else ():
             if len(dims) != len(self.operand_shapes[k]):
                 yield f"operand {k} of shape {self.operand_shapes[k]} has indices {dims_text(dims)}"
@@ -174,6 +175,7 @@ class Rule:
     def operands(self) -> dict[int, tuple[Index, ...]]:
         """Indices with which each operand is read: as data, start value or run-time number."""
         init = [self.init] if isinstance(self.init, Access) else []
+        # If an operand is read in several ways, the first one of this list decides.
         accesses: list[Access | Symbol] = [
             *(a for term in self.terms for a in term),
             *init,
@@ -197,6 +199,7 @@ class Rule:
         """
         if not isinstance(self.init, Access) or self.init.dims:
             return None
+        # The start values follow the operands of a user's reduction, one per operand.
         if self.combine == USER and self.init.operand == len(self.results):
             return self.init.operand + operand
         return self.init.operand if self.combine == PICK else None

@@ -153,8 +153,10 @@ class GraphBuilder:
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
+            # Captured random keys become plain numbers, which files can store.
             key = self.wrapped(array)
             env[var] = self.run(key, (), place)[0] if key else self.parts.constant(var.aval, array)
+        # Consecutive equations often share their context, so the object is reused.
         here = place
         for equation in jaxpr.eqns:
             operands = self._read(equation.invars, env)
@@ -196,6 +198,7 @@ class GraphBuilder:
         index = len(self._drafts)
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
         self._bindings.append((primitive, params))
+        # A node in a remat span is also listed in the regions around it.
         for span in place.spans:
             span.nodes.append(index)
         return index
@@ -238,6 +241,7 @@ def _linear_solve(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
     """Add the nodes of a linear solve's solver; its other functions are for derivatives."""
+    # The operands are the constants of matvec, vecmat, solve and its transpose, then the values.
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
     start = counts.matvec + counts.vecmat
     given = operands[start : start + counts.solve] + operands[sum(counts) :]
@@ -338,6 +342,7 @@ def call(
             parts.value(parts.type_of(var.aval), "region_argument", f"{name}{at}/{label}")
             for var, label in zip(_open_jaxpr(jaxpr).invars, labels, strict=True)
         )
+        # Inside of a body only the body itself lists the nodes.
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
     results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
@@ -451,6 +456,7 @@ def site(
     mesh = params.get("mesh") or mesh
     label = parts.label("annotate", place.source)
     types = [parts.values[operands[0]].type]
+    # A strategy could give a named site any axes, so it is refused inside of manual regions.
     named = place.manual.intersection(chain.from_iterable(params["spec"] or ()))
     if named or (name and place.manual):
         raise TraceError(

@@ -42,6 +42,7 @@ def _region(
     axes, sides = region_axes(equation.params, place.source)
     _check_permutations(equation, place)
     _check_dimensions(equation, place)
+    # Regions inside of a manual region are rewritten together with it, or stay manual with it.
     if not place.manual and _is_rewritten(equation, axes):
         avals = [var.aval for var in equation.invars]
         body = mapped_over(equation.params["jaxpr"], avals, axes, sides)
@@ -54,6 +55,7 @@ def _region(
             return _with_sites(
                 builder, builder.run(body, given, place), sides[1], place, is_open=True
             )
+    # Otherwise all axes are manual (or `vmap` has no rule): the region is a call with a body.
     order = tuple(map(str, equation.params["mesh"].axis_names))
     inner = place._replace(manual=place.manual | dict(axes).keys(), order=order)
     body = equation.params["jaxpr"]
@@ -72,6 +74,7 @@ def _check_permutations(equation: Any, place: Scope) -> None:
         if inner.primitive.name != "ppermute":
             continue
         names, pairs = _axes(inner), inner.params["perm"]
+        # Axes of `vmap` are not in the mesh.
         if not all(name in sizes for name in names):
             continue
         size = math.prod(sizes[str(name)] for name in names)
@@ -175,6 +178,7 @@ def _collective(
 ) -> Sequence[int]:
     """Add a user's collective; dimensions that `vmap` put in place of axes are reduced first."""
     _check_groups(equation, place)
+    # `vmap` replaces its own axis name by the number of a dimension.
     named = [axis for axis in _axes(equation) if isinstance(axis, str)]
     if len(named) == len(_axes(equation)):
         return plain_node(builder, equation, operands, place)
@@ -303,6 +307,7 @@ PLANNED: dict[str, Placing] = {
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
     "reduce_scatter": _reduce_scatter,
 }
+# Asynchronous, ragged and point-to-point collectives, and collectives with unreduced results.
 UNPLANNED = """
 all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done
 all_to_all_start pbroadcast pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv
@@ -365,6 +370,7 @@ def manual(
 
     @wraps(fn)
     def on_blocks(*operands: Any) -> Any:
+        # The mesh of the plan is known only while the function is traced.
         _check_axes(names, mesh or jax.sharding.get_abstract_mesh())
         run = jax.shard_map(
             fn, mesh=mesh, in_specs=sides[0], out_specs=sides[1], axis_names=set(names)

@@ -90,6 +90,7 @@ def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
         return _nested_region(params, _arrays(operands))
     if primitive.name == "cond" and (sums := _common_sums(params["branches"])):
         return _sum_after_branches(equation, sums, operands)
+    # New equations keep the user's line and scopes.
     info = equation.source_info
     named = current_name_stack() + info.name_stack
     with user_context(info.traceback, name_stack=named):
@@ -122,6 +123,7 @@ def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
     """Return the first of the copies along axes that are not the region's own."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
+            # One dimension per axis; index 0 along the axes of the outer region.
             counts = [sizes[name] for name in names]
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
             cut = x.reshape(*before, *counts, n // int(np.prod(counts)), *after)
@@ -135,6 +137,7 @@ def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
     """Return copies of a value along axes that are not the region's own."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
+            # One dimension per axis, of size 1 along the axes of the outer region, then broadcast.
             before, n, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
             counts = [sizes[name] if name in own else 1 for name in names]
             block = n // int(np.prod(counts))
@@ -246,6 +249,7 @@ def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int
     for n, own in zip(x.shape, (*dims, *[()] * x.ndim), strict=False):
         shape += [*(sizes[name] for name in own), n // int(np.prod([sizes[a] for a in own]))]
         names += [*own, ""]
+    # Dimensions of blocks move to the front, in the order in which `vmap` removes them.
     places = [names.index(name) for name in order if name in names]
     rest = [place for place, name in enumerate(names) if not name]
     return _on_axes(x.reshape(shape).transpose(*places, *rest), dims, order)
@@ -294,6 +298,7 @@ def _batching_rules() -> Iterator[None]:
     permutations with devices that receive nothing, and lose a dimension of a value that is sent
     along another axis.
     """
+    # The table is global in JAX, so the rules are replaced only while the region is traced.
     table = batching.fancy_primitive_batchers
     own: dict[Any, Any] = {
         p: partial(_batch_movement, p, *_MOVEMENTS[p.name]) for p in table if p.name in _MOVEMENTS
@@ -455,6 +460,7 @@ def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
     place = 0
     while place < size:
         end, first = place + 1, sources.get(place)
+        # Extend the range as long as the senders are consecutive, or missing.
         while end < size and sources.get(end) == (None if first is None else first + end - place):
             end += 1
         if first is None:

@@ -94,6 +94,7 @@ def bits_of(equation: Any) -> Any | None:
     def bits(words: Any) -> Any:
         return kind.random_bits(words, width, shape)
 
+    # One `vmap` per dimension of the array of keys.
     for _ in keys.shape:
         bits = jax.vmap(bits)
     spec = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
@@ -120,6 +121,7 @@ def positions(*starts: Any, shape: tuple[int, ...], strides: tuple[int, ...]) ->
         index = lax.broadcasted_iota("uint32", shape, dim) + start
         added = index * np.uint32(stride % WORD)
         low = low + added
+        # An unsigned sum wraps around exactly if it is smaller than an addend.
         carry = (low < added).astype("uint32")
         high = high + _high_word(index, stride % WORD) + index * np.uint32(stride // WORD) + carry
     return high, low
@@ -127,6 +129,8 @@ def positions(*starts: Any, shape: tuple[int, ...], strides: tuple[int, ...]) ->
 
 def _high_word(x: Any, factor: int) -> Any:
     """Return the upper 32 of the 64 bits of `x * factor`, by products of 16-bit halves."""
+    # With x = a*2^16 + b and factor = c*2^16 + d:
+    # x*factor = a*c*2^32 + (a*d + b*c)*2^16 + b*d. A product of two halves fits into 32 bits.
     mask, shift = np.uint32(HALF - 1), np.uint32(16)
     major, minor = (np.uint32(n) for n in divmod(factor, HALF))
     cross = (x >> shift) * minor, (x & mask) * major
@@ -135,6 +139,7 @@ def _high_word(x: Any, factor: int) -> Any:
     return upper + (cross[0] >> shift) + (cross[1] >> shift) + (middle >> shift)
 
 
+# Its starts are operands, so that a device can start at the position of its block.
 positions_p = Primitive("positions")
 positions_p.multiple_results = True
 positions_p.def_impl(positions)
@@ -220,6 +225,7 @@ def _while(equation: Any) -> Any:
             kept = [lax.select(*row) for row in zip(masks, new, carry, strict=True)]
             return goes_on(kept), kept
 
+        # One flag crosses devices per iteration: whether any element continues.
         start = list(operands[both:])
         state = (goes_on(start), start)
         return lax.while_loop(lambda s: lax.reduce_or(s[0], range(s[0].ndim)), step, state)[1]
@@ -262,6 +268,7 @@ def _join_ends_type(*avals: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
     return avals[0].update(shape=(*shape[:dimension], sum(sizes), *shape[dimension + 1 :]))
 
 
+# Graph rewrites produce this primitive; it has a row, and no equation of JAX.
 join_ends_p = Primitive("join_ends")
 join_ends_p.def_impl(join_ends)
 join_ends_p.def_abstract_eval(_join_ends_type)
@@ -288,6 +295,7 @@ def _rotate_batch(values: tuple[Any], dims: tuple[int], *, by: int, dim: int) ->
     return rotate_p.bind(x, by=by, dim=dim + (new <= dim)), new
 
 
+# A primitive of its own, so that the transpose of a rotation is one rotation, not two shifts.
 rotate_p = Primitive("rotate")
 rotate_p.def_impl(_rolled)
 rotate_p.def_abstract_eval(lambda x, **params: x)

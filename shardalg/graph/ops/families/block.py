@@ -95,6 +95,7 @@ def fft(signature: Signature) -> tuple[Rule, ...]:
     """Return `[d0, F1] -> [d0, H1]`; 5 log2(n) operations per element."""
     shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
     kept = names("d", len(shape) - len(sizes))
+    # The transformed dimensions may differ in size between operand and result (real transforms).
     around = range(len(kept), len(shape))
     read, write = ([*kept, *(f"{letter}{d}" for d in around)] for letter in "FH")
     return (blocks(signature, [read], [write], 5 * levels(math.prod(sizes))),)
@@ -113,6 +114,7 @@ def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
 
     Each batch element takes O(n^3) operations.
     """
+    # The trailing dimensions are the vector or matrix that one call works on.
     core = 1 if signature.primitive in VECTORS else 2
     shape = signature.operands[0].shape
     row = _batched(signature, max(len(shape) - core, 0), shape[-1] if core == 2 else 1)
@@ -127,6 +129,7 @@ def opaque(signature: Signature) -> tuple[Rule, ...]:
 def keys(signature: Signature) -> tuple[Rule, ...]:
     """Return `[d0] -> [d0, W0]`: keys are independent; their words and their new keys are whole."""
     values = (*signature.operands, *signature.results)
+    # The common leading dimensions are the array of keys; words and new keys follow.
     count = min(len(value.shape) for value in values)
     alike = len({value.shape[:count] for value in values}) == 1
     drawn = signature.primitive in ("random_fold_in", "random_split")

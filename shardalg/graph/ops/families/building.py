@@ -73,6 +73,7 @@ def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
     {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}
     """
     assert isinstance(value, tuple)
+    # JAX's named tuples become pairs in `plain`; dimension numbers of a dot are a bare tuple.
     named = bool(value) and isinstance(value[0], tuple) and len(value[0]) == 2
     if named and isinstance(value[0][0], str):
         return dict(value)
@@ -124,6 +125,7 @@ def has_zero(dtype: str) -> bool:
     >>> has_zero("float8_e5m2"), has_zero("float8_e8m0fnu"), has_zero("key<fry>")
     (True, False, True)
     """
+    # Some 8-bit types of ml_dtypes have no zero.
     narrow = getattr(ml_dtypes, dtype, None)
     return narrow is None or float(np.zeros((), narrow)) == 0
 

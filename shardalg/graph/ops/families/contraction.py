@@ -73,6 +73,7 @@ def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()
     """
     contracted, batched = numbers
     batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
+    # Dimensions that are neither batch nor contracting are free: m on the left, n on the right.
     maps, free = [], []
     for letter, side, own in (("m", 0, ()), ("n", 1, groups)):
         dims = (*batched[side], *contracted[side])
@@ -139,6 +140,7 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
         tuple(f"{name}{side}" if name in found.contracting else name for name in own)
         for side, own in zip("lr", found.maps, strict=True)
     )
+
     whole = {n for own in (*found.maps, *scales) for n in own} - {*found.result}
     row = _product(signature, (*found.maps, *scales), found.result, frozenset(whole))
     return (replace(row, linear=frozenset(), scaled=frozenset()),)
@@ -175,6 +177,7 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
             (tuple(access(k, loops) for k in range(count)),),
             (kept,) * count,
             USER,
+            # The start values follow the operands.
             access(count, ()),
             flops=1,
             family="user",
@@ -240,6 +243,7 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     result = signature.results[0].shape
     by_feature = signature.param("feature_group_count")
     by_batch = signature.param("batch_group_count")
+    # JAX allows only one of the two counts to exceed 1.
     groups = Groups(max(by_feature, by_batch), by_batch > 1)
     n, f, i = result[layout.out[0]], kernel[layout.rhs[0]] // groups.count, kernel[layout.rhs[1]]
     batch = groups.index("n", n) if groups.by_batch else Index.of("n")

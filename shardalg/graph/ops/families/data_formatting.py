@@ -24,6 +24,7 @@ def broadcast_in_dim(signature: Signature) -> tuple[Rule, ...]:
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
     targets = signature.param("broadcast_dimensions")
+    # A size-1 dimension that is repeated has index 0 and no loop.
     dims = [0 if n == 1 != shape[t] else loops[t] for n, t in zip(source, targets, strict=True)]
     return (_layout(signature, dict(zip(loops, shape, strict=True)), dims, loops),)
 
@@ -52,6 +53,7 @@ def tile(signature: Signature) -> tuple[Rule, ...]:
     loops = names("d", len(shape))
     extents, target = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
     for dim, (n, size) in enumerate(zip(source, shape, strict=True)):
+        # Element j of the result is element j mod n of the operand.
         if n != size:
             extents[f"r{dim}"] = size // n
             target[dim] = target[dim] + Index.of(f"r{dim}") * n
@@ -67,6 +69,7 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
     """
     (value,), dim = signature.results, signature.param("dimension")
     loops = names("d", len(value.shape))
+    # `counted` is None for integers, which wrap around: local numbers plus a start are exact.
     most = counted(value.dtype)
     counts = most is None or value.shape[dim] <= most
     return (
@@ -111,6 +114,7 @@ def reshape(signature: Signature) -> tuple[Rule, ...]:
     `[i//4, i%4] -> [i//6, i%6]` for (6, 4) -> (4, 6).
     """
     (operand,), (result,) = signature.operands, signature.results
+    # `lax.reshape(x, sizes, dimensions)` reads the operand's dimensions in this order.
     order = signature.param("dimensions") or range(len(operand.shape))
     source = [operand.shape[d] for d in order]
     extents, read, write = factor(source, list(result.shape))
@@ -162,6 +166,7 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
     extents: dict[str, int] = {}
     read, write = [Index()] * len(source), [Index()] * len(target)
     for left, right in groups(source, target) if 0 not in source else ():
+        # Both sides have the same number of elements, so their strides divide one flat range.
         total = math.prod(left.sizes)
         cuts = sorted({total, 1, *left.strides, *right.strides}, reverse=True)
         nested = all(a % b == 0 for a, b in itertools.pairwise(cuts))
@@ -207,6 +212,7 @@ def _nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> N
         name = _add_loop(extents, high // low)
         for span, maps in sides:
             for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
+                # The loop covers strides [low, high), the dimension [stride, stride*size).
                 if high <= stride * size and low >= stride and size > 1:
                     maps[span.start + k] += Index.of(name) * (low // stride)
 
@@ -217,6 +223,7 @@ def _flat_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> Non
     for span, maps in sides:
         for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
             index = Index.of(name) // stride
+            # The most major dimension needs no modulo: the quotient is smaller than its size.
             major = math.prod(span.sizes[:k]) == 1
             maps[span.start + k] = index if major else index % size
 
@@ -244,6 +251,7 @@ def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
     """
     shape, axis = signature.results[0].shape, signature.param("dimension")
     loops = names("d", len(shape))
+    # The first operand may start before its part: a rotation reads its last elements.
     skipped = signature.operands[0].shape[axis] - sizes[0]
     starts = (-skipped, *accumulate(sizes[:-1]))
     terms = tuple(

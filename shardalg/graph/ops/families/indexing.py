@@ -158,6 +158,7 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
             index = Index.of(f"{loop}{axis.dim}")
             extents[f"{loop}{axis.dim}"] = axis.full
             guards.append(Guard(index, start))
+        # The window covers the dimension: only the validity of the start is left to check.
         elif symbol:
             guards.append(Guard(Index.of(0), Index.of(symbol.name)))
         dims.append(index)
@@ -170,6 +171,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     """Return `[k0, w1] -> [b0, b1, w1] pick [k0] where k0==$t0` (an embedding)."""
     n, how = numbers(signature), mode(signature.param("mode"))
     shape = signature.results[0].shape
+    # Dimensions of the result that are no window dimensions come from the indices.
     spans = [d for d in range(len(shape)) if d not in n.window]
     batch = letters("b", len(spans))
     found = list(axes(signature, signature.param("slice_sizes"), batch))
@@ -189,6 +191,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
             chosen.guards,
             chosen.symbols,
             local=frozenset(chosen.extents if uncounted(signature) else ()),
+            # A fill value is not linear: each partial sum would contribute it.
             linear=frozenset({0} if not fill and is_number(signature.results[0].dtype) else ()),
             family="gather",
         ),
@@ -284,6 +287,7 @@ def _dynamic(
     full = [f"{loops[0]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
     part = [f"{loops[1]}{d}" if d in moving else f"o{d}" for d in range(len(shape))]
     extents = dict(zip(part, window, strict=True)) | dict(zip(full, shape, strict=True))
+    # An update has the starts after the operand and the update, a slice after the operand.
     updates = first == 2
     known = is_number(signature.results[0].dtype) or signature.results[0].dtype == "bool"
     addends = frozenset({0, 1} if updates else {0})

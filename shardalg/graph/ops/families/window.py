@@ -55,6 +55,7 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
     shape, config = signature.results[0].shape, signature.param("padding_config")
     loops = names("d", len(shape))
     pairs = zip(loops, config, strict=True)
+    # Element j of the result is element (j - low)/(gap + 1) of the operand, if that is an integer.
     dims = [(Index.of(d) - low).over(gap + 1) for d, (low, _, gap) in pairs]
     both = frozenset({0, 1} if is_number(signature.results[0].dtype) else ())
     return (
@@ -76,6 +77,7 @@ def cumulative(signature: Signature) -> tuple[Rule, ...]:
     """Return `[d0, d1] -> [d0, d1] prefix sum d0`; an empty dimension has no prefix loop."""
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
+    # The loop is in the result: each of its iterations yields the combination of the ones before.
     combine, axis = CUMULATIVE[signature.primitive], signature.param("axis")
     carried = () if shape[axis] == 0 else (loops[axis], bool(signature.param("reverse")))
     return (
@@ -168,6 +170,7 @@ def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rul
     taps = _taps(signature)
     dims = [window_index(d, t) for d, t in enumerate(taps)]
     loops = names("o", len(shape))
+    # Tap loops are local: the elements of a window are combined on one device.
     tap_loops = {f"r{d}": t.count for d, t in enumerate(taps) if t.count > 1}
     starts = 0 if init is None else len(signature.results)
     return Rule(
@@ -225,6 +228,7 @@ def _selection_row(
     inner: dict[str, int] = {}
     never = _never_selected(signature)
     for d, taps in enumerate(_taps(signature)):
+        # A window of one tap with stride 1 and without padding needs no loops of its own.
         moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)
         inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
         first = Index.of(f"d{d}") - (f"r{d}" if moves else 0)
