@@ -238,7 +238,7 @@ FUNCTIONS = {
     ),
     "a size that depends on values": (
         lambda: sa.plan(lambda x: x[x > 0], X, mesh=MESH),
-        TraceError, r"<lambda> \(test_bad_input\.py:\d+\)", "boolean", "outside the function",
+        TraceError, r"<lambda> \(test_bad_input\.py:\d+\)", "boolean", "out of the function",
     ),
     "a side effect with a result": (
         lambda: sa.plan(reads, X, mesh=MESH),

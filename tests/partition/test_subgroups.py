@@ -177,7 +177,7 @@ def test_what_is_sent_along_one_of_two_axes(name, shape):
 def test_a_place_that_is_not_there_or_twice_is_refused_by_name(pairs, mesh):
     """JAX refuses such a permutation; planned on other axes the last pair counted."""
     fn = sa.manual(lambda x: lax.ppermute(x, "L", pairs), "L")
-    with pytest.raises(TraceError, match=r"ppermute at test_subgroups.py:\d+ along \('L',\) of 4"):
+    with pytest.raises(TraceError, match=r"ppermute at test_subgroups.py:\d+ along .* with 4"):
         sa.plan(fn, X, mesh=mesh)
 
 
@@ -296,9 +296,9 @@ def test_manual_is_the_short_spelling():
         (("L", "L"), "'L' twice"),
         ((), "no axis"),
         ("Z", r"'Z', which the mesh does not have"),
-        (3, r"manual\(fn, 3\): axes are given by their names"),
-        (("L", None), "axes are given by their names"),
-        (iter("L"), "axes are given by their names"),
+        (3, r"manual\(fn, 3\): axes must be one or several names"),
+        (("L", None), "axes must be one or several names"),
+        (iter("L"), "axes must be one or several names"),
     ],
 )
 def test_axes_that_cannot_be_manual_are_named(axes, words):
