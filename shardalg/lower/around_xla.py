@@ -53,39 +53,24 @@ def around_faults(
     program: SpmdProgram, graph: Graph, instruction: Instruction[Apply]
 ) -> Callable[..., Operands]:
     """Return a function that changes an operator's operands before it runs; mostly the identity."""
-    # An index that misses this block belongs to another device; XLA may fuse the write without the
-    # check.
-    if _writes_at_indices(graph, instruction):
-        return _apart
+    # An update of the device's own block at run-time places. XLA would write another device's
+    # element for an index that misses the block; a barrier before the block prevents it.
+    if instruction.attributes.loops:
+        rows = rules(node_of(graph, instruction).signature)
+        if any(row.guards and isinstance(row.init, Access) for row in rows or ()):
+            return lambda block, *rest: (lax.optimization_barrier(block), *rest)
+    # Issue 49121: nested slices add their starts unclamped, so each start is clamped here.
     if instruction.attributes.primitive == "dynamic_slice":
-        # Issue 49121: nested slices add their starts unclamped, so each start is clamped here.
         sizes = program.locals[instruction.results[0]].shape
-        return lambda x, *starts: _clamped_starts(x, starts, sizes)
+
+        def clamped_starts(x: Array, *starts: Array) -> Operands:
+            highest = (size - length for size, length in zip(x.shape, sizes, strict=True))
+            return x, *(_clipped(start, h) for start, h in zip(starts, highest, strict=True))
+
+        return clamped_starts
     if instruction.attributes.primitive == "gather" and instruction.node is not None:
         return lambda x, indices: _clamped_indices(graph, instruction, (x, indices))
     return lambda *operands: operands
-
-
-def _writes_at_indices(graph: Graph, instruction: Instruction[Apply]) -> bool:
-    """Return True if the operator writes updates over its own block, at run-time places."""
-    if not instruction.attributes.loops:
-        return False
-    rows = rules(node_of(graph, instruction).signature)
-    return any(row.guards and isinstance(row.init, Access) for row in rows or ())
-
-
-def _apart(block: Array, *rest: Array) -> Operands:
-    """Put a barrier before the written block.
-
-    XLA would otherwise write another device's element for an index that misses the block.
-    """
-    return lax.optimization_barrier(block), *rest
-
-
-def _clamped_starts(x: Array, starts: Operands, sizes: tuple[int, ...]) -> Operands:
-    """Clamp the starts of a dynamic slice as the operator does."""
-    highest = (size - length for size, length in zip(x.shape, sizes, strict=True))
-    return x, *(_clipped(start, h) for start, h in zip(starts, highest, strict=True))
 
 
 def _clamped_indices(graph: Graph, instruction: Instruction[Apply], operands: Operands) -> Operands:
@@ -122,22 +107,19 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     # All second gathers are in one phase, the backward pass: only copies of that phase wait.
     made = {r: at for at, i in enumerate(block.instructions) for r in i.results}
     readers = _readers(block)
-    open_copies = _copies(block, block.instructions[found[0]].phase)
+    phase = block.instructions[found[0]].phase
+    numbered = enumerate(block.instructions)
+    open_copies = [at for at, i in numbered if type(i.attributes) is AllGather and i.phase == phase]
     waits = {}
     for at in found:
         # AT_ONCE copies stay out of the barrier: one is gathered while the other one is used.
         before = open_copies[: max(0, bisect_left(open_copies, at) + 1 - AT_ONCE)]
-        done = [copy for copy in before if all(i < at for i in _reads(block, copy, readers))]
+        reads = {c: [i for v in block.instructions[c].results for i in readers[v]] for c in before}
+        done = [copy for copy in before if all(i < at for i in reads[copy])]
         open_copies = [copy for copy in open_copies if copy not in done]
         became = (local for copy in done for local in _became(block, copy, at, readers))
         waits[at] = tuple(dict.fromkeys((*_latest_beside(block, at, made), *became)))
     return waits
-
-
-def _copies(block: Block, phase: str) -> list[int]:
-    """Return the positions of the all-gathers of a phase."""
-    found = enumerate(block.instructions)
-    return [at for at, i in found if type(i.attributes) is AllGather and i.phase == phase]
 
 
 def _readers(block: Block) -> Readers:
@@ -157,7 +139,9 @@ def _equal_to_earlier(graph: Graph, block: Block) -> Iterator[int]:
     for position, instruction in enumerate(block.instructions):
         attributes, node = instruction.attributes, instruction.node
         # Only an operator depends on the node that it is for; a move is what its attributes say.
-        own = None if node is None or _moves(instruction) else graph.nodes[node].signature
+        own = None
+        if node is not None and isinstance(attributes, Operator):
+            own = graph.nodes[node].signature
         key = attributes, own, tuple(first.get(local, local) for local in instruction.operands)
         earlier = known.setdefault(key, instruction.results)
         if earlier is instruction.results:
@@ -210,15 +194,6 @@ def _became(block: Block, copy: int, end: int, readers: Readers) -> Iterator[int
         else:
             makers = (block.instructions[at] for at in readers[value] if at < end)
             waiting += [result for instruction in makers for result in instruction.results]
-
-
-def _reads(block: Block, position: int, readers: Readers) -> list[int]:
-    """Return the positions that read the results of an instruction."""
-    return [at for local in block.instructions[position].results for at in readers[local]]
-
-
-def _moves(instruction: Instruction) -> bool:
-    return not isinstance(instruction.attributes, Operator)
 
 
 KERNEL = "pallas_call"

@@ -144,7 +144,15 @@ def sorts(lowered: Lowered, seconds: Mapping[int, float]) -> list[InstructionKin
         if kind is None:
             continue
         # Equal operations on equal types take equal time, so that one of them is measured.
-        key = kind, tuple(_operation(lowered, one) for one in group)
+        operations = []
+        for each in group:
+            attributes, node = each.attributes, each.node
+            what: Any = attributes
+            if type(attributes) is Apply and node is not None:
+                what = lowered.graph.nodes[node].signature
+            types = [lowered.program.locals[v] for v in each.operands]
+            operations.append((what, tuple((x.shape, x.dtype) for x in types)))
+        key = kind, tuple(operations)
         axes = axis_names(lowered.program.mesh, getattr(group[0].attributes, "digits", ()))
         mine = seconds.get(id(step.instruction))
         place = id(step.instruction)
@@ -164,15 +172,6 @@ def _kind(lowered: Lowered, instruction: Instruction) -> str | None:
 
 def _sent(attributes: Any) -> bool:
     return getattr(attributes, "sends", 0) > 0 and not attributes.stays
-
-
-def _operation(lowered: Lowered, instruction: Instruction) -> Any:
-    """Return the operation and its types, equal for instructions that take equal time."""
-    attributes, held = instruction.attributes, lowered.program.locals
-    what: Any = attributes
-    if type(attributes) is Apply and instruction.node is not None:
-        what = lowered.graph.nodes[instruction.node].signature
-    return what, tuple((held[v].shape, held[v].dtype) for v in instruction.operands)
 
 
 def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
@@ -195,7 +194,7 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     taken = [
         repeated(_compiled(mesh, names, function, blocks), repeats, shared=shared)
         # The time of an empty program is the cost of a call, which the step pays only once.
-        for function in (emitted, _nothing)
+        for function in (emitted, lambda *_: [jnp.zeros(())])
     ]
     return Alone(
         f"%{sort.first[0].results[0]}",
@@ -206,10 +205,6 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
         taken[0].without(taken[1]),
         sort.predicted_s,
     )
-
-
-def _nothing(*blocks: Any) -> list[Any]:
-    return [jnp.zeros(())]
 
 
 def _ones(mesh: Any, names: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> jax.Array:

@@ -385,11 +385,15 @@ class Lowered:
         made = measure(self, self.jit(), args, repeats=repeats, verified=self.verified)
         # Amounts are stored with the measurement, so that rates can be fitted later from its file.
         taken = rate_amounts(self.program, self.graph, finely=True)
+        predicted_s = None
+        if chip is not None:  # without overlap
+            prices = timed(self.program, self.graph, chip)
+            predicted_s = sum(price.seconds * price.step.count for price in prices)
         return replace(
             made,
             mesh=repr(self.program.mesh),
             digest=sha256(str(self.program).encode()).hexdigest(),
-            predicted_s=None if chip is None else _predicted_s(self, chip),
+            predicted_s=predicted_s,
             hardware="" if chip is None else chip.chip.name,
             devices=self.program.mesh.size,
             amounts=whole_step(taken),
@@ -420,12 +424,6 @@ class Lowered:
             f"Lowered({len(self.arguments)} arguments, {len(self.results)} results, "
             f"{self.program.mesh!r} on {self._platform}, {self.verified})"
         )
-
-
-def _predicted_s(lowered: Lowered, hardware: Hardware | Topology) -> float:
-    """Return the predicted seconds of a step, without overlap."""
-    prices = timed(lowered.program, lowered.graph, hardware)
-    return sum(price.seconds * price.step.count for price in prices)
 
 
 def lower(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -91,7 +91,9 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
     again = repeated(emitter.graph, block) if emitter.tiled else {}
     for position, instruction in enumerate(block.instructions):
         if position in again:
-            _hold_back(env, {*instruction.operands, *again[position]})
+            # None of these values exists before all of them do.
+            held = sorted({*instruction.operands, *again[position]})
+            env.update(zip(held, lax.optimization_barrier([env[i] for i in held]), strict=True))
         operands = [env[index] for index in instruction.operands]
         emit = emitter.emit(instruction)
         # Profiles and compiled collectives are assigned to instructions by this scope.
@@ -99,9 +101,3 @@ def run_block(emitter: Emitter, block: Block, env: dict[int, Array]) -> list[Arr
             made = emit(emitter, instruction, *operands)
         env.update(zip(instruction.results, made, strict=True))
     return [env[index] for index in block.results]
-
-
-def _hold_back(env: dict[int, Array], locals_: Iterable[int]) -> None:
-    """None of these values is there before all of them are."""
-    held = sorted(locals_)
-    env.update(zip(held, lax.optimization_barrier([env[i] for i in held]), strict=True))

@@ -72,7 +72,8 @@ def stepped(
         start = time.perf_counter()
         results = jax.block_until_ready(lowered.padded(*now))
         seconds.append(time.perf_counter() - start)
-        found = _scalars(lowered, results)
+        leaves = zip(lowered.results, jax.tree.leaves(results), strict=True)
+        found = {b.path: on_host(x)[()] for b, x in leaves if not b.sharding.shape}
         for path, value in found.items():
             scalars.setdefault(path, []).append(value)
         tell(step, seconds[-1], found)
@@ -90,14 +91,8 @@ def _next(
     if bad:
         raise LoweringError(f"no result {bad[0]} to carry: there are {len(parts)}, from 0.")
     # A donated argument that no result replaces is placed again from the host.
-    kept = [args[i] if _consumed(arg) else arg for i, arg in enumerate(now)]
+    kept = []
+    for i, arg in enumerate(now):
+        arrays = [leaf for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array)]
+        kept.append(args[i] if any(array.is_deleted() for array in arrays) else arg)
     return [parts[carry[i]] if i in carry else arg for i, arg in enumerate(kept)]
-
-
-def _consumed(arg: Any) -> bool:
-    return any(leaf.is_deleted() for leaf in jax.tree.leaves(arg) if isinstance(leaf, jax.Array))
-
-
-def _scalars(lowered: Lowered, results: Any) -> dict[str, Any]:
-    leaves = zip(lowered.results, jax.tree.leaves(results), strict=True)
-    return {b.path: on_host(x)[()] for b, x in leaves if not b.sharding.shape}

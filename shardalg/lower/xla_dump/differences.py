@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardalg.algebra.digits import Digit, Digits, canonical
@@ -103,12 +103,12 @@ def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
     for one in collectives(text, program.mesh, is_final=True):
         names = _NAME.findall(one.op_name)
         found[int(names[-1]) if names else None].append(one)
-    return {local: _together(held) for local, held in found.items()}
-
-
-def _together(held: Sequence[HloCollective]) -> Sent:
-    axes = dict.fromkeys(axis for one in held for axis in one.axes)
-    return Sent(tuple(c.kind for c in held), tuple(axes), sum(int(c.wire_bytes) for c in held))
+    together = {}
+    for local, held in found.items():
+        axes = tuple(dict.fromkeys(axis for one in held for axis in one.axes))
+        sent = sum(int(one.wire_bytes) for one in held)
+        together[local] = Sent(tuple(one.kind for one in held), axes, sent)
+    return together
 
 
 def differences(program: SpmdProgram, text: str) -> Table:
@@ -133,7 +133,8 @@ def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | No
     ours, theirs = every
     if not there.kinds:
         # A larger collective of the same kind and axes carries this one's bytes.
-        sums = _of_kind(theirs.values(), here)
+        kinds = set(here.kinds)
+        sums = [s for s in theirs.values() if set(s.kinds) == kinds and s.axes == here.axes]
         if any(other.wire_bytes > here.wire_bytes for other in sums):
             return COMBINED
         alike = [local for local, other in ours.items() if other == here]
@@ -143,7 +144,3 @@ def _reason(here: Sent, there: Sent, every: tuple[dict[int, Sent], dict[int | No
     if set(here.kinds) != set(there.kinds):
         return KIND
     return COMBINED if there.wire_bytes > here.wire_bytes else OTHER_BYTES
-
-
-def _of_kind(sent: Iterable[Sent], wanted: Sent) -> list[Sent]:
-    return [s for s in sent if set(s.kinds) == set(wanted.kinds) and s.axes == wanted.axes]
