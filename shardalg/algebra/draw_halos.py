@@ -90,6 +90,7 @@ class DimensionDrawing:
     @property
     def lanes(self) -> int:
         """Number of lines that the windows of a partition need so that none overlap."""
+        # A window overlaps the following ones as long as they start before its end.
         longest = self.span + sum(self.rows[0].zeros)
         return min(-(-longest // self.stride), max(len(row.windows) for row in self.rows))
 

@@ -84,6 +84,7 @@ def mesh_to_abstract(mesh: Mesh) -> AbstractMesh:
 
 def _by_id(devices: list[Any], mesh: Mesh) -> list[Any]:
     """Return the devices of the mesh in its order."""
+    # All missing ids at once.
     found = {device.id: device for device in devices}
     missing = [i for i in mesh.order if i not in found]
     if missing:

@@ -140,6 +140,7 @@ def _by_position(digits: Digits, mesh: Mesh) -> sympy.Expr:
     """Return the mixed-radix number of digits of the position `d`."""
     import sympy
 
+    # The assumptions let sympy simplify floors and remainders.
     position, total = sympy.Symbol("d", integer=True, nonnegative=True), _number(0)
     for digit in digits:
         place = sympy.floor(position / digit.stride)

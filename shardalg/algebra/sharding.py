@@ -288,6 +288,7 @@ class Sharding(Layout):
 
     def partition_id(self, device: int, dim: int) -> int:
         """Return the partition id of the device with id `device` on dimension `dim`."""
+        # Digits are about positions; users name devices by their ids.
         digits = self.dims[self._checked(dim)]
         return partition_id(digits, self.mesh.position(device))
 
@@ -308,6 +309,7 @@ class Sharding(Layout):
         """Return the device's part of the tensor as slices of the global array, without padding."""
         starts = [self.shard_offset(device, dim) for dim in range(len(self.shape))]
         stops = [start + self.valid_size(device, dim) for dim, start in enumerate(starts)]
+        # A block of padding alone is an empty slice at the end of the dimension.
         bounds = zip(starts, stops, self.shape, strict=True)
         return tuple(slice(min(start, size), min(stop, size)) for start, stop, size in bounds)
 

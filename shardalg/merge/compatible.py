@@ -62,6 +62,7 @@ def merge(
     >>> merge(a, b, a).sharding == merge(a, b, decide="z3").sharding == merge(a, b).sharding
     True
     """
+    # Two operands in closed form are the common case: no search, and no check of the whole.
     if decide != "closed_form" or others:
         return _merge_many((first, second, *others), policy, decide)
     return _merge(first, second, policy, "merge")
@@ -307,6 +308,7 @@ def _on_first_mesh(first: Sharding, second: Sharding, policy: str) -> Sharding:
       ShardingError: the operands are no shardings of one shape on the same devices, or the policy
         is unknown.
     """
+    # Users often pass text or a PartitionSpec; the message says how to read these.
     wrong = [s for s in (first, second) if not isinstance(s, Sharding)]
     if wrong:
         raise ShardingError(
@@ -342,6 +344,7 @@ def _merge_tables(first: Sharding, second: Sharding, policy: str, relation: str)
             "explicitly replicated. One device order may be unable to keep both. Put both on one "
             "mesh, or remove the replicated axes from one of them."
         )
+    # A table does not show which digits overlap, so its failure of balance is always "joint".
     joint = join(rows_of(first), rows_of(second), prefixes=policy == "shardy")
     if isinstance(joint, Rows):
         merged = from_table(joint, first, second)

@@ -241,6 +241,7 @@ def _divides(first: Monomial, second: Monomial) -> Iterator[SizeStatement]:
 
 def _same(first: tuple[NamedDigit, ...], second: tuple[NamedDigit, ...]) -> Iterator[SizeStatement]:
     """Yield that the digits are equal, one by one."""
+    # Different numbers of canonical digits are different layouts at all sizes of at least 2.
     if len(first) != len(second):
         raise _Never
     for a, b in zip(first, second, strict=True):
@@ -268,6 +269,7 @@ def _prefix(
     fine: tuple[NamedDigit, ...], coarse: tuple[NamedDigit, ...]
 ) -> Iterator[SizeStatement]:
     """Yield that `coarse` is a major part of `fine`; its last digit may be a part of one."""
+    # A longer tuple of named digits is never a major part of a shorter one.
     if len(coarse) > len(fine):
         raise _Never
     if not coarse:

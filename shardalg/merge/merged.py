@@ -51,6 +51,7 @@ class Rows:
         Empty if there are more tiles than devices: then they are not balanced.
         """
         total = math.prod(self.parts[place] for place in places)
+        # Some tile is then on no device; the early return also bounds the memory of the counts.
         if total > self.size:
             return np.zeros(0, int)
         tile = np.zeros(self.size, int)

@@ -164,6 +164,7 @@ def _cuts(sharding: Sharding, others: Iterable[int], by_name: bool) -> dict[int,
     if not (mesh.symbolic or by_name):
         return {n: Monomial(n) for n in borders}
     axes = [mesh.digit(name) for name in mesh.axis_names]
+    # With the borders of all axes, each step between neighbouring borders is inside one axis.
     borders |= {n for axis in axes for n in (1, axis.stride * axis.size)}
     cuts = {1: ONE}
     for low, high in itertools.pairwise(sorted(borders)):

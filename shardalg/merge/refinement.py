@@ -9,9 +9,9 @@ into n parts, in blocks of f = ceil(D/N) and s = ceil(D/n) elements.
    other dimensions, so it has elements there, and no other dimension changes the answer.)
 2. Let axis a be unused in `fine`, or the most minor axis of a dimension of at least 2 elements. The
    device at coordinate 1 on a and 0 elsewhere has elements (`refine_minor`). If its partition id
-   on d is 0 in `fine` and positive in `coarse`, its blocks are apart for all sizes
-   (`refine_apart`). So are they if a is the most minor axis of d in `fine`, and `coarse` splits d
-   by axes of `fine` with another axis below a (`refine_ahead`).
+   on d is 0 in `fine` and positive in `coarse`, its blocks are disjoint for all sizes
+   (`refine_apart`). They are also disjoint if a is the most minor axis of d in `fine`, and `coarse`
+   splits d by axes of `fine` with another axis below a (`refine_ahead`).
 3. Otherwise the answer depends on the sizes, since blocks without elements are inside any other.
    `Inside` evaluates the definition.
 
@@ -84,6 +84,7 @@ def _block(
     digits: tuple[NamedDigit, ...], size: int, at: tuple[np.ndarray, Mapping[str, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the start and the end of each device's elements on one dimension."""
+    # The partition id as a mixed-radix number, at the sizes that the names have here.
     positions, sizes = at
     ids, count = positions * 0, 1
     for digit in digits:
@@ -98,11 +99,12 @@ def atoms_of(digits: Digits, cuts: Iterable[int]) -> tuple[Digit, ...]:
     """Return the axes and sub-axes that digits of one mesh consist of, major first.
 
     Args:
-      cuts: strides and periods of all digits at hand.
+      cuts: strides and periods of all digits that are compared.
 
     >>> atoms_of((Digit(1, 8),), (1, 2, 8))
     (Digit(stride=2, size=4), Digit(stride=1, size=2))
     """
+    # Each step between two neighbouring cuts inside a digit is one atom.
     steps = list(itertools.pairwise(sorted(cuts)))
     return tuple(
         Digit(low, high // low)
@@ -126,6 +128,7 @@ def apart_along(fine: Sharding, coarse: Sharding) -> tuple[int, Digit] | None:
     """
     if not math.prod(fine.shape):
         return None
+    # In atoms, two shardings of one mesh use an axis or a sub-axis either whole or not at all.
     cuts = cuts_of((fine, coarse))
     rows = [[atoms_of(digits, cuts) for digits in s.canonical_dims] for s in (fine, coarse)]
     used = {atom: dim for dim, row in enumerate(rows[0]) for atom in row}

@@ -53,7 +53,7 @@ def test_the_witness_is_an_element_that_is_lacking():
     """Right halo p, not p + 1: some partition reads the element after its last one."""
     wrong = replace(EXAMPLE, right=EXAMPLE.right.plus(0, -1))
     witness = prove(wrong).witness
-    assert witness.fault == "an element that is read lies outside"
+    assert witness.fault == "an element that is read is outside the halo"
     first, end = EXAMPLE.reads(witness.partition)
     assert wrong.limit.at(witness.partition) <= witness.element < end
     assert first <= witness.element

@@ -294,6 +294,7 @@ def neighbours(digits: Digits, step: int, devices: int) -> Pairs:
     >>> neighbours((Digit(1, 4),), -1, 4)
     ((0, 1), (1, 2), (2, 3))
     """
+    # Neighbours are an exchange with period and step 1: all pairs are one run.
     last = parts(digits) - 1
     run = PairRun(0, step, 0, max(0, -step), min(last, last - step))
     runs = Runs(Classes(digits, (), devices, 1, 1), (run,))

@@ -129,7 +129,7 @@ class Exchange:
         `offset` minus the `lower` of the first round, which is the smallest offset.
         """
         if not self.want.length:
-            return 0
+            return 0  # an empty slice may start anywhere
         offset = self._starts[position] - self._first[position] * self.block
         return int(offset) - min(self.rests)
 
@@ -383,6 +383,7 @@ def once_each(sources: Iterable[int], targets: Iterable[int]) -> list[list[int]]
 
     Every target receives once in a round, so the k-th target of a source goes to group k.
     """
+    # Greedy is optimal here: the number of groups is the largest number of targets of a source.
     seen: Counter[int] = Counter()
     groups: list[list[int]] = []
     for source, target in zip(sources, targets, strict=True):

@@ -273,7 +273,6 @@ class Halo:
                 2  [6, 9)        7     12    -1      3            0             0  [7, 12)
                 3  [9, 12)      11     16    -2      4            0             0  [11, 12)
         """
-        # The closed forms at each partition, beside the elements that its outputs really use.
         forms = {"start": self.start, "limit": self.limit, "left": self.left, "right": self.right}
         return Table.from_records(
             {

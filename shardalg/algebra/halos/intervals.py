@@ -226,6 +226,7 @@ def concatenate(sizes: Sequence[int], parts: int) -> tuple[Interval, ...]:
     (Interval([5*p, +5)), Interval([5*p-6, +5)))
     """
     block = _block(sum(sizes), parts)
+    # Element x of an operand is element x + offset of the result.
     before = [sum(sizes[:nth]) for nth in range(len(sizes))]
     return tuple(Interval(_P * block - offset, block) for offset in before)
 
@@ -272,6 +273,7 @@ def reshape_interval(shape: Sequence[int], out_shape: Sequence[int], *, parts: i
     >>> example, example.left, example.right
     (Reshape(size=6, block=4, out_block=3), p, -p - 1)
     """
+    # Row-major, a block of the major dimension is one range of the flat array.
     if math.prod(shape) != math.prod(out_shape) or not math.prod(shape):
         raise ShardingError(
             f"{tuple(shape)} has {math.prod(shape)} elements and {tuple(out_shape)} has "

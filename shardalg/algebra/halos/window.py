@@ -104,6 +104,7 @@ def slice_window(start: int, limit: int, stride: int = 1, *, size: int) -> Windo
             f"the slice {start}:{limit}:{stride} of {size} elements: give 0 <= start < limit <= "
             "size."
         )
+    # Negative padding cuts off the elements before the start and from the limit on.
     return Window(1, stride, -start, limit - size)
 
 
@@ -117,4 +118,5 @@ def pad_window(low: int, high: int, interior: int = 0) -> Window:
     >>> pad_window(2, -1, 1), pad_window(2, -1, 1).out_size(4)
     (Window(size=1, padding_low=2, padding_high=-1, base_dilation=2), 8)
     """
+    # Elements of a dilated base are `interior + 1` positions apart.
     return Window(1, 1, low, high, interior + 1)

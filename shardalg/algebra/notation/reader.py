@@ -264,6 +264,7 @@ def stated(reader: Reader, read: Layout, mesh: Mesh | None) -> Layout:
     # A mesh without axes and device ids means all devices: the tensor is replicated.
     if mesh is not None and not read.mesh.axes and read.mesh.device_ids is None:
         return Layout(mesh, read.shape, read.dims)
+    # The text's mesh may have other axes or another device order over the same devices.
     found = read if mesh is None else restate(read, mesh)
     if found is None:
         raise reader.error(f"{read!r} is no digits of {mesh!r}; read it without a mesh")

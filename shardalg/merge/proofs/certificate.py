@@ -75,6 +75,7 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
     """
     if type(claim) not in _CERTIFY:
         raise ProofError(f"{type(claim).__name__} is about no devices: prove it without encoding.")
+    # The text grows with the number of devices.
     mesh = claim.shardings[0].mesh
     if mesh.size > MAX_DEVICES:
         raise ProofError(
@@ -154,6 +155,7 @@ def _id(sharding: Sharding, place: DimOrClass, device: int) -> int:
 def _refusal(script: _Script, verdict: Verdict) -> None:
     """Show a device with two offsets, or a tile that is on too few devices."""
     assert verdict.failure is not None and verdict.witness is not None
+    # The first of the two that clash may be a merge of operands: then it must be forced by them.
     if verdict.clash:
         _forced(script, verdict)
     if verdict.witness.tile:
@@ -207,6 +209,7 @@ def _no_prefix(script: _Script, pair: tuple[Sharding, Sharding], place: DimOrCla
 def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
     """Show that the witness's tile is on a wrong number of devices, counted over all devices."""
     assert verdict.failure is not None
+    # One term per device: 1 if it has the tile's partition id on each place.
     rows = list(zip(owners(verdict.pair, verdict.failure), witness.dims, witness.tile, strict=True))
     terms = []
     for device in verdict.pair[0].mesh.order:

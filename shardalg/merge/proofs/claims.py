@@ -141,7 +141,7 @@ _READ = (
 )
 ALL_SIZES = (
     Statement(
-        "an element that is read lies outside",
+        "an element that is read is outside the halo",
         f"{_FORMS}, {_READ}",
         "p*s - left <= k, k < (p + 1)*s + right",
     ),
@@ -193,7 +193,7 @@ class HaloClaim:
     def text(self) -> str:
         """Return the statement in words."""
         h = self.halo
-        return f"{h!r} is what {h.window!r} reads of {h.size} elements in {h.parts} parts"
+        return f"{h!r} covers what {h.window!r} reads of {h.size} elements in {h.parts} parts"
 
     @property
     def is_derived(self) -> bool:
@@ -213,9 +213,10 @@ class HaloClaim:
             f"tap < {w.size}, 0 <= k, k < {h.size}, "
             f"{base}*k == {first} + {w.stride}*x + {w.window_dilation}*tap"
         )
-        yield Statement("an element that is read lies outside", reads, f"{start} <= k, k < {limit}")
+        inside = f"{start} <= k, k < {limit}"
+        yield Statement("an element that is read is outside the halo", reads, inside)
         yield Statement(
-            "an element that is read lies beyond the margins",
+            "an element that is read is beyond the margins",
             reads,
             f"p*{h.block} - k <= {h.margin_left}, k - (p + 1)*{h.block} < {h.margin_right}",
         )

@@ -181,8 +181,8 @@ def place_value(digits: Digits, position: Number) -> Number:
 
 Values = tuple[tuple[str, int], ...]
 MESHES_DIFFER = (
-    "the digits belong to different meshes, so no one formula says it for all sizes: "
-    "it can be proved for the sizes at hand (Verdict.condition says for which it holds)"
+    "the digits belong to different meshes, so there is no formula for all sizes: prove it with "
+    "sizes='concrete' (Verdict.condition states the sizes at which it holds)"
 )
 
 
@@ -254,8 +254,11 @@ def devices_of(
     """
     operands = list(shardings)
     mesh = operands[0].mesh
+    # Equal positions are different devices then, so that one unknown position is not enough.
     if len({s.mesh.device_ids for s in operands}) > 1:
-        raise Unprovable("the operands order their devices differently, which no digits say")
+        raise Unprovable(
+            "the operands order their devices differently, and no digits relate the orders"
+        )
     if symbolic:
         _check_one_mesh(operands)
     if by_position:

@@ -98,6 +98,7 @@ def _differs(
 
     def read(values: Values) -> Witness:
         device = result.mesh.order[devices.position(values)]
+        # The model names a device only: find the place on which the claim is false there.
         rows = [(place, offset_at(s, place, device)) for s, place in pairs]
         faults = [(p, a) for p, a in rows if a != offset_at(result, p, device)]
         place, offset = (faults or rows)[0]
@@ -285,6 +286,7 @@ def _tile_on_too_few(verdict: Verdict, devices: Devices) -> Obligation:
 def _tile_on_no_device(found: Space, rows: list[Digits]) -> Obligation:
     """Return the formula that no device has coordinates 0 and 1 along an axis of both rows."""
     first, second = (found.atoms_of(digits) for digits in rows)
+    # The tile 0 of the first and 1 of the second: both fix the coordinate along the shared axis.
     shared: Atom = next(atom for atom in first if atom in second)
     device, zero, one = found.device("d"), found.unit(None), found.unit(shared)
     lemmas = [*found.lemmas(first, device, zero), *found.lemmas(second, device, one)]

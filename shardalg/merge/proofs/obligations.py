@@ -92,6 +92,7 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
     pairs = []
     rows = zip(sharding.shape, sharding.shard_shape, sharding.canonical_dims, strict=True)
     for size, block, digits in rows:
+        # An empty block starts at or after its end, because only the end is clipped.
         start = devices.value(digits) * block
         stop = z3.If(start + block < size, start + block, z3.IntVal(size))
         pairs.append((start, stop))
@@ -157,6 +158,7 @@ def _equal(claim: EqualClaim, devices: Devices) -> list[Obligation]:
     if not claim.holds:
         verdict = equal(*claim.shardings)
         return [Obligation((), z3.BoolVal(False))] if verdict else refusing(verdict, devices)
+    # Explicitly replicated axes are no part of a layout, so they are not compared.
     places = {place for s in claim.shardings for place, _ in s.split_places if place != CLASSES[2]}
     rows = [[devices.value(digits_at(s, place)) for s in claim.shardings] for place in places]
     return [Obligation(tuple(devices.bounds("d")), z3.And([a == b for a, b in rows]))]
@@ -170,8 +172,11 @@ def _lemma(claim: Lemma, symbolic: bool = True) -> list[Obligation]:
 
 def _halo(claim: HaloClaim, symbolic: bool) -> list[Obligation]:
     """Return the formulas of a halo's statements; for all sizes also the lemmas they rely on."""
+    # The lemmas for all sizes are about the closed forms of a window.
     if symbolic and not claim.is_derived:
-        raise Unprovable("its widths are not the window's closed forms: give the sizes at hand")
+        raise Unprovable(
+            "its widths are not the window's closed forms: prove it with sizes='concrete'"
+        )
     statements = ALL_SIZES if symbolic else claim.statements()
     lemmas = [made for name in HALO_LEMMAS for made in _lemma(lemma(name))] if symbolic else []
     return [made for statement in statements for made in _statement(statement)] + lemmas
@@ -190,6 +195,7 @@ def _statement(statement: Statement) -> list[Obligation]:
 
 def _implied(given: tuple[IntegerFormula, ...], shown: IntegerFormula) -> Obligation:
     """Return the formula that conditions and the definitions of quotients imply a condition."""
+    # A quotient that occurs in several conditions is defined once.
     definitions = dict.fromkeys(d for c in (*given, shown) for d in c.definitions)
     return Obligation((*(c.formula for c in given), *definitions), shown.formula)
 

@@ -62,8 +62,8 @@ class Proof:
         return self.status == "proved"
 
     def _repr_html_(self) -> str:
-        asked = f"z3 {self.z3_version} took {self.ms:.3g} ms."
-        return card(repr(self), asked, ok={"proved": True, "refuted": False}.get(self.status))
+        solver = f"z3 {self.z3_version} took {self.ms:.3g} ms."
+        return card(repr(self), solver, ok={"proved": True, "refuted": False}.get(self.status))
 
     def __repr__(self) -> str:
         scope = "for all sizes" if self.sizes == "all" else "for these sizes"
@@ -130,6 +130,7 @@ def prove(
     from shardalg.merge.proofs.solve import decide
 
     ask = partial(decide, timeout_s=timeout_s, seed=seed)
+    # The unknowns of a lemma are all its parameters, so it has no concrete form.
     if isinstance(stated, Lemma):
         return _decide(stated, "all", ask)
     proof = _decide(stated, sizes, ask, encoding)
@@ -143,6 +144,7 @@ def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     from shardalg.merge.proofs.obligations import Unprovable, encoded
     from shardalg.merge.proofs.solve import version
 
+    # A claim without a formula in this encoding is unknown; other encodings may have one.
     try:
         todo = encoded(claim, "all" if sizes == "all" else encoding)
     except Unprovable as fault:

@@ -60,6 +60,7 @@ class _Encoder:
         """
         assert self.space is not None  # a position has no coordinates
         found = self.space.device("d")
+        # Members of a group differ from the device in the digits of the group alone.
         own = dict(self.claim.members).get(member, ())
         free = set(self.space.atoms_of(own)) if own else set()
         return {a: z3.Int(f"{member}[{a.name}]") if a in free else c for a, c in found.items()}
@@ -122,6 +123,7 @@ _FORMULA: dict[type, Callable[..., z3.BoolRef]] = {
 
 def integer_obligations(claim: IntegerClaim, symbolic: bool) -> list[Obligation]:
     """Return the one formula of a claim, whose sizes are always concrete."""
+    # A single device can be one unknown position, but a member cannot vary some of its digits.
     found = space(claim.mesh, claim.digits, symbolic=False)
     if found is None and claim.members:
         raise Unprovable("digits of different meshes have no common coordinates to vary")
