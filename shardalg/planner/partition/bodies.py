@@ -120,6 +120,7 @@ class BodyPartitioner(ABC):
         for value, local in zip(constants, block.arguments, strict=False):
             result_sharding = self.value_shardings[value]
             found = {layout for v, layout, _ in copies if v == value and layout != result_sharding}
+            # A constant that is read in several shardings keeps its own.
             if len(found) != 1:
                 continue
             (layout,) = found
@@ -127,6 +128,7 @@ class BodyPartitioner(ABC):
             # larger. One move before the loop replaces one per iteration, and holds no more.
             alone = value in brought and read[local] == 1 and local not in block.results
             is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
+            # Every reader of the constant inside the loop now finds it in this sharding.
             if is_free or hoists:
                 self.value_shardings[value] = layout
             if hoists and not (is_free or keeps):
@@ -167,6 +169,7 @@ class BodyPartitioner(ABC):
         Dropping one can change the sharding of another, so the search iterates to a fixed point.
         """
         consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+        # Only carries have a sharding at the start of the body; stacked values have none.
         while found:
             inside = list(arguments)
             for one, layout in found:
@@ -209,6 +212,8 @@ class BodyPartitioner(ABC):
           is_draft: whether the body is planned only to read its decisions, on local values of its
             own. Its shardings of the constants of inner loops stay: `value_shardings` is shared.
         """
+        # A body starts with the program's constants: other copies of its surroundings are not
+        # available.
         inner, (available, first, count) = copy(self), self.begin
         locals_ = self.context.locals[:count] if is_draft else self.context.locals
         waits = frozenset().union(*(one.waits for one, _ in sums))

@@ -69,6 +69,7 @@ def by_cost(
     weighed = [timed(graph, options) for graph in completed]
     _, start, _ = min(weighed, key=seconds)
     problem = CostProblem(start, chip, finite=options.switches.finite_sums)
+    # Random starts are taken only where they take seconds.
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     found = problem.applied(best_of(problem.problem, problem.completed, more=more))
     # Each completion is partitioned by its own policy, too, so that "cost" is never slower.
@@ -122,6 +123,7 @@ class CostProblem:
             entering = self._body_arguments(one)
             fixed = [self.value_shardings[v] for v in entering if v in self.sharded.fixed]
             free = layouts(self.value_shardings[(entering or one.plain)[0]])
+            # One annotation fixes the whole group.
             found.append((one, tuple(dict.fromkeys(fixed or free))))
         return tuple(found)
 
@@ -135,6 +137,7 @@ class CostProblem:
             return candidates(
                 node.signature, value_shardings, place, self.hardware, finite=self.finite
             )
+        # A node without a row runs on whole operands.
         every, count = tuple(map(whole, value_shardings)), len(node.operands)
         asks, makes = tuple(enumerate(every[:count])), tuple(enumerate(every[count:]))
         return (ComponentCandidate((), asks, makes),)
@@ -160,6 +163,7 @@ class CostProblem:
         given, value_shardings = self._given_and_kept()
         wanted = tuple(self._required_outside())
         asked = {value for value, _ in wanted}
+        # A value with one reader may reach it as partial sums.
         alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
         return UnitProblem(
             tuple(units), given, value_shardings, wanted,
@@ -189,6 +193,7 @@ class CostProblem:
         entering = (v for region in graph.regions for v in region.arguments)
         left = (v for node in graph.walk() if node.bodies for v in node.results)
         given = {v: value_shardings[v] for v in (*entering, *graph.arguments) if v not in made}
+        # Every device has the constants whole.
         given |= {v: whole(value_shardings[v]) for v, _ in graph.constants}
         given |= {v: value_shardings[v] for v in left if v not in made}
         kept = {
@@ -217,6 +222,7 @@ class CostProblem:
         nodes = self.graph.nodes
         found = [1 if n is None else self.graph.trip_count(nodes[n]) for n in producer]
         for region in self.graph.regions:
+            # An argument of a body is made once per iteration.
             for value in region.arguments:
                 found[value] = region.trip_count
         return tuple(found)
@@ -252,6 +258,7 @@ class CostProblem:
         problem = self.problem
         loops: dict[int, tuple[LoopDigits, ...]] = {}
         required: dict[int, tuple[tuple[tuple[int, Sharding], ...], ...]] = {}
+        # Options of region arguments follow those of nodes, and change borders only.
         for (node, _), found, k in zip(self.places, self.found, taken, strict=False):
             # A value of numbers alone is computed again in each sharding, which decides its loops.
             if rules(node.signature) and node.results[0] not in remade_values(self.graph):

@@ -111,6 +111,7 @@ class UnitProblem:
 
     def asked(self, value: int, taken: Sequence[int]) -> tuple[Layout, ...]:
         """Return the distinct shardings in which a value is read under these options."""
+        # Equal shardings of several readers are moved to once.
         units, users = self.units, self.users.get(value, ())
         asks = [layout for n in users for layout in units[n][taken[n]].asked[value]]
         return tuple(dict.fromkeys([*asks, *self.outside.get(value, ())]))
@@ -212,6 +213,7 @@ def descend_together(problem: UnitProblem, start: Sequence[int]) -> tuple[int, .
     for _ in range(SWEEPS):
         before = best
         for unit, options in enumerate(problem.units):
+            # The neighbours adapt before the trial is judged.
             answering = _nearest(problem, unit)
             for option in range(len(options) if len(options) > 1 else 0):
                 trial = [*taken[:unit], option, *taken[unit + 1 :]]

@@ -75,6 +75,7 @@ def _repeated(program: SpmdProgram) -> list[_Repeated]:
     found = []
     for copy, places in made.items():
         size = program.locals[instructions[places[0]].results[0]].bytes
+        # Named sizes have no number to compare with the peak.
         if len(places) < 2 or not are_numbers((size,)) or not size:
             continue
         ends = [read.get(instructions[i].results[0], i) for i in places]

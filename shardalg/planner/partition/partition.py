@@ -77,6 +77,7 @@ class Partitioner(BodyPartitioner):
         self.options = options
         moving = tuple([MOVING.get(r, r) for r in roles])
         given = machine(options.hardware)
+        # Only these options compare axes of different speed; else paths are chosen by bytes.
         links = links_on(sharded.mesh, given if options.weigh_links else None)
         self.context = PartitionContext(self.graph, moving, options, kept=kept, links=links)
         self.context.repeat = self._repeat
@@ -86,6 +87,7 @@ class Partitioner(BodyPartitioner):
     def run(self) -> SpmdProgram:
         """Return the program before the passes of `planner/pipeline.py`."""
         graph, context = self.graph, self.context
+        # Before a value is computed, its completed sharding is its only source.
         context.available = [
             context.tuples.number((result_sharding,)) for result_sharding in self.value_shardings
         ]
@@ -135,7 +137,9 @@ class Partitioner(BodyPartitioner):
 
     def _result_local(self, value: int, layout: Sharding) -> int:
         """Return the local value of a result, which is permuted to another device order."""
-        mesh, cause = self.sharded.mesh, Cause(None, self._phase(value), why=Why(Purpose.RESULT))
+        producer = self.graph.producer[value]
+        phase = "forward" if producer is None else self.graph.nodes[producer].phase
+        mesh, cause = self.sharded.mesh, Cause(None, phase, why=Why(Purpose.RESULT))
         if layout.mesh == mesh:
             return self.context.required(value, layout, cause)
         local = self.context.required(value, replace(layout, mesh=mesh), cause)
@@ -147,6 +151,7 @@ class Partitioner(BodyPartitioner):
 
         An axis of size 1 splits nothing, so no move must reach a sharding that names one.
         """
+        # Many values share one sharding object, and comparing ids is cheaper than hashing.
         seen: dict[int, Sharding] = {}
         for sharding in shardings:
             if id(sharding) not in seen:
@@ -172,10 +177,6 @@ class Partitioner(BodyPartitioner):
             if returned[value] == 1 and not divides:
                 value_shardings[value] = result
 
-    def _phase(self, value: int) -> str:
-        producer = self.graph.producer[value]
-        return "forward" if producer is None else self.graph.nodes[producer].phase
-
     def _classes(self) -> list[int | None]:
         """Return the class of each node, by its operator class and the loops decided for it."""
         numbers, loops = self.alike.numbers, self.sharded.loops
@@ -193,6 +194,7 @@ class Partitioner(BodyPartitioner):
             kind, node = kinds[number], nodes[number]
             if node.phase != context.phase:
                 context.enter(node.phase)
+            # Calls and the user's collectives have no recipe.
             if kind is None:
                 self._call(node) if node.bodies else self._written(node)
                 continue
@@ -212,6 +214,7 @@ class Partitioner(BodyPartitioner):
     def _recipe(self, node: Node) -> Recipe:
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
+        # Other copies without communication make later choices cheaper.
         is_remade = self.alike.remade[self.alike.number(node)]
         return made._replace(is_remade=is_remade, again=self._again(node, value_shardings))
 
@@ -281,6 +284,7 @@ class Partitioner(BodyPartitioner):
         waits = self._waits(node)
         # Sums that a loop defers are deferred behind products, too (`Switches.defer_in_loops`).
         how = options.pad_blocks, waits or options.finite_sums, waits
+        # Only copies that are kept reach a later product of another phase.
         shared = self.alike.shared[number] if options.keep_gathers else ()
         return NodeKey(
             node.signature, values, available, value_shardings, rates, loops, unread, *how, shared,
@@ -335,6 +339,7 @@ def gather_choices(
     sharded: ShardedGraph, roles: Sequence[str], options: PartitionOptions
 ) -> tuple[GatherChoice, ...]:
     """Return the copies that are gathered several times and could be kept, or hoisted."""
+    # One run keeps nothing, to see what is gathered again; the other one hoists.
     none = Partitioner(sharded, roles, replace(options, keep_gathers=False, hoist_gathers=False))
     none.run()
     before = Partitioner(sharded, roles, replace(options, hoist_gathers=True))

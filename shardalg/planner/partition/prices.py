@@ -76,6 +76,7 @@ class OperatorPart(NamedTuple):
 def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine) -> float:
     """Return the seconds of one execution of an operator on operands in the layouts it requires."""
     signature, place = part.signature, part.place
+    # Other components of the operator run on whole values.
     layouts = [whole(sharding) for sharding in part.shardings]
     for number, layout in choice.required_shardings:
         layouts[number] = layout
@@ -90,6 +91,7 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
         sharded = replace(sharded, loops={0: loops}, required={0: asked})
     options = Options(switches=Switches(finite_sums=part.finite))
     program = partition(sharded, ("unknown",) * len(graph.values), options)
+    # A fused value is never written to memory.
     same = {v.index for v in program.locals if v.origin in part.fused}
     # The first move of the result reduces these sums, and its price counts them.
     if any(layout.unreduced for _, layout in choice.produced):
@@ -168,12 +170,14 @@ def move_s(
 
     Collectives and formatting count: slices, and the padding of blocks that do not divide.
     """
+    # No move creates partial sums.
     if not set(target.unreduced) <= set(source.unreduced):
         return math.inf
     is_inside = around.made and around.read
     is_unwritten = around.made and around.is_first
     speed = hardware.shared(source.mesh.size).chip.hbm_bytes_per_s
     value = Value(0, ValueType(source.shape, dtype), "argument", "x")
+    # Nothing moves: only a write of the value may count.
     if source == target:
         written = is_unwritten and not is_inside
         return math.prod(source.shard_shape) * value.type.itemsize / speed if written else 0.0

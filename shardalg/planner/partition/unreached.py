@@ -49,6 +49,7 @@ def shard_unreached(
     uneven: set[int] = set()
     for node in _inner_nodes(graph):
         (value,) = node.results
+        # Completion or an annotation decided this value.
         if any(found[value].dims) or value in sharded.fixed:
             continue
         # The larger tensor; of equally large ones a sharded one.
@@ -129,6 +130,7 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     for node in graph.nodes_of(JOINS):
         (value,) = node.results
         layout = plain(found[value])
+        # Only concatenations that completion may still change.
         if value in fixed or layout.unreduced or not any(layout.dims):
             continue
         # The dimensions that all readers need whole.

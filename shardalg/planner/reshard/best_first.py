@@ -97,6 +97,7 @@ class _SearchQueue(Generic[State, How]):
         if known is not None and known <= cost:
             return False
         left = self.problem.least(state)
+        # If anything has to be sent, at least one more move sends.
         turn = cost[0] + left, cost[1] + (left > 0)
         if self.limit is not None and turn >= self.limit:
             return False

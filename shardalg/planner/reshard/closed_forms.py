@@ -70,6 +70,7 @@ def direct(shape: Shape, start: Dims, goal: Dims) -> Route | None:
     longer = tuple([max(pair, key=len) for pair in pairs])
     if not arcs:
         return Route(longer)
+    # Exchanges that share a dimension are not one all-to-all.
     if len({dim for arc in arcs for dim in arc}) < 2 * len(arcs):
         return None
     # All-to-alls between different pairs of dimensions are one exchange.
@@ -113,6 +114,7 @@ def _one_swap(shape: Shape, ends: tuple[Dims, Dims, Dims], arc: tuple[int, int])
 def permuted(start: Dims, goal: Dims, axes: Digits) -> Route | None:
     """Return the route of one permute between equally many parts in each dimension, or None."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
+    # The common refinement would need more parts than there are devices.
     if parts(axes) % prod(counts):
         return None
     first = filled_up(start, counts, goal, axes)
@@ -143,6 +145,7 @@ def filled_up(dims: Dims, counts: Sequence[int], like: Dims, axes: Digits) -> Di
         for digit in digits:
             need = counts[k] // parts(out[k])
             fits = need > 1 and need % digit.size == 0
+            # Digits that do not nest have no complement, so the free digits would be unknown.
             if fits and all(nested(digit, u) and not overlap(digit, u) for u in used):
                 out[k] += (digit,)
                 used.append(digit)
@@ -198,12 +201,16 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     free = [unused(digits + kept, axes) for digits in used]
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
     pool = tuple(sorted({*used[0], *free[0]}, reverse=True))
+    # All-to-alls keep the set of digits, so both sides must consist of the same ones.
     if pool != tuple(sorted({*used[1], *free[1]}, reverse=True)):
         return best[1]
+    # The side with fewer unused digits has fewer placements to start from.
     back = len(free[1]) < len(free[0])
     ends = (goal, start) if back else (start, goal)
     wanted = [d for d in free[back] if d in used[not back]]
     others = [d for d in free[back] if d not in used[not back]]
+    # Slices by digits of the other side stay; slices by other digits only make blocks smaller, and
+    # are gathered again.
     for placed in (wanted, wanted + others) if others else (wanted,):
         best = _swapped(shape, ends, Pool(pool, tuple(placed), back), best)
     return best[1]
@@ -369,6 +376,7 @@ def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
 ) -> tuple[Fraction, tuple[Arc, ...]] | None:
     """Return the cheapest (source, target, r) with product `over` of all r, or None."""
+    # The numbers of parts fit.
     if over == 1:
         return Fraction(0), ()
     found = []

@@ -76,6 +76,7 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
       axes: axes of the mesh.
     """
     if start[1] == goal[1]:
+        # Without sums to reduce the route has a closed form.
         return _moves(shape, start, goal, axes) if start != goal else []
     found = best_first(EvenBlocks(shape, goal, axes), (start,))
     assert found is not None, "sums can always be reduced in place"
@@ -103,7 +104,9 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
     shape, start, goal = tuple(map(index, ends.shape)), *map(_plain_state, ends[1:])
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
     (axes,) = plain((axes,))
+    # Axes that neither end uses may shard the tensor in between.
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
+    # Only a path faster than the one on equal links is of interest.
     limit = path_seconds(even, ends, links), 0
     fitting = max(local_elements(shape, dims) for dims, _ in (start, goal))
     found = best_first(
@@ -112,6 +115,7 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
     if found is None:
         return even
     steps = [step for _, steps in found[1] for step in steps]
+    # The last state has the digits of the goal again, which may be formulas.
     return [*steps[:-1], steps[-1]._replace(state=ends.goal)]
 
 
@@ -161,6 +165,7 @@ class EvenBlocks:
             yield price, self.goal, way
             return
         steps = (*additions(self.shape, state, self.goal), *_slices(self.shape, state, self.goal))
+        # If sums stay pending, no permute is possible later: all-to-alls are tried here, too.
         for step in (*steps, *(_swaps(self.shape, state) if self.goal[1] else ())):
             yield (step.sent, step.sent > 0), step.state, [step]
 
@@ -185,6 +190,7 @@ class Linked(EvenBlocks):
         """Yield every next move that fits, with its seconds."""
         held = local_elements(self.shape, state[0])
         for step in self.steps(state):
+            # No buffer may be larger than the larger end.
             if step.state != state and local_elements(self.shape, step.state[0]) <= self.fitting:
                 seconds = self.links.seconds(step.move, held) if step.sent else 0
                 yield (seconds, bool(step.sent)), step.state, [step]
@@ -315,6 +321,7 @@ class MoveSequence:
         price = 0
         if kind:
             held = local_elements(self.shape, self.dims)
+            # A device of a permute sends its block once, to one device.
             size = 2 if kind == "collective_permute" else parts(move.digits)
             price = step_wire_bytes(kind, group_size=size, local_bytes=held)
         self.dims = dims
@@ -337,6 +344,7 @@ class MoveSequence:
         for source, target, leaving, arriving in swaps:
             dims = replaced(dims, source, dims[source][: len(dims[source]) - len(leaving)])
             dims = replaced(dims, target, dims[target] + arriving)
+            # An empty order says that the digits keep theirs.
             order = () if leaving == arriving else arriving
             found.append(AllToAll(target, source, leaving, order))
         move = found[0] if len(found) == 1 else AllToAlls(tuple(found))
@@ -345,6 +353,7 @@ class MoveSequence:
     def permute(self, dims: Dims) -> None:
         """Append a permute, without its pairs of positions: a price does not need them."""
         changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
+        # Overlapping digits of the two sides are replaced by their prime pieces.
         if any(overlap(a, b) for a, b in combinations(changed, 2)):
             changed = set(primes(tuple(changed)))
         move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
@@ -401,6 +410,7 @@ def bound(shape: Shape, start: State, goal: State) -> object:
         held *= here
         needed *= there
         first *= min(here, there)
+        # Otherwise some device has nothing of its block of the goal.
         shorter = min(len(digits), len(other))
         if digits[:shorter] == other[:shorter]:
             shared *= min(here, there)
@@ -434,6 +444,7 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
         return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
     if kept:
         return False
+    # A reduce-scatter delivers the most minor digits of a dimension: slices come before it.
     scattered = [d for digits in cut for d in takewhile(pending.__contains__, reversed(digits))]
     return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
 
@@ -489,6 +500,7 @@ def _swaps(shape: Shape, state: State, every: int = 0) -> Iterator[SearchStep]:
         for at, target in product(range(len(digits)), range(len(shape))):
             moved = digits[at:]
             if source != target and shape[target] % parts(state[0][target] + moved) == 0:
+                # Every order of arrival costs the same bytes; many digits have too many orders.
                 for arriving in permutations(moved) if len(moved) <= every else (moved,):
                     way = MoveSequence(shape, *state)
                     way.swap(Swap(source, target, moved, arriving))

@@ -121,6 +121,7 @@ def cheaper(exchange: Exchange) -> Exchange:
 
     On more than `FEW` devices, rounds always count from the start of the interval.
     """
+    # All intervals start at one offset of a block: rounds need no other numbering.
     if exchange.devices > FEW or len(exchange.rests) < 2:
         return exchange
     sent = exchange.elements
@@ -163,6 +164,7 @@ def deliver(
         _interval(
             along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth]
         )
+        # An empty interval reads nothing.
         if exchange.want.length
         else along.places(block, 0, 0)
         for nth, (exchange, block) in enumerate(zip(exchanges, blocks, strict=True))
@@ -235,6 +237,7 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
     if len(values) > 1:
         width = sum([along.sizes[piece] for piece in values])
         value = along.add(Concatenate(along.dim), width, *values)
+    # The interval starts at a place that depends on the device.
     if len(exchange.rests) > 1:
         at = start_of(exchange, exchange.offset, -min(exchange.rests))
         return along.add(SliceAt(along.dim, at, length), length, value)
@@ -303,15 +306,18 @@ def retiled(retile: Retile, devices: int) -> DimProgram:
     dim, before, after = retile.dim, retile.before, retile.after
     width, shift = retile.margin, after - before
     along = DimBuilder(dim, (before,))
+    # No device lacks an element: its block is only padded or cut.
     if not width:
         return along.program(along.add(Resize(dim, after), after, 0))
     fetch = retile.fetch(devices)
+    # Blocks shrink: the margin of the previous device comes before the own block.
     if shift < 0:
         margin = along.add(fetch, width, along.places(0, before - width, before))
         both = margin, along.places(0, 0, after)
         joined = along.add(Concatenate(dim), width + after, *both)
         at = SliceAt(dim, retile.number(shift, width), after)
         return along.program(along.add(at, after, joined))
+    # Blocks grow: the margin of the next device comes after the own block.
     margin = along.add(fetch, width, along.places(0, 0, width))
     joined = along.add(Concatenate(dim), before + width, 0, margin)
     # Elements after the margin do not exist or are not needed: any padding is right.

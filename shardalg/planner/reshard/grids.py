@@ -191,6 +191,7 @@ class _Grids:
         if not pending or self.kept:
             yield from self.gathers(dims, pending, local)
             yield from self.swaps(dims, pending, local)
+            # A permute would move partial sums out of the groups that add them.
             yield from self.permutes(dims, local) if not pending else ()
         yield from self.retiles(dims, pending, local)
 
@@ -237,6 +238,7 @@ class _Grids:
             for stays, leaving in self.without_minor_digits(source, held):
                 n, rest = held.count // stays.count, replaced(dims, source, stays)
                 for dim, other in enumerate(dims):
+                    # An all-to-all delivers its digits in any order for the same bytes.
                     for arriving in permutations(leaving) if dim != source else ():
                         for after in self.cut(dim, other, arriving):
                             sent = _padded_elements(local, other, after) // n * (n - 1)
@@ -251,6 +253,7 @@ class _Grids:
         used.update(*[self.overlaps[digit] for held in dims for digit in held.digits])
         seen = set[int]()
         for digit, size in enumerate(self.sizes):
+            # Digits of one size that the goal does not name are interchangeable.
             if digit not in used and (digit in self.named or size not in seen):
                 seen.update(() if digit in self.named else (size,))
                 yield digit
@@ -287,6 +290,7 @@ class _Grids:
             found = self.known[dim, held, digits] = [
                 self.held(held.digits + digits, n, block)
                 for block in self.blocks(dim, n)
+                # A whole dimension is padded for free, a sharded one keeps its padded size.
                 if held.count == 1 or block * n == size
             ]
         return found
@@ -302,6 +306,8 @@ class _Grids:
                 digits, leaving = held.digits[:keep], held.digits[keep:]
                 n = self.parts(digits)
                 block = held.block * (held.count // n) if keep else self.shape[dim]
+                # A dimension that becomes whole loses its padding; other blocks must belong to a
+                # grid.
                 if not keep or block in self.blocks(dim, n):
                     found.append((self.held(digits, n, block), leaving))
         return found
@@ -313,6 +319,7 @@ class _Grids:
             found = self.known[held, dim] = []
             others = self.blocks(dim, held.count) if held.count > 1 else ()
             for block in others:
+                # An empty block has no margin.
                 width = held.block and margin(self.shape[dim], held.count, held.block, block)
                 if block != held.block and width is not None:
                     found.append((width, self.held(held.digits, held.count, block)))

@@ -101,6 +101,7 @@ def links_on(mesh: Mesh, hardware: Hardware | Topology | None, itemsize: int = 4
     (('dcn', 0.0), ('ici', 1.0))
     """
     speeds = {} if hardware is None else hardware.speeds(mesh)
+    # On equally fast axes the fewest bytes take the fewest seconds.
     if hardware is None or len(set(speeds.values())) < 2:
         return None
     fastest = max(speed for speed in speeds.values() if speed != math.inf)

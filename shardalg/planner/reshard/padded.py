@@ -48,10 +48,12 @@ class _PaddedMoves:
         """Bring a dimension to another padded size; return whether one margin is enough."""
         digits, before = self.state[0][dim], self.now[dim]
         n = parts(digits)
+        # A whole dimension changes its padding for free.
         if n == 1 or before == size:
             return True
         move = Retile(dim, digits, self.shape[dim], before // n, size // n)
         width = None
+        # Formulas have no margin: such a dimension is gathered.
         if are_numbers((before, size)):
             width = margin(self.shape[dim], n, move.before, move.after)
         if width is not None:
@@ -72,6 +74,7 @@ class _PaddedMoves:
         """
         kind, local = move.sent_as if isinstance(move, Collective) else None, 1
         for dim, (held, made) in enumerate(zip(self.state[0], after[0], strict=True)):
+            # A whole dimension is padded before it is cut.
             cut = len(made) > len(held) and not held
             local *= grid[dim] if cut else self.block(dim)
             if held != made and parts(held) != parts(made):
@@ -95,6 +98,7 @@ class _PaddedMoves:
 def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
     """Return the path of the padded tensor; None if a margin is wider than a block."""
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
+    # Both numbers of parts divide the padded size.
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
     found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
     way = _PaddedMoves(shape, start)

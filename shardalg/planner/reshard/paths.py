@@ -110,12 +110,15 @@ def reshard_path(
         return Path((), 0)
     if not (_on_mesh(source) and _on_mesh(target)):
         return _path_over_meshes(source, target, links, padded=padded)
+    # The search moves prime pieces of digits. Merged moves are named by axes afterwards, so that
+    # all pieces of an axis are that axis.
     found = _merged(path_moves(source, target, links, padded), links)
     mesh_digits = _MeshDigits(source, target)
     steps, total, before = [], 0, _common_states(source, target)[0][0]
     for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
         move = mesh_digits.move(move, before, dims)
         shape = source.shape if shape is None else shape
+        # The last step has the target as it is written, not as it was searched.
         layout = target if number == len(found) else mesh_digits.layout(shape, dims, pending)
         steps.append(ReshardStep(move, layout, price))
         total, before = total + price, dims
@@ -135,6 +138,7 @@ def path_moves(
     if source.is_even and target.is_even:
         found = search(source.shape, start, goal, axes)
         if links is not None:
+            # The path on equal links is the one to beat.
             found = cheaper(found, Ends(source.shape, start, goal), axes, links)
     else:
         found = uneven.search(source.shape, start, goal, axes, padded=padded)
@@ -146,6 +150,7 @@ def _path_over_meshes(
 ) -> Path:
     """Return a path between digits of several meshes: permutes at its ends, one mesh in between."""
     if source.parts == target.parts and not source.unreduced:
+        # Equally many parts: one permute is the whole path.
         return _permute_path(source, target)
     first = source if _on_mesh(source) else _on_own_mesh(source, target)
     last = target if _on_mesh(target) else _on_own_mesh(target, first)
@@ -200,6 +205,7 @@ class _MeshDigits:
             for digit in digits
             if not are_numbers((digit.size, digit.stride))
         ]
+        # Digits of named sizes get their formulas back after the search.
         self.known = dict(zip(*_plain_digits((tuple(sized),)), sized, strict=True))
         self.known.update(zip(sized, sized, strict=True))
         self.borders = {d.stride for digits in _plain_digits((axes,)) for d in digits}
@@ -209,6 +215,7 @@ class _MeshDigits:
         out: list[Digit] = []
         for digit in digits:
             if out and out[-1].stride == digit.stride * digit.size:
+                # Pieces of two axes stay two digits.
                 if index(out[-1].stride) not in self.borders:
                     digit = Digit(digit.stride, out.pop().size * digit.size)
             out.append(digit)
@@ -252,6 +259,7 @@ def reshard_price(source: Sharding, target: Sharding, padded: bool = True) -> An
     if source.dims == target.dims and source.unreduced == target.unreduced:
         return 0
     if is_direct(source.shape, *_common_states(source, target)):
+        # The bound is exact for direct chains.
         return reshard_bound(source, target)
     if not (_on_mesh(source) and _on_mesh(target)):
         return reshard_path(source, target, None, padded).wire_elements
@@ -299,6 +307,7 @@ def usable(sources: tuple[Sharding, ...], target: Sharding) -> tuple[Sharding, .
     >>> usable((pending, whole), pending), usable((pending, whole), whole) == (pending, whole)
     ((Sharding([None]{U:y}, shape=(8,), Mesh(x=2, y=4)),), True)
     """
+    # A complete target can be reached from every copy.
     if not target.unreduced or len(sources) == 1:
         return sources
     ends = ((source, *_common_states(source, target)) for source in sources)
@@ -335,6 +344,7 @@ def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
 def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
     pending = sharding.unreduced
     if pieces is None:
+        # The order of pending digits has no meaning. One order makes equal states equal.
         return sharding.dims, tuple(sorted(pending, reverse=True)) if len(pending) > 1 else pending
     dims = tuple(tuple(p for d in digits for p in pieces[d]) for digits in sharding.dims)
     return dims, tuple(sorted((p for d in pending for p in pieces[d]), reverse=True))
@@ -350,6 +360,7 @@ def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
 
 def _pieces(digit: Digit, cuts: list[int]) -> Digits:
     low, top = digit.stride, digit.stride * digit.size
+    # A cut must leave whole digits on both sides.
     inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]
     bounds = list(pairwise([top, *inside, low]))
     if all(a % b == 0 for a, b in bounds):
@@ -396,6 +407,7 @@ def _permutation(source: Dims, target: Dims, positions: int) -> tuple[tuple[int,
     order = sorted(cuts, reverse=True)
     free = [complement(canonical(digits), positions) or () for digits in ends]
     pieces = [[piece for digit in digits for piece in _pieces(digit, order)] for digits in free]
+    # Devices that differ in these digits alone hold copies on both sides, and exchange nothing.
     shared = tuple([piece for piece in pieces[0] if piece in pieces[1]])
     return _pairs(*(_by_block(digits, positions, shared) for digits in ends))
 
@@ -455,6 +467,7 @@ def _merge_moves(first: Move, second: Move) -> Move | None:
         case DynamicSlice(), DynamicSlice() if first.dim == second.dim:
             return DynamicSlice(first.dim, first.digits + second.digits, second.block)
         case AllGather(), AllGather() if first.dim == second.dim:
+            # The first gather removes the minor digits.
             return AllGather(first.dim, second.digits + first.digits)
         case AllReduce(), AllReduce():
             return AllReduce(first.digits + second.digits, first.combine)

@@ -139,7 +139,10 @@ Needs(lacks=0, leaves=2, blocked=0))
     def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
         at, end, leaves, blocked = 0, len(goal), 0, 0
         for block in stack:
+            # A digit can leave only together with all digits minor to it.
             leaves |= block if leaves else block & elsewhere
+            # All that is minor to a digit out of place must leave before a digit of the goal
+            # arrives.
             if blocked:
                 blocked |= block
                 continue
@@ -158,6 +161,7 @@ Needs(lacks=0, leaves=2, blocked=0))
         for source, rest, moved in _pops(stacks):
             group = sum(moved)
             price = self.price[group]
+            # Both bounds prune before the next state is built.
             if price + leaves - found[source].leaves >= limit:
                 continue
             for target, held in enumerate(stacks):
@@ -184,6 +188,7 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
         for depth in range(len(stack) - 1, -1, -1):
             part = block = stack[depth]
             while part:
+                # All non-empty subsets of the block's digits may leave.
                 yield source, *_cut(stack, depth, part)
                 part = (part - 1) & block
 

@@ -53,6 +53,7 @@ def search(
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
         ways = [way for way in ways if way and all(step.shape == shape for step in way)]
+    # The best path without a search is the limit of the search.
     best = min(ways, key=_price)
     if len(names) > PIECES:
         return best
@@ -107,6 +108,7 @@ def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchSt
     after, pending = hop.after
     dims = tuple([named(held.digits) for held in after])
     padded = tuple(
+        # Blocks of `ceil(D/n)` are blocks of the tensor itself.
         size if held.block == -(-size // held.count) else held.block * held.count
         for size, held in zip(shape, after, strict=True)
     )
@@ -132,6 +134,7 @@ def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels],
         case "retile":
             digits = named(after[dim].digits)
             return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
+    # All other kinds are matched above: this is a permute.
     pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
     changed = {label for a, b in pairs if a != b for label in (*a, *b)}
     return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())

@@ -70,6 +70,7 @@ def choose(key: NodeKey) -> Choice:
             best = least_time(key, component, given)
         else:
             best = cheapest_choice(key, component)
+        # A component decides its own operands and results only.
         merged = best if merged is None else _merge(merged, best, component)
     assert merged is not None, f"{key.signature.primitive} has an empty row"
     return merged
@@ -373,10 +374,12 @@ def _layouts(
     for tensor in component.tensors:
         dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
+            # Other combines are finished right after the local operator (`node_plan.py`).
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
             produced[tensor.number] = _with_dims(key.value_shardings[tensor.number], dims, pending)
             continue
         made = _with_dims(key.sources[tensor.operand][0], dims)
+        # Several rows of a component may read one operand.
         if asked.setdefault(tensor.operand, made) != made:
             return None
         required_shardings[tensor.operand] = made

@@ -135,6 +135,7 @@ class Component:
         for operand, number, names in self.single_loops:
             dims = results[number] if operand is None else operands[operand]
             for name, own in zip(names, dims, strict=True):
+                # A dimension without a single loop must be whole; others must agree on their loop.
                 if own if name is None else found.setdefault(name, own) != own:
                     return None
         if any(found.get(name) for loops in self.nests for name, _ in loops):
@@ -190,6 +191,7 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
         count = parts(assigned.get(name, ()))
         if count > 1 and (open_end or extent % count):
             return False
+        # Loops minor to one with several elements per block must stay whole.
         open_end = open_end or count != extent
     return True
 
@@ -239,6 +241,7 @@ def _tensors(rule: Rule, number: int | None) -> Iterator[Tensor]:
     for tensor in rule.tensors:
         dims = tuple(dim_loops(rule, tensor, d) for d in range(len(rule.indices(tensor))))
         if tensor >= 0:
+            # Results are never read through windows.
             through = tuple(d for d in range(len(dims)) if windowed(rule, tensor, d))
             yield Tensor(rule, tensor, tensor, dims, through)
         else:

@@ -130,6 +130,7 @@ def _idle_axes(key: NodeKey, component: Component) -> list[Digit]:
     """Return the mesh axes that no tensor is sharded along."""
     used = {digit for tensor in component.tensors for digit in _digits(key, tensor)}
     mesh = key.value_shardings[0].mesh
+    # An axis that overlaps a used digit is not idle, even if a part of it is.
     axes = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     return [axis for axis in axes if not any(overlap(axis, digit) for digit in used)]
 
@@ -174,6 +175,7 @@ def _aligned(key: NodeKey, component: Component, matched: LoopSets) -> LoopSets:
     others = idle_axes_of_equal_size(key, component)
     for name, sides in _contracting_digits(key, component).items():
         split, held = [(operand, own - used) for operand, own in sides if own - used], dict(sides)
+        # Both operands would move to the same idle axis.
         if not split and name in others:
             split = [(operand, set(others[name])) for operand, own in sides if own]
             held = dict(split)
@@ -291,6 +293,7 @@ def _suggested_digits(
     for tensor in component.tensors:
         if (tensor.operand is None) == of_result:
             layouts = available(key, tensor)[:1]
+            # A pending sum can be scattered to any of the tensor's dimensions.
             pending = {d for layout in layouts for d in layout.unreduced}
             for dim, loops in enumerate(tensor.suggested):
                 digits = pending.union(*(layout.dims[dim] for layout in layouts))

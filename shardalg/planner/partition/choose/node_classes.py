@@ -176,6 +176,7 @@ def _read_later(graph: Graph) -> dict[int, tuple[int, ...]]:
 
     Other operators are left out: only products have a known minimum of devices (`matches.py`).
     """
+    # From the last node backwards: `behind` holds the operands of later products.
     found: dict[int, tuple[int, ...]] = {}
     for region in graph.regions:
         behind: set[int] = set()
@@ -200,6 +201,7 @@ def _only_reader(graph: Graph, value: int, outputs: frozenset[int]) -> tuple[Rul
         return None
     user = graph.nodes[graph.users[value][0]]
     rows = rules(user.signature)
+    # Partial sums do not cross the border of a region.
     if user.region != graph.nodes[made].region or not rows or len(rows) > 1:
         return None
     positions = [i for i, v in enumerate(user.operands) if v == value]
@@ -243,6 +245,7 @@ def remade_values(graph: Graph) -> frozenset[int]:
     for node in graph.walk():
         if node.bodies or len(node.results) != 1 or not known.issuperset(node.operands):
             continue
+        # An operator of numbers alone may have any row; with constants it must be elementwise.
         alone = graph.literals.issuperset(node.operands) and rules(node.signature) is not None
         if alone or elementwise(node.signature):
             known.add(node.results[0])

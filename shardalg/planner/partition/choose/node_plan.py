@@ -189,6 +189,7 @@ def _local(
 def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     """Return the collective that combines partial results; none for sums, which stay pending."""
     digits = reduced_digits(rule, loops)
+    # Sums and picks stay pending, so that several of them are reduced together.
     if not digits or rule.combine in (SUM, PICK):
         return ()
     if rule.combine not in (ARGMAX, ARGMIN, TOP):
@@ -248,6 +249,7 @@ def _mask_of_gathered(
     None if no indexed dimension is sharded.
     """
     owned = [one for one in emission.owned if not one[1] or loops.get(one[1])]
+    # Without a sharded indexed dimension every index hits the block.
     if not any(loop for _, loop, _ in owned):
         return None
     widths = {loop: width for _, loop, width in emission.margins}

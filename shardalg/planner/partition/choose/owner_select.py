@@ -66,6 +66,7 @@ def picked(
     for source in sources:
         held = {dim: source.dims[dim] for dim in dims if not required.dims[dim]}
         digits = tuple(d for own in held.values() for d in own)
+        # The digits become axes of a pending sum, so nothing else may use them.
         if digits and not any(overlap(*pair) for pair in product(digits, used)):
             blocks = tuple(held.get(dim, own) for dim, own in enumerate(required.dims))
             pending = major_first(made.unreduced + digits)

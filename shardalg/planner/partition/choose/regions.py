@@ -141,6 +141,7 @@ def tied(graph: Graph) -> tuple[TiedArguments, ...]:
     classes: dict[tuple[int, int], list[RegionArgument]] = {}
     for tie in graph.region_arguments:
         if not tie.is_manual:
+            # All groups that share a value with this argument become one.
             near = {id(c): c for v in _members(graph, tie) for c in [classes.get(v, [])]}
             one = [t for c in near.values() for t in c] + [tie]
             for other in one:
@@ -201,6 +202,7 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     found = []
     for number, value in enumerate(body.region.results):
         first = body.region.arguments[consts + number] if number < carried else None
+        # A stacked value is its own addend.
         added, chain = ((value,), ()) if first is None else body.added(first, value)
         if added and body.is_only_returned(value):
             waits = {v for one in added for v in body.sources_of_sum(one)} | {*chain, value}
@@ -220,21 +222,21 @@ def stops(graph: Graph, value: int) -> Node | None:
     'tanh'
     """
     maker = graph.producer[value]
-    region = None if maker is None else _scan_body(graph, graph.regions[graph.nodes[maker].region])
-    body = None if region is None else _BodySums(graph, region)
-    while body is not None and value not in body.region.results:
+    if maker is None:
+        return None
+    region = graph.regions[graph.nodes[maker].region]
+    # A rematerialised region computes values of the body around it.
+    while region.kind == "remat" and region.parent is not None:
+        region = graph.regions[region.parent]
+    if region.kind != "scan":
+        return None
+    body = _BodySums(graph, region)
+    while value not in body.region.results:
         read = body.reader(value)
         if read is None:
             return graph.nodes[graph.users[value][0]] if graph.users[value] else None
         (value,) = read[0].results
     return None
-
-
-def _scan_body(graph: Graph, region: Region) -> Region | None:
-    """Return the scan body that is, or rematerialises, a region; None if there is none."""
-    while region.kind == "remat" and region.parent is not None:
-        region = graph.regions[region.parent]
-    return region if region.kind == "scan" else None
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,7 @@ class _BodySums:
             node, place, rule = read
             if place in rule.addends:
                 others = [node.operands[k] for k in sorted(rule.addends - {place})]
+                # The other addends must pass their partial sums on to this addition, too.
                 if any(self.reader(other) is None for other in others):
                     return (), ()
                 found += others

@@ -110,6 +110,7 @@ def layouts(
     every = regrouped(signature)
     if not every:
         return
+    # Dimensions that the reshape keeps, and leading ones, take their digits from either side.
     tried = {
         pair
         for source in sources
@@ -150,6 +151,7 @@ def _dims(
     out: list[Digits] = [()] * sum(len(group.out_sizes) for group in every)
     for group in every:
         first, second = group.leads
+        # A kept dimension has one sharding on both sides.
         if group.is_kept:
             dims[first] = out[second] = home[second] if kept is None else kept[first]
         else:
@@ -194,6 +196,7 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     """Return the elements that a device sends from the operand's sharding to the result's."""
     total, every = 0, regrouped(signature)
     for nth, group in enumerate(every):
+        # A kept group is not exchanged.
         if not group.is_kept:
             others = prod(made.shard_shape[: group.out_start])
             # Groups before this one have the result's blocks already, groups behind it do not.

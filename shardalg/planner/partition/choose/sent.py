@@ -34,6 +34,7 @@ def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding
     signature, total = key.signature, 0
     for number, required in dict.fromkeys(zip(key.values, choice.required_shardings, strict=True)):
         available = key.sources[number]
+        # A copy that is available is not sent again. Equal operands are sent once.
         if required not in available:
             least = min([price(source, required) for source in usable(available, required)])
             sent = least * signature.operands[number].itemsize

@@ -59,7 +59,10 @@ def masks(rows: tuple[Rule, ...], loops: dict[str, Digits]) -> tuple[Before, ...
     """Return masks of the operands' padding along reduced loops, which would be counted."""
     found: dict[Before, None] = {}
     for rule in rows:
-        split = [name for name in _counted_loops(rule) if name in loops]
+        # Padding is counted along reduced loops. A prefix from the end begins with the padding.
+        is_reversed = rule.prefix is not None and rule.prefix[1]
+        counted = (rule.prefix[0],) if rule.prefix and is_reversed else rule.reduced
+        split = [name for name in counted if name in loops]
         for operand, dims in rule.operands.items() if split and rule.combine != PICK else ():
             for dim, index in enumerate(dims):
                 loop = index.loop
@@ -82,14 +85,6 @@ class PaddedLoop(NamedTuple):
     digits: Digits
     block: int
     size: int
-
-
-def _counted_loops(rule: Rule) -> tuple[str, ...]:
-    """Return the loops whose padding would be counted: reduced ones, and reversed prefixes.
-
-    A prefix from the end begins with the padding.
-    """
-    return rule.reduced if rule.prefix is None or not rule.prefix[1] else (rule.prefix[0],)
 
 
 def _padded_loop(rule: Rule, loop: str, loops: dict[str, Digits]) -> PaddedLoop | None:
@@ -157,6 +152,7 @@ class ShardedWindow:
     @property
     def span(self) -> WindowBlock:
         """Block of the dimension that the local operator reads."""
+        # Devices with different phases write the dilation out (`_dilate`): the operator sees none.
         if len(self.phases) > 1:
             return WindowBlock(self.reach)
         (phase,) = self.phases
@@ -221,6 +217,7 @@ def _window(
         numerator,
         index.div,
         reach(index, blocks),
+        # With several terms another one is chosen for elements that this operand does not have.
         len(rule.terms) == 1
         and not exchange.exists
         and not _reads_elements_only(index, executed, size),
@@ -296,11 +293,13 @@ def kept(
     cuts = []
     for window in found:
         index = rule.operands[window.operand][window.dim]
+        # A plain window writes no result.
         if not rule.whole & set(index.variables):
             continue
         (loop,) = (n for n in index.variables if n in rule.result_loops)
         (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)
         cut = _cut_of_block(window, dim, blocks[loop])
+        # A result that is exactly the block needs no cut.
         if (window.needed, cut) != (blocks[loop], Slice(dim, 0, blocks[loop])):
             cuts.append(Kept(dim, window.needed, cut))
     return tuple(cuts)
@@ -383,6 +382,7 @@ def elements(
     if not exchanges[0].held:
         return 0
     blocks = tuple(tensors[window.operand] for window in found)
+    # Windows of one tensor read each piece once.
     sent = transfers_of(exchanges, tuple(map(blocks.index, blocks)))
     others = prod(size for dim, size in enumerate(shape) if dim != found[0].dim)
     return others * sum(transfer.elements for transfer in sent)
@@ -402,6 +402,7 @@ def fetch_program(found: tuple[ShardedWindow, ...], tensors: tuple[int, ...]) ->
     for window, block in zip(found, blocks, strict=True):
         sizes[block] = window.exchange.block
     along = DimBuilder(dim, tuple(sizes))
+    # A dimension that every device has whole is padded and cut without an exchange.
     if found[0].exchange.held:
         intervals = deliver(along, blocks, tuple(window.exchange for window in found))
     else:

@@ -232,6 +232,7 @@ class PartitionContext(BlockListing):
         self.phase = phase
         for value, number in self.lasting.items():
             self.available[value] = number
+            # Earlier copies of the phase that starts are available again.
             for layout in self.shared.get((value, phase), ()):
                 self._add_source(value, layout)
 
@@ -245,6 +246,7 @@ class PartitionContext(BlockListing):
         self.shared.setdefault((value, phase), []).append(layout)
         if phase != ANY_PHASE:
             self.lasting.setdefault(value, self.available[value])
+        # A copy for every phase outlives this one.
         elif value in self.lasting:
             known = self.tuples.known[self.lasting[value]]
             self.lasting[value] = self.tuples.number((*known, layout))
@@ -254,6 +256,7 @@ class PartitionContext(BlockListing):
         """Return a local value with `value` in `layout`, moved from the nearest copy if needed."""
         if layout == self.sources(value)[0]:
             return self.first[value]
+        # Copies of another phase are not available.
         if cause.phase != self.phase:
             self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
@@ -295,6 +298,7 @@ class PartitionContext(BlockListing):
         for phase in (ANY_PHASE, cause.phase):
             if (value, source, phase) in self.copies:
                 return source, self.copies[value, source, phase]
+        # A copy without communication is computed when it is first read.
         local = self.copies[value, source, cause.phase] = self.again[value, source](source, cause)
         return source, local
 
@@ -303,6 +307,7 @@ class PartitionContext(BlockListing):
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
         every = moves(source, target, links, self.options.pad_blocks)
+        # The steps of one reshard share a number, so that reports can show them as one.
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
             # A block that is padded to another size is not a copy of the graph value.

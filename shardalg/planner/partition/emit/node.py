@@ -204,6 +204,7 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = apply_on(
             context, operands[position], attributes, cause._replace(role=role), *more
         )
+    # Windows over one dimension share permutes.
     for along in plan.along:
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
@@ -253,11 +254,13 @@ def _finish_node(
     """Emit the steps after the local operator and return the node's results."""
     cause = context.cause(node, Why(Purpose.COMBINES, node.primitive))
     causes = [cause._replace(role=context.roles[v]) for v in node.results]
+    # A gather reads wrong elements for indices outside the block: they are masked first.
     if plan.indexed:
         operand, mask = plan.indexed
         results = (apply_on(context, results[0], mask, causes[0], operands[operand]),)
     for attributes in plan.after:
         results = finish_results(context, (results, operands), attributes, causes)
+    # Only now are the local values copies of the node's results.
     for value, local, layout in zip(node.results, results, plan.choice.produced, strict=True):
         context.locals[local] = replace(context.locals[local], origin=value, sharding=layout)
     return results
@@ -308,6 +311,7 @@ def regroup(
     cause = Cause(node.index, node.phase, role, Why(Purpose.MOVES_BLOCKS, node.primitive))
     flat = Regroup(tuple((len(g.sizes), g.flat) for g in every))
     dims = tuple(held.dims[g.leads[0]] for g in every)
+    # Each group is one flat dimension of the view.
     view = interned(held.mesh, tuple(size for g in every for size in g.flat), dims, ())
     shape = flat.shape(context.locals[local].shape)
     local = _emit_regroup(context, flat, local, cause, InstructionResult(shape, view))
@@ -315,6 +319,7 @@ def regroup(
         if not group.is_kept:
             (local,) = context.run_along(exchange_program(group, dim, held, made), (local,), cause)
     split = tuple(g.split_dim(made) for g in every)
+    # The usual split is not stated, so that equal reshapes are equal instructions.
     is_usual = split == tuple(leading(g.out_sizes) for g in every)
     out = Regroup(tuple((1, g.out_sizes) for g in every), () if is_usual else split)
     return _emit_regroup(

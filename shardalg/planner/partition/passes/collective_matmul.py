@@ -97,6 +97,7 @@ class CollectiveMatmuls(Rewriter):
         assert isinstance(moves, AllGather | ReduceScatter), "one of the pair is the collective"
         sums = isinstance(moves, ReduceScatter) and moves.combine != SUM
         n = parts(moves.digits)
+        # A ring can only add, needs two devices, and leaves collectives of the user alone.
         if sums or n < 2 or collective.why.purpose is Purpose.WRITTEN:
             return None
         number = product.operands.index(first.results[0]) if gathers else -1
@@ -131,6 +132,7 @@ class CollectiveMatmuls(Rewriter):
         (rule,) = rules(self.graph.nodes[product.node].signature) or ()
         tensors = [*(rule.operands[k] for k in range(len(product.operands))), *rule.results]
         number, dim = where
+        # The loop of the gathered or scattered dimension.
         name = tensors[number][dim].loop
         is_bool = self.locals[product.results[0]].dtype == "bool"
         if name is None or name in rule.whole or is_bool:

@@ -100,6 +100,7 @@ class MergeFormatting(Rewriter):
         one = _COMPOSED[type(second)](before.attributes, second, self.locals[source].shape)
         if one is None:
             return instruction
+        # The first instruction stays for its other readers; without any, `DropUnread` removes it.
         return replace(instruction, attributes=one, operands=(source,))
 
     def drop_identity(self, instruction: Instruction) -> Instruction | int:

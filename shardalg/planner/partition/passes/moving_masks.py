@@ -78,6 +78,7 @@ class MoveMasks(Rewriter):
                 continue
             number = filled_by(mask, dtype)[1]
             fills.add(number)
+            # Masks with different numbers would overwrite each other. NaN is not equal to itself.
             if len(fills) == 1 and not math.isnan(number):
                 yield mask, made
 
@@ -109,6 +110,7 @@ class MoveMasks(Rewriter):
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
         self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)
+        # Backwards, the masks of a result are known before its operands are reached.
         for instruction in reversed(block.instructions):
             results = instruction.results
             if is_a(instruction, Mask):

@@ -92,6 +92,7 @@ class Fills:
         """Record the facts about an instruction's results."""
         kind = type(instruction.attributes)
         made = _MAKES.get(kind)
+        # Most instructions read no known value.
         if made is None or (
             kind not in FILLS and self.known.keys().isdisjoint(instruction.operands)
         ):

@@ -63,6 +63,7 @@ def _next_cut(
         if is_a(reader, DynamicSlice):
             return BlockUse(number, reader, pad)
         after = instructions[number + 1 : number + 2]
+        # At most one padding may precede the cut, directly before it.
         if pad or not is_a(reader, Resize) or not after:
             return None
         if after[0].operands != reader.results:
@@ -93,6 +94,7 @@ def _scattered(
             local = padded
         left = _without(left, cut.slice.attributes.digits)
         (made,) = cut.slice.results
+        # A value that is not yet reduced along all axes is a new, partial local value.
         if cut is not cuts[-1] or left:
             layout = replace(locals_[made].sharding, unreduced=left)
             made = len(locals_)
