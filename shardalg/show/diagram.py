@@ -1,12 +1,11 @@
-"""A program as a graph of boxes on a grid: what `figures.draw_programs` paints."""
+"""A program as a graph of boxes on a grid, which `figures.draw_programs` paints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardalg.algebra.digits import Digits
-from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import axis_names, is_collective, wire_bytes
 from shardalg.costs.compute import contracts, signature_flops
 from shardalg.costs.walk import sent_bytes, walk
@@ -27,7 +26,7 @@ SHORT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of a label; `axes` are the mesh axes written below it."""
+    """A piece of a label, with mesh axes as its subscript."""
 
     text: str
     axes: tuple[str, ...] = ()
@@ -38,10 +37,11 @@ class Box:
     """An operator, a collective or an incoming value.
 
     Attributes:
-      kind: a kind of collective, "einsum", "local" or "value" (one that comes in).
-      label: what stands in the box; value: the local value it makes, written below it.
-      inputs: indices of the boxes whose values it reads.
-      column, lane: place on the grid, left to right and away from the main path.
+      kind: a kind of collective, "einsum", "local" or "value" (an incoming value).
+      label: text inside the box.
+      value: text below the box: the local value that the instruction makes.
+      inputs: indices of the boxes whose values the instruction reads.
+      column, lane: place on the grid: from left to right, and distance from the main path.
     """
 
     index: int
@@ -61,25 +61,24 @@ def boxes(
     nodes: Collection[int] | None = None,
     dim_names: Mapping[int, str] | None = None,
 ) -> tuple[Box, ...]:
-    """The instructions of a program as boxes on a grid.
+    """Return the instructions of a program as boxes on a grid.
 
-    Operators that only rename or convert one value are left out, and so are constants.
+    Operators that only rename or convert a single value are left out. Constants are left out too.
 
     Args:
-      nodes: the graph nodes to draw, in loop bodies too; None draws the top level.
-      dim_names: global dimension size to the letter that stands for it, such as `{1024: "S"}`.
+      nodes: the graph nodes to draw, also in loop bodies; None draws the top level.
+      dim_names: letters of global dimension sizes, such as `{1024: "S"}`.
     """
     reader = _DiagramReader(program, graph, dict(dim_names or {}))
-    drawn = [s for s in _chosen(program, nodes) if not isinstance(s.attributes, Control)]
-    return _placed(tuple(reader.read(drawn)))
-
-
-def _chosen(program: SpmdProgram, nodes: Collection[int] | None) -> Iterator[Instruction]:
-    if nodes is None:
-        yield from program.block.instructions
-        return
-    wanted = frozenset(nodes)
-    yield from (s.instruction for s in walk(program) if s.instruction.node in wanted)
+    chosen: Iterable[Instruction] = program.block.instructions
+    if nodes is not None:
+        wanted = frozenset(nodes)
+        chosen = (s.instruction for s in walk(program) if s.instruction.node in wanted)
+    drawn = [s for s in chosen if not isinstance(s.attributes, Control)]
+    found = tuple(reader.read(drawn))
+    columns = _columns(found)
+    lanes = _Lanes(found, columns).assign()
+    return tuple(replace(b, column=columns[b.index], lane=lanes[b.index]) for b in found)
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,11 @@ class _DiagramReader:
     dim_names: dict[int, str]
 
     def read(self, instructions: Sequence[Instruction]) -> Iterator[Box]:
-        """Boxes in order of execution; an incoming value stands before each of its readers."""
+        """Yield boxes in order of execution; an incoming value has a box before each reader."""
+        # A hidden instruction's result is drawn as its operand: as the operand's box (`maker`), or
+        # as an incoming value (`renamed`).
         maker: dict[int, int] = {}
-        stands_for: dict[int, int] = {}
+        renamed: dict[int, int] = {}
         constants = {local.index for local in self.program.locals if self.constant(local)}
         count = 0
         for instruction in instructions:
@@ -102,13 +103,13 @@ class _DiagramReader:
             if self.hidden(instruction, operands):
                 (value,) = operands
                 drawn = value in maker
-                mark = maker[value] if drawn else stands_for.get(value, value)
-                (maker if drawn else stands_for).update(dict.fromkeys(instruction.results, mark))
+                mark = maker[value] if drawn else renamed.get(value, value)
+                (maker if drawn else renamed).update(dict.fromkeys(instruction.results, mark))
                 continue
             inputs = []
             for value in operands:
                 if value not in maker:
-                    yield self.incoming(count, stands_for.get(value, value))
+                    yield self.incoming(count, renamed.get(value, value))
                     count += 1
                 inputs.append(maker.get(value, count - 1))
             yield self.box(count, instruction, tuple(inputs))
@@ -116,28 +117,28 @@ class _DiagramReader:
             count += 1
 
     def constant(self, local: Local) -> bool:
-        """Whether a local value is a constant of the function, or a number."""
+        """Return whether a local value is a constant of the function, or a scalar."""
         made = None if local.origin is None else self.graph.values[local.origin].kind
         return not local.shape or made == "constant"
 
     def hidden(self, instruction: Instruction, operands: list[int]) -> bool:
-        """Whether an instruction neither computes, moves nor cuts: one value in, as large out."""
+        """Return whether an instruction only changes the type or shape of one value."""
         attributes = instruction.attributes
         if type(attributes) is not Apply or instruction.node is None or len(operands) != 1:
             return False
         flops = signature_flops(self.graph.nodes[instruction.node].signature)
         held = self.program.locals
-        sizes = {_elements(held[v]) for v in (operands[0], *instruction.results)}
+        sizes = {math.prod(held[v].shape) for v in (operands[0], *instruction.results)}
         return not flops and len(sizes) == 1
 
     def incoming(self, index: int, value: int) -> Box:
-        """The box of a value that no drawn instruction makes."""
+        """Return the box of a value that no drawn instruction makes."""
         local = self.program.locals[value]
         name = "" if local.origin is None else self.graph.values[local.origin].name
         return Box(index, "value", (Token(_last_key(name)),), self.shape(local))
 
     def box(self, index: int, instruction: Instruction, inputs: tuple[int, ...]) -> Box:
-        """The box of an instruction."""
+        """Return the box of an instruction."""
         attributes = instruction.attributes
         made = self.program.locals[instruction.results[0]]
         if is_collective(attributes):
@@ -146,56 +147,38 @@ class _DiagramReader:
             axes = axis_names(self.program.mesh, attributes.digits)
             label = (Token(SHORT_KINDS[kind], axes),)
             return Box(index, kind, label, self.shape(made), inputs, int(moved))
-        kind, text = self.local_label(instruction)
+        node = None if instruction.node is None else self.graph.nodes[instruction.node]
+        if type(attributes) is not Apply:
+            kind, text = "local", type(attributes).__name__
+        elif node is not None and contracts(node.signature):
+            kind, text = "einsum", "Einsum"
+        else:
+            kind, text = "local", attributes.primitive
         return Box(index, kind, (Token(text),), self.shape(made), inputs)
 
-    def local_label(self, instruction: Instruction) -> tuple[str, str]:
-        """Kind and text of the box of a local instruction."""
-        attributes = instruction.attributes
-        if type(attributes) is not Apply:
-            return "local", type(attributes).__name__
-        node = None if instruction.node is None else self.graph.nodes[instruction.node]
-        if node is not None and contracts(node.signature):
-            return "einsum", "Einsum"
-        return "local", attributes.primitive
-
     def shape(self, local: Local) -> tuple[Token, ...]:
-        """Dimensions in letters, lower case with axes where partitioned; pending sums last."""
+        """Return the dimensions as letters; a sharded one is lower case; pending sums come last."""
         sharding = local.sharding
         mesh = self.program.mesh
-        pairs = zip(sharding.shape, sharding.dims, strict=True)
-        tokens = tuple(self.dim(mesh, size, digits) for size, digits in pairs)
+        tokens = []
+        for size, digits in zip(sharding.shape, sharding.dims, strict=True):
+            name, axes = self.dim_names.get(size, str(size)), axis_names(mesh, digits)
+            tokens.append(Token(name.lower() if axes else name, axes))
         pending = axis_names(mesh, sharding.unreduced)
         return (*tokens, *((Token("Σ", pending),) if pending else ()))
 
-    def dim(self, mesh: Mesh, size: int, digits: Digits) -> Token:
-        """A dimension by its name, with the axes that split it."""
-        name, axes = self.dim_names.get(size, str(size)), axis_names(mesh, digits)
-        return Token(name.lower() if axes else name, axes)
-
 
 def _last_key(name: str) -> str:
-    """`w_in` of `params['layers'][0]['w_in']`; a name without keys stays."""
+    """Return `w_in` of `params['layers'][0]['w_in']`; a name without keys is unchanged."""
     *_, last = name.rstrip("]").split("[")
     return last.strip("'\"") if name.endswith("]") else name
 
 
-def _elements(local: Local) -> int:
-    count = 1
-    for n in local.shape:
-        count *= n
-    return count
-
-
-def _placed(found: tuple[Box, ...]) -> tuple[Box, ...]:
-    """The boxes with a column (longest way from an incoming value) and a lane."""
-    columns = _columns(found)
-    lanes = _Lanes(found, columns).assign()
-    return tuple(replace(b, column=columns[b.index], lane=lanes[b.index]) for b in found)
-
-
 def _columns(found: Sequence[Box]) -> list[int]:
-    """Longest path from the left; then a branch moves right, up to its reader."""
+    """Return the column of each box: the length of the longest path from an incoming value.
+
+    A box with at most one input then moves right, next to its first reader.
+    """
     columns = [0] * len(found)
     readers: dict[int, list[int]] = {}
     for box in found:
@@ -214,7 +197,7 @@ class _Lanes:
     columns: list[int]
 
     def assign(self) -> list[int]:
-        """The longest way to each result in one lane, side branches in the nearest free one."""
+        """Return the lane of each box: the longest path to each result is in a single lane."""
         lanes: dict[int, int] = {}
         taken: set[tuple[int, int]] = set()
         read = {i for box in self.boxes for i in box.inputs}
@@ -226,29 +209,29 @@ class _Lanes:
     def place(
         self, end: int, near: int, lanes: dict[int, int], taken: set[tuple[int, int]]
     ) -> None:
-        """Put the way to `end` into the free lane nearest to `near`, then its branches."""
+        """Put the path to `end` into the free lane nearest to `near`, then its branches."""
         waiting = [(end, near)]
         while waiting:
             at, wish = waiting.pop(0)
             if at in lanes:
                 continue
-            way = self.way(at, lanes)
-            span = range(self.columns[way[-1]], self.columns[way[0]] + 1)
-            lane = next(n for n in _outward(wish) if not taken & {(n, c) for c in span})
+            path = self.path(at, lanes)
+            span = range(self.columns[path[-1]], self.columns[path[0]] + 1)
+            lane = next(n for n in _lanes_from(wish) if not taken & {(n, c) for c in span})
             taken.update((lane, c) for c in span)
-            lanes.update(dict.fromkeys(way, lane))
-            waiting += [(i, lane) for box in way for i in self.boxes[box].inputs]
+            lanes.update(dict.fromkeys(path, lane))
+            waiting += [(i, lane) for box in path for i in self.boxes[box].inputs]
 
-    def way(self, at: int, lanes: dict[int, int]) -> list[int]:
-        """From a box back to the left, along the operand that took longest."""
-        way = [at]
-        while inputs := [i for i in self.boxes[way[-1]].inputs if i not in lanes]:
-            way.append(max(inputs, key=lambda i: self.columns[i]))
-        return way
+    def path(self, at: int, lanes: dict[int, int]) -> list[int]:
+        """Return a path from a box to the left, along the operand in the largest column."""
+        path = [at]
+        while inputs := [i for i in self.boxes[path[-1]].inputs if i not in lanes]:
+            path.append(max(inputs, key=lambda i: self.columns[i]))
+        return path
 
 
-def _outward(lane: int) -> Iterable[int]:
-    """`lane`, then the lanes around it, nearest first."""
+def _lanes_from(lane: int) -> Iterable[int]:
+    """Yield `lane`, then the lanes around it, nearest first."""
     yield lane
     for step in range(1, 1000):
         yield lane + step

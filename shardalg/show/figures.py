@@ -1,6 +1,6 @@
-"""Figures: partitioned programs, wire bytes per strategy, measured times.
+"""Figures of partitioned programs, wire bytes per strategy, and measured times.
 
-What `Plan.draw` shows: a program as boxes, or the bytes of a large one as bars.
+`Plan.draw` shows a small program as boxes, and the bytes of a large program as bars.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ KIND_COLORS = {
     "einsum": "#e3e6ea",
     "local": "#ffffff",
 }
-# Inches: a column, a lane, and the box in it.
+# Inches: width of a column, height of a lane, width and height of the box in it.
 COLUMN, LANE, WIDTH, HEIGHT = 1.42, 1.0, 0.86, 0.36
 TITLE_LINE, TITLE_SIZE = 0.2, 11
-"""Inches of a line, points of a letter."""
+"""Height of a title's line in inches, and size of its letters in points."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Panel:
 
     Attributes:
       nodes: the graph nodes to draw; None draws the top level of the program.
-      dim_names: global dimension size to its letter.
+      dim_names: letters of global dimension sizes.
     """
 
     title: str
@@ -59,53 +59,49 @@ class Panel:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """What is drawn."""
+        """Boxes of the program."""
         return boxes(self.program, self.graph, nodes=self.nodes, dim_names=self.dim_names)
 
 
 def draw_programs(panels: Sequence[Panel]) -> Figure:
-    """Programs one below the other, to compare strategies (GSPMD, figure 7); each left to right.
+    """Draw programs one below the other, each from left to right (as in GSPMD, figure 7).
 
-    A dimension is written as in the paper's figures: a capital letter whole, a small one with its
-    mesh axes below where partitioned, `Σ` for sums still pending along axes. Below a collective
-    stand the bytes that each device sends.
+    Dimensions are written as in the paper's figures. An unsharded dimension is a capital letter.
+    A sharded dimension is a small letter with its mesh axes as subscript. `Σ` is a partial sum that
+    is pending along axes. The bytes that each device sends are below a collective.
     """
     from shardalg.drawing import Drawing
 
     drawn = [panel.boxes for panel in panels]
-    spans = [_span(found) for found in drawn]
-    width = max(max(columns for columns, _, _ in spans) * COLUMN + 0.3, 6.0)
-    panels = [replace(panel, title=_wrapped(panel.title, width)) for panel in panels]
+    spans = []  # (lowest lane, highest lane) of each program
+    columns = 0
+    for found in drawn:
+        columns = max(columns, max((box.column for box in found), default=0) + 1)
+        lanes = [box.lane for box in found] or [0]
+        spans.append((min(lanes), max(lanes)))
+    width = max(columns * COLUMN + 0.3, 6.0)
+    # A letter is 0.65 times as wide as its size, and an inch has 72 points.
+    letters = int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))
+    panels = [replace(panel, title="\n".join(wrap(panel.title, letters))) for panel in panels]
     heights = [
         (high - low + 1) * LANE + 0.25 + TITLE_LINE * (panel.title.count("\n") + 1)
-        for panel, (_, low, high) in zip(panels, spans, strict=True)
+        for panel, (low, high) in zip(panels, spans, strict=True)
     ]
     figure = Drawing(figsize=(width, sum(heights) + 0.5))
     total = figure.get_figheight()
     top = total - 0.35
-    for panel, found, span, height in zip(panels, drawn, spans, heights, strict=True):
+    for panel, found, (low, high), height in zip(panels, drawn, spans, heights, strict=True):
         top -= height
         axes = figure.add_axes((0, top / total, 1, height / total))
-        axes.set_ylim((span[1] - 0.62) * LANE, (span[1] - 0.62) * LANE + height)
-        _paint(axes, panel, found, span[2])
+        axes.set_ylim((low - 0.62) * LANE, (low - 0.62) * LANE + height)
+        _paint(axes, panel, found, high)
     _legend(figure, panels, drawn)
     return figure
 
 
-def _wrapped(title: str, width: float) -> str:
-    """A title in lines that fit into so many inches; a letter is 0.65 times as wide as its size."""
-    return "\n".join(wrap(title, int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))))
-
-
-def _span(found: Sequence[Box]) -> tuple[int, int, int]:
-    """Columns, lowest lane, highest lane."""
-    lanes = [box.lane for box in found] or [0]
-    return max((box.column for box in found), default=0) + 1, min(lanes), max(lanes)
-
-
 def _paint(axes: Axes, panel: Panel, found: Sequence[Box], high: int) -> None:
     figure = axes.get_figure(root=True)
-    assert figure is not None, "axes stand in a figure"
+    assert figure is not None, "axes belong to a figure"
     axes.set_xlim(0, figure.get_figwidth())
     axes.axis("off")
     axes.text(
@@ -150,7 +146,7 @@ def _tokens(
     colors: Mapping[str, str],
     size: float,
 ) -> None:
-    """A line of tokens centred on a point, axis names as coloured subscripts."""
+    """Draw a line of tokens centred on a point, axis names as coloured subscripts."""
     from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 
     from shardalg.drawing import Subscript
@@ -173,15 +169,16 @@ def _tokens(
 
 
 def _arrow(axes: Axes, start: Box, end: Box) -> None:
-    """An arrow between boxes; one that jumps over columns of its own lane is bent."""
+    """Draw an arrow between boxes; an arrow over other columns of its own lane is bent."""
     (x0, y0), (x1, y1) = _place(start), _place(end)
     jumps = start.lane == end.lane and end.column - start.column > 1
     bend = f"arc3,rad={-0.18 if jumps else 0}"
     style = {"arrowstyle": "-|>,head_width=0.14,head_length=0.28", "color": FAINT, "lw": 0.9}
     style |= {"connectionstyle": bend, "shrinkA": 0, "shrinkB": 0}
     inset = WIDTH / 2 + 0.03
-    aside = 0.09 * ((start.lane > end.lane) - (start.lane < end.lane))
-    axes.annotate("", (x1 - inset, y1 + aside), (x0 + inset, y0), arrowprops=style, zorder=1)
+    # Arrows from above and below end at different points of the box.
+    offset = 0.09 * ((start.lane > end.lane) - (start.lane < end.lane))
+    axes.annotate("", (x1 - inset, y1 + offset), (x0 + inset, y0), arrowprops=style, zorder=1)
 
 
 def _axis_colors(panel: Panel) -> dict[str, str]:
@@ -207,7 +204,9 @@ def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Bo
 
 
 def wire_bytes_bars(strategies: Table) -> Figure:
-    """Bytes that each device sends in one step: a bar per strategy and phase, stacked by kind.
+    """Draw the bytes that each device sends per step: a bar per strategy and phase.
+
+    Bars are stacked by kind of collective.
 
     Args:
       strategies: the table of `show.tables.strategies`.
@@ -220,10 +219,10 @@ def wire_bytes_bars(strategies: Table) -> Figure:
 
 
 def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figure:
-    """Bytes that each device sends in one step: a bar per entry, stacked by kind.
+    """Draw the bytes that each device sends per step: a bar per entry, stacked by kind.
 
     Args:
-      sums: label of the bar, to kind of collective, to bytes.
+      sums: bytes by label of the bar and kind of collective.
     """
     from shardalg.drawing import Drawing
 
@@ -259,10 +258,10 @@ def _legend_above(axes: Axes) -> None:
 
 
 def measured_times(measured: Mapping[str, Table]) -> Figure:
-    """Median step times of ours beside XLA's, with the quartiles as spread.
+    """Draw median step times of shardalg and XLA, with the quartiles as error bars.
 
     Args:
-      measured: label to the table of a `Measurement` (columns executable, median_s, quartile_1_s,
+      measured: tables of `Measurement` by label (columns executable, median_s, quartile_1_s,
         quartile_3_s).
     """
     from shardalg.drawing import Drawing
@@ -295,10 +294,10 @@ SHOWN = ("program", "bytes")
 
 @dataclass(frozen=True)
 class DrawnPlan:
-    """What is drawn of a plan.
+    """The program, graph and note of a plan that is drawn.
 
     Attributes:
-      note: what stands beside the title of a single one: the mesh, bytes and seconds.
+      note: text after the title of a single plan: the mesh, bytes and seconds.
     """
 
     program: SpmdProgram
@@ -307,11 +306,13 @@ class DrawnPlan:
 
     @property
     def collectives(self) -> Table:
-        """What it sends, in numbers."""
+        """Table of the program's collectives, in numbers."""
         return table_of(self.program, self.graph)
 
     def nodes(self, module: str | None) -> frozenset[int] | None:
-        """The operators of a module (or the end of its path) and of those inside it; None: all.
+        """Return the operators of a module and of the modules inside it; None means all.
+
+        The end of a module's path is enough.
 
         Raises:
           TableError: no operator belongs to the module.
@@ -324,7 +325,7 @@ class DrawnPlan:
         if not found:
             known = sorted({name for name in names if name})
             near = get_close_matches(module, known, 3) or known[:5]
-            there = f"it has {', '.join(near)}" if near else "its operators stand in no module"
+            there = f"it has {', '.join(near)}" if near else "no operator belongs to a module"
             raise TableError(f"the program has no module {module!r}; {there}.")
         return found
 
@@ -336,10 +337,10 @@ def draw_plans(
     module: str | None = None,
     letters: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Plans one below the other, or their bytes; the arguments are those of `Plan.draw`.
+    """Draw plans one below the other, or their bytes; arguments as in `Plan.draw`.
 
     Raises:
-      TableError: `show` or `module` names nothing that there is.
+      TableError: `show` is another word, or the program has no such module.
     """
     if show not in (None, *SHOWN):
         raise TableError(f"show={show!r}: a plan is drawn as 'program' or as 'bytes'.")
@@ -357,7 +358,7 @@ def draw_plans(
 
 
 def _bytes(plans: Mapping[str, DrawnPlan]) -> Figure:
-    """Of one plan a bar per module, the longest first; of several one per plan and phase."""
+    """Draw a bar per module of a single plan, longest first, or a bar per plan and phase."""
     if len(plans) > 1:
         return wire_bytes_bars(strategies({name: each.collectives for name, each in plans.items()}))
     ((title, plan),) = plans.items()

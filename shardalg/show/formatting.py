@@ -1,6 +1,7 @@
-"""Formatting that partitioning adds: slices, pads, masks and halos, and what they move.
+"""Slices, pads, masks and halos that partitioning adds, and the bytes that they move.
 
-Uneven results: JAX arrays cannot be uneven, so they leave on the longest even prefix.
+JAX arrays cannot be uneven. An uneven result is therefore resharded at the end, to the longest even
+prefix of its axes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost
 from shardalg.costs.fusion import traffic, unwritten
 from shardalg.costs.walk import Execution, local_bytes, walk
-from shardalg.graph.ir import Graph, Value
+from shardalg.graph.ir import Graph
 from shardalg.planner.reshard.padded import gathered
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
@@ -24,19 +25,20 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
 MOVING = (HaloExchange, CollectivePermute)
-"""Collectives that move borders of blocks rather than change how a value is split."""
+"""Collectives that move borders of blocks; all others change the sharding of a value."""
 
 
 def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> Table:
-    """Instructions that the function does not have, by kind, and their share of the program.
+    """Return the instructions that partitioning adds, by kind, and their share of the program.
 
-    `memory_bytes` are what a device moves from and to memory for them in a step; what is fused with
-    its neighbours moves nothing. `wire_bytes` are sent by halos and permutes. The last row is all
-    of them, and its shares are those of the program's local and sent bytes.
+    `memory_bytes` are the bytes that a device moves from and to memory per step. An instruction
+    that is fused with its neighbours moves nothing. Halos and permutes also have
+    `wire_bytes_per_step`. The last row is the sum, with its shares of the program's local and sent
+    bytes.
 
     Args:
-      cost: adds `memory_s`, the seconds of those memory bytes on its hardware (`cost.formatting_s`
-        in the last row), and `step_share`, what they are of `cost.step_time_s`.
+      cost: adds `memory_s`, the seconds of the memory bytes on the cost's hardware
+        (`cost.formatting_s` in the last row), and `step_share`, their share of `cost.step_time_s`.
     """
     inside = unwritten(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
@@ -44,9 +46,18 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
     for step in walk(program):
         if isinstance(step.instruction.attributes, Control):
             continue
-        amounts = (step.count, *_bytes(program, step, inside))
-        kinds = [whole] if _is_users(step) else [whole, sums[_name(step)]]
-        for total in kinds:
+        # A collective moves wire bytes, any other instruction moves memory bytes.
+        instruction = step.instruction
+        attributes = instruction.attributes
+        moved, sent = 0, 0
+        if isinstance(attributes, Collective):
+            held = local_bytes(program, instruction.operands)
+            sent = step.count * wire_bytes(attributes, held)
+        else:
+            moved = step.count * local_bytes(program, traffic(instruction, inside))
+        amounts = (step.count, moved, sent)
+        added_by_us = not _is_users(step)
+        for total in [whole, sums[type(attributes).__name__]] if added_by_us else [whole]:
             total[:] = [a + b for a, b in zip(total, amounts, strict=True)]
     added = [sum(column) for column in zip(*sums.values(), strict=True)] or [0, 0, 0]
     rows = [(name, *found) for name, found in sorted(sums.items())] + [("all", *added)]
@@ -58,21 +69,18 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
         (*row[:2], *map(number, row[2:]), *(_share(row[k], whole[k - 1]) for k in (2, 3)))
         for row in rows
     )
-    return _timed(Table(columns, tuple(shares)), cost)
-
-
-def _timed(table: Table, cost: Cost | None) -> Table:
+    table = Table(columns, tuple(shares))
     if cost is None:
         return table
     per_s, step = cost.hardware.hbm_bytes_per_s, cost.step_time_s
     seconds = [float(moved / per_s) for moved in table["memory_bytes"]]
-    rows = zip(table.rows, seconds, strict=True)
-    timed = tuple((*row, s, _share(s, step)) for row, s in rows)
+    pairs = zip(table.rows, seconds, strict=True)
+    timed = tuple((*row, s, _share(s, step)) for row, s in pairs)
     return Table((*table.columns, "memory_s", "step_share"), timed)
 
 
 def _is_users(step: Execution) -> bool:
-    """Whether an instruction is an operator of the function, or changes how a value is split."""
+    """Return whether an instruction is the user's operator, or changes a value's sharding."""
     instruction = step.instruction
     kind = type(instruction.attributes)
     if kind is Apply:
@@ -80,55 +88,44 @@ def _is_users(step: Execution) -> bool:
     return issubclass(kind, Collective) and kind not in MOVING
 
 
-def _name(step: Execution) -> str:
-    return type(step.instruction.attributes).__name__
-
-
-def _bytes(program: SpmdProgram, step: Execution, inside: frozenset[int]) -> tuple[float, float]:
-    instruction = step.instruction
-    if isinstance(instruction.attributes, Collective):
-        held = local_bytes(program, instruction.operands)
-        return 0, step.count * wire_bytes(instruction.attributes, held)
-    return step.count * local_bytes(program, traffic(instruction, inside)), 0
-
-
 def _share(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
 
 
-WHY = "a JAX array cannot be uneven: {}, held as {}, leaves as {}; lowered.padded keeps it"
-NOBODYS = ("unknown", "forward", "root", "border", "", "")
-"""Role, phase, region, operator, module and source of what happens behind the function."""
+WHY = (
+    "a JAX array cannot be uneven: {} with sharding {} is returned as {}; "
+    "lowered.padded keeps the sharding"
+)
+AFTER_FUNCTION = ("unknown", "forward", "root", "border", "", "")
+"""Role, phase, region, operator, module and source of a reshard after the function."""
 
 
 def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:
-    """The collectives of a program, and a row per uneven result of what laying it out anew sends.
+    """Return the collectives of a program, with a row for the reshard of each uneven result.
 
-    Such a row's kind is "border"; it is sent behind the program, where the lowered one is called,
-    and not by `lowered.padded`.
+    The kind of such a row is "border". The lowered program sends these bytes after the function;
+    `lowered.padded` does not.
     """
+    rows = []
     sides = zip(program.block.results, graph.results, program.result_shardings, strict=True)
-    rows = (
-        _row(program.locals[local], graph.values[value], layout)
-        for local, value, layout in sides
-        if not layout.is_even
-    )
+    for local, number_of_value, layout in sides:
+        if layout.is_even:
+            continue
+        held, value = program.locals[local], graph.values[number_of_value]
+        even = even_prefix(layout)
+        kept = {digit for dim in even.dims for digit in dim}
+        dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
+        left = Local(held.index, even.shard_shape, held.dtype, even)
+        sent = number(_sent(layout, even) * value.type.itemsize)
+        what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
+        why = WHY.format(value.name, layout.text(), even.text())
+        rows.append((*what, held.bytes, left.bytes, sent, sent, *AFTER_FUNCTION, why))
     return Table(table.columns, (*table.rows, *rows))
 
 
-def _row(held: Local, value: Value, layout: Sharding) -> tuple[object, ...]:
-    even = even_prefix(layout)
-    kept = {digit for dim in even.dims for digit in dim}
-    dropped = tuple(d for dim in layout.dims for d in dim if d not in kept)
-    left = Local(held.index, even.shard_shape, held.dtype, even)
-    sent = number(_sent(layout, even) * value.type.itemsize)
-    what = ("border", ",".join(layout.mesh.texts(dropped)), parts(dropped), 1)
-    why = WHY.format(value.name, layout.text(), even.text())
-    return (*what, held.bytes, left.bytes, sent, sent, *NOBODYS, why)
-
-
 def _sent(layout: Sharding, even: Sharding) -> int:
-    """Elements that a device sends where the dimensions that change are gathered and cut."""
+    """Return the elements that a device sends to gather and cut the dimensions that change."""
+    # Dimensions that stay take part with their block, which moves whole.
     rows = [
         (size, held, kept) if held != kept else (block, (), ())
         for size, block, held, kept in zip(

@@ -1,7 +1,4 @@
-"""A page of text, tables and figures: one HTML file without links, and the same as Markdown.
-
-The tables of a report for a LaTeX document.
-"""
+"""Pages of text, tables and figures, as one HTML file, as Markdown, and as LaTeX tables."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ WIDE_CELL = 44
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG image with its caption; `name` is its file's, without the ending."""
+    """A PNG image with its caption; `name` is the file name without the ending."""
 
     name: str
     png: bytes
@@ -60,11 +57,11 @@ class Picture:
 
 @dataclass(frozen=True, repr=False)
 class Listing:
-    """Text that is shown as it stands, such as a program.
+    """Text that is shown unchanged, such as a program.
 
     Attributes:
-      titles: (`%7`, what it tells in HTML when pointed at) of values in the text; where a value is
-        mentioned again, the first two lines of it.
+      titles: (`%7`, tooltip in HTML) of values in the text. A value that is mentioned again has
+        only the first two lines.
     """
 
     text: str
@@ -82,10 +79,11 @@ Part = str | Table | Picture | Listing
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, and under it paragraphs (with `code` and **bold**), tables and pictures.
+    """A heading with paragraphs (with `code` and **bold**), tables and pictures.
 
     Attributes:
-      brief: what of it a terminal shows; conclusion: the line that the page ends with for it.
+      brief: tables that a terminal shows.
+      conclusion: the section's line in the conclusion of the page.
     """
 
     title: str
@@ -104,11 +102,11 @@ class Page:
 
     @property
     def conclusion(self) -> str:
-        """What the sections come to, a line for each that comes to something."""
+        """Conclusions of the sections, a line each."""
         return "\n".join(f"- {s.conclusion}" for s in self.sections if s.conclusion)
 
     def to_html(self) -> str:
-        """One self-contained file: images inside, nothing loaded from elsewhere."""
+        """Return one self-contained file: images are inside, nothing is loaded."""
         head = f"<title>{html.escape(self.title)}</title><style>{STYLE}</style>"
         lines = "".join(f"<li>{_inline(s.conclusion)}</li>" for s in self.sections if s.conclusion)
         ends = f"\n<h2>Conclusion</h2>\n<ul>{lines}</ul>" if lines else ""
@@ -126,7 +124,7 @@ class Page:
         )
 
     def to_markdown(self) -> str:
-        """The same for a terminal or a repository; pictures are files beside it."""
+        """Return the page as Markdown; pictures are separate files."""
         sections = (
             f"## {section.title}\n\n"
             + "\n\n".join(_MARKDOWN[type(part)](part) for part in section.parts)
@@ -136,12 +134,12 @@ class Page:
         return "\n\n".join((f"# {self.title}", self.lead, *sections, *ends)) + "\n"
 
     def pictures(self) -> tuple[Picture, ...]:
-        """The pictures of all sections, in order."""
+        """Return the pictures of all sections, in order."""
         parts = (part for section in self.sections for part in section.parts)
         return tuple(part for part in parts if type(part) is Picture)
 
     def write(self, folder: Path | str, name: str = "report") -> tuple[Path, ...]:
-        """Write `name.html`, `name.md` and the PNG files into `folder`; returns the paths."""
+        """Write `name.html`, `name.md` and the PNG files into `folder`, and return the paths."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         written = [folder / f"{name}.html", folder / f"{name}.md"]
@@ -157,7 +155,7 @@ class Page:
 
 
 def _inline(text: str) -> str:
-    """Escaped text with `code` and **bold**.
+    """Return escaped text with `code` and **bold**.
 
     >>> _inline("**a < b** in `f(x)`")
     '<b>a &lt; b</b> in <code>f(x)</code>'
@@ -182,7 +180,7 @@ def _picture(picture: Picture) -> str:
 def _listing(listing: Listing) -> str:
     titles, seen = dict(listing.titles), set()
 
-    def told(found: re.Match[str]) -> str:
+    def with_tooltip(found: re.Match[str]) -> str:
         name = found[0]
         if name not in titles:
             return name
@@ -190,11 +188,11 @@ def _listing(listing: Listing) -> str:
         seen.add(name)
         return f'<span title="{"&#10;".join(map(html.escape, lines))}">{name}</span>'
 
-    return f"<pre>{re.sub(r'%[0-9]+', told, html.escape(listing.text, quote=False))}</pre>"
+    return f"<pre>{re.sub(r'%[0-9]+', with_tooltip, html.escape(listing.text, quote=False))}</pre>"
 
 
 def _table(table: Table) -> str:
-    """A table in a scrolling frame, numbers flush right with thousands separated."""
+    """Return a table in a scrolling frame, numbers flush right with thousands separated."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
     body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
     return f'<div class="scroll"><table><tr>{head}</tr>\n{body}</table></div>'
@@ -202,20 +200,19 @@ def _table(table: Table) -> str:
 
 def _cell(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Table knows how a formula is written; a single cell of it is its HTML without the frame.
-    text = number_text(value) if is_number else _one_cell(value)
+    if is_number:
+        text = number_text(value)
+    else:
+        # `Table` formats formulas. A cell is the HTML of a table of one cell without the frame.
+        shown = Table(("x",), ((value,),)).to_html()
+        text = shown.split("<td>", 1)[1].rsplit("</td>", 1)[0]
     wide = isinstance(value, str) and len(value) > WIDE_CELL
     kind = ' class="n"' if is_number else ' class="wide"' if wide else ""
     return f"<td{kind}>{text}</td>"
 
 
-def _one_cell(value: Any) -> str:
-    shown = Table(("x",), ((value,),)).to_html()
-    return shown.split("<td>", 1)[1].rsplit("</td>", 1)[0]
-
-
 def number_text(value: float) -> str:
-    """A number for reading: integers with separators, floats with four digits.
+    """Return a number for reading: integers with separators, floats with four digits.
 
     >>> number_text(134217728), number_text(0.00123456), number_text(12.0)
     ('134,217,728', '0.001235', '12')
@@ -247,9 +244,10 @@ HEAD = r"""% \usepackage{booktabs,graphicx}
 
 
 def tables_tex(page: Page) -> str:
-    r"""Every table of the page in booktabs rules, without columns of sentences, for `\input`.
+    r"""Return every table of the page in booktabs style, for a LaTeX document.
 
-    Formulas are mathematics; the caption is the section's title.
+    Columns of sentences are left out. Formulas are in mathematics. The caption is the section's
+    title.
 
     >>> from shardalg.show.html import Section
     >>> section = Section("Bytes of a_1", (Table(("n", "why"), ((3, "because"),)),))
@@ -266,22 +264,18 @@ def tables_tex(page: Page) -> str:
     \caption{Bytes of a\_1}
     \end{table}
     """
-    made = (
-        _latex_table(part, section.title)
-        for section in page.sections
-        for part in section.parts
-        if type(part) is Table
-    )
+    made = []
+    for section in page.sections:
+        for part in section.parts:
+            if type(part) is not Table:
+                continue
+            kept = part.select(*(name for name in part.columns if name not in WORDY))
+            lines = (
+                r"\begin{table}",
+                r"\centering",
+                rf"\fit{{{kept.to_latex()}}}",
+                rf"\caption{{{latex_text(section.title)}}}",
+                r"\end{table}",
+            )
+            made.append("\n".join(lines))
     return "\n\n".join((HEAD, *made)) + "\n"
-
-
-def _latex_table(table: Table, caption: str) -> str:
-    kept = table.select(*(name for name in table.columns if name not in WORDY))
-    lines = (
-        r"\begin{table}",
-        r"\centering",
-        rf"\fit{{{kept.to_latex()}}}",
-        rf"\caption{{{latex_text(caption)}}}",
-        r"\end{table}",
-    )
-    return "\n".join(lines)

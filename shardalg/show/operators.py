@@ -1,4 +1,4 @@
-"""The page of operators, printed from the table: `python -m shardalg.show.operators`."""
+"""The page of operators, printed from the table of rows by `python -m shardalg.show.operators`."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from shardalg.planner.partition.choose.component import COMBINABLE
 HEAD = """\
 # Operators
 
-Printed from the table by `python -m shardalg.show.operators`; the suite holds this page against \
-it.
-A row says which element of each operand an iteration reads (`[d0, 2*d1+1]`: an index per \
-dimension), where it writes
-(`->`), and how iterations that write one place join. A read outside its tensor voids the \
-iteration; `|` separates
-alternatives, of which one exists; `init` is what a place without iterations holds; `where` is a \
-choice at run time.
+`python -m shardalg.show.operators` prints this page from the table of rows. A test compares both.
 
-Columns: loops that are **local** when partitioned; what **moves** where others are; loops that \
-stay **whole** on every
-device because the operator needs all of them at once, or that no emission splits **yet**, with \
-what it takes.
-Where a sharded dimension has to be whole, its split moves to another loop that is free, and back \
-afterwards; where none
-is, the dimension is gathered. That costs bytes, never correctness, and `plan.warnings()` says how \
-many.
+A row names the element of each operand that an iteration reads (`[d0, 2*d1+1]`: an index per
+dimension), the element that it writes (`->`), and how iterations that write the same element are
+combined. An iteration that reads outside of a tensor does not count. `|` separates alternatives, of
+which exactly one exists. `init` is the value of an element that no iteration writes. `where` is
+a choice at run time.
+
+Columns:
+
+- **local**: loops that can be partitioned without communication.
+- **moves**: loops that can be partitioned, with the communication that they need.
+- **whole**: loops that stay whole on every device, because the operator needs all iterations.
+- **not yet**: loops that are not partitioned yet, with the communication that they would need.
+
+If a sharded dimension has to be whole, its sharding moves to another free loop, and back
+afterwards. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
+`plan.warnings()` shows how many bytes.
 """
-# By the class of the loop or of one beside it in an index.
+# Communication by the class of the loop, or of another loop in the same index.
 NEEDS = {
     COMPOUND: "exchange",
     WINDOW: "halo",
     SHIFTED: "exchange",
     SELECTED: "window across blocks",
 }
-# What a block sends where its partial results are sent whole.
+# Partial results that a block sends if no collective combines them.
 SENT = {
-    **dict.fromkeys((ARGMAX, ARGMIN), "a value and a place per block"),
-    TOP: "values and places per block",
+    **dict.fromkeys((ARGMAX, ARGMIN), "a value and an index per block"),
+    TOP: "values and indices per block",
     USER: "partial results per block",
 }
 COLUMNS = ("row", "local", "moves", "whole", "not yet")
 
 
 def operators_page() -> str:
-    """The page: a section per family, then the calls, then what is left out and why.
+    """Return the page: a section per family, then the calls, then operators without a row.
 
     >>> print(operators_page().splitlines()[0])
     # Operators
@@ -89,7 +90,7 @@ def _cells(rule: Rule) -> Iterator[str]:
 
 
 def _uncombined(rule: Rule) -> frozenset[str]:
-    """Loops whose partial results no collective joins."""
+    """Return the loops whose partial results no collective combines."""
     joins = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
     return frozenset(() if joins else rule.reduced)
 
@@ -106,8 +107,8 @@ def _need(rule: Rule, loop: str) -> str:
     if loop in rule.guarded:
         return NEEDS[SELECTED]
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
-    beside = {v for index in maps if loop in index.variables for v in index.variables}
-    classes = {loop_class(rule, v) for v in beside if v in rule.extents}
+    others = {v for index in maps if loop in index.variables for v in index.variables}
+    classes = {loop_class(rule, v) for v in others if v in rule.extents}
     return next(need for name, need in NEEDS.items() if name in classes)
 
 
@@ -120,13 +121,12 @@ def _calls() -> str:
     return f"""\
 ## Calls and annotations
 
-Their body stands in their place: `{"` `".join(sorted(INLINED))}`.
-A region of its own, tied to the outside (`tracing/control_flow.py`): `{"` `".join(sorted(CALLS))}`.
-Read by `tracing/jaxpr.py`, as regions, constraints or code in their place: `{"` `".join(sites)}`.
+Calls that are inlined: `{"` `".join(sorted(INLINED))}`.
+Calls that become a region of the graph (`tracing/control_flow.py`): `{"` `".join(sorted(CALLS))}`.
+Calls that become regions, constraints or other code (`tracing/jaxpr.py`): `{"` `".join(sites)}`.
 
-In the body of a `shard_map`, where devices have values of their own (`spmd/manual.py`): \
-`{"` `".join(sorted(PLANNED))}`.
-Refused there, by name: `{"` `".join(sorted(UNPLANNED))}`.
+Supported in the body of a `shard_map` (`spmd/manual.py`): `{"` `".join(sorted(PLANNED))}`.
+Refused in the body of a `shard_map`: `{"` `".join(sorted(UNPLANNED))}`.
 """
 
 
@@ -134,7 +134,7 @@ def _left_out() -> str:
     lines = [
         "## Without a row",
         "",
-        "Every device runs them on whole operands, or they are refused.",
+        "These operators run on whole operands on every device, or are refused.",
     ]
     for reason, names in REASONS.items():
         lines += ["", f"- {reason}: `{'` `'.join(sorted(names.split()))}`"]

@@ -1,7 +1,7 @@
-"""A program in a page: folded by place, collectives as coloured chips, every value told.
+"""A program as HTML: folded into groups, collectives as coloured chips, values with tooltips.
 
-Plain HTML with a few lines of JavaScript and nothing to load: `details` elements open by click and
-by keyboard, a chip opens its group and shows its instruction.
+The page is plain HTML with a few lines of JavaScript and loads nothing. Groups are details elements
+of HTML, which open by click and by keyboard. A chip opens its group and shows its instruction.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shardalg.spmd.program import Printer, SpmdProgram
 from shardalg.tables import bytes_text
 
 MOST_LINES = 3000
-"""Instructions up to which all are written; of a longer program, groups hold their collectives."""
+"""Largest number of instructions that are all shown; a longer program shows only collectives."""
 MOST_CHIPS = 16
-"""Collectives of a group up to which each has a chip; above it, each kind has one."""
+"""Largest number of collectives in a group with a chip each; above it, each kind has a chip."""
 COLOURS = {
     "all_gather": "#1565c0",
     "reduce_scatter": "#2e7d32",
@@ -67,13 +67,13 @@ SCRIPT = """
 
 @dataclass(frozen=True, eq=False)
 class ProgramView:
-    """A program, folded.
+    """A program, folded into groups.
 
     Attributes:
-      told: `%7` to what is shown when it is pointed at.
-      path: of an instruction, the groups that it is in, outermost first; instructions that follow
-        each other and have one group are shown as one.
-      key: sets apart the views of one page.
+      told: tooltips of values such as `%7`.
+      path: returns the groups of an instruction, outermost first. Consecutive instructions of
+        the same group are folded together.
+      key: prefix of element ids, different for each view of a page.
     """
 
     program: SpmdProgram
@@ -83,25 +83,22 @@ class ProgramView:
     key: str = "p"
 
     def to_html(self) -> str:
-        """One element with its style and script."""
+        """Return one HTML element with its style and script."""
         buttons = "".join(
             f'<button type="button" data-all="{what}">{what} all</button> '
             for what in ("open", "close")
         )
-        groups = "".join(self._groups(self.program.block.instructions, 0, opened=True))
-        script = f"<script>{SCRIPT}</script>"
-        return (
-            f'<div class="sa-view"><style>{STYLE}</style><p>{buttons}'
-            f"{self._legend()}</p>{groups}{script}</div>"
-        )
-
-    def _legend(self) -> str:
         kinds = dict.fromkeys(moved.attributes.sent_as for moved in self._moved.values())
         dots = (
             f'<span style="color:{COLOURS.get(kind, _OTHER)}">&#9679;</span> {html.escape(kind)}'
             for kind in kinds
         )
-        return f'<span class="sa-faint">{" &nbsp; ".join(dots)}</span>'
+        groups = "".join(self._groups(self.program.block.instructions, 0, opened=True))
+        script = f"<script>{SCRIPT}</script>"
+        return (
+            f'<div class="sa-view"><style>{STYLE}</style><p>{buttons}'
+            f'<span class="sa-faint">{" &nbsp; ".join(dots)}</span></p>{groups}{script}</div>'
+        )
 
     def _groups(
         self, instructions: Sequence[Instruction], depth: int, *, opened: bool = False
@@ -127,7 +124,7 @@ class ProgramView:
 
     @cached_property
     def _moved(self) -> Mapping[int, MovedValue]:
-        """Collectives, by the identity of their instructions."""
+        """Collectives, by the `id` of their instructions."""
         traffic = Traffic(self.program, self.graph)
         return {id(moved.step.instruction): moved for moved in traffic.collectives}
 
@@ -169,7 +166,7 @@ class ProgramView:
 
     @cached_property
     def _seen(self) -> set[str]:
-        """Values that were told in full."""
+        """Values whose full tooltip was already shown."""
         return set()
 
     @cached_property
@@ -178,7 +175,7 @@ class ProgramView:
 
 
 def _sums(moved: Iterable[MovedValue]) -> str:
-    """A chip per kind: how many collectives, and what they send."""
+    """Return a chip per kind, with the number of collectives and the bytes that they send."""
     counts: Counter[str] = Counter()
     sent: Counter[str] = Counter()
     for one in moved:

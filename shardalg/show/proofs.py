@@ -1,7 +1,4 @@
-"""What was proved of a plan: claims counted by kind and status, and the statements themselves.
-
-The lemmas as a table, each judged by z3 when the table is made.
-"""
+"""Tables of proofs: lemmas as z3 judges them now, and the claims about a plan by kind."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ COLUMNS = ("lemma", "status", "ms", "statement")
 
 @dataclass(frozen=True)
 class Judged:
-    """What z3 said of one statement, with every seed, and what it must say."""
+    """Verdict of z3 on one statement, for every seed, and the expected verdict."""
 
     statement: Lemma
     wanted: str
@@ -27,19 +24,19 @@ class Judged:
 
     @property
     def status(self) -> str:
-        """What must be said, if all seeds say it; else what one of them says instead."""
+        """The expected verdict if all seeds agree; else the first other verdict."""
         return next((p.status for p in self.proofs if p.status != self.wanted), self.wanted)
 
     @property
     def ms(self) -> float:
-        """The longest time of all seeds, milliseconds."""
+        """The longest time over all seeds, in milliseconds."""
         return round(max(proof.ms for proof in self.proofs), 1)
 
 
 def judge(
     lemmas: Iterable[Lemma] = LEMMAS, *, seeds: int = 1, mutants: bool = False
 ) -> Iterator[Judged]:
-    """Every lemma, below it its mutants if they are wanted, sent to z3 once per seed."""
+    """Yield the verdict on every lemma, and on its mutants after it; z3 runs once per seed."""
     for known in lemmas:
         wrong = known.mutated() if mutants else ()
         for statement, wanted in ((known, "proved"), *((w, "refuted") for w in wrong)):
@@ -49,17 +46,17 @@ def judge(
 
 @dataclass(frozen=True, repr=False)
 class JudgedLemmas(Answer):
-    """What z3 said of each lemma; true if it is what it must be, of all of them."""
+    """Verdicts of z3 on all lemmas; true if every verdict is the expected one."""
 
     judged: tuple[Judged, ...]
 
     @property
     def table(self) -> Table:
-        """One row per statement."""
+        """Table with one row per statement."""
         return table(self.judged)
 
     def parts(self) -> Parts:
-        """How many are as they must be, and each."""
+        """Return the summary and the table."""
         return (summary(self.judged), self.table.select("lemma", "status", "statement"))
 
     def __bool__(self) -> bool:
@@ -67,17 +64,17 @@ class JudgedLemmas(Answer):
 
 
 def lemmas(*, mutants: bool = False, seeds: int = 1) -> JudgedLemmas:
-    """The theorems about whole numbers that the library rests on, each sent to z3 now.
+    """Prove all integer lemmas of the library again with z3.
 
     Args:
-      mutants: also the wrong variants, which must be refuted.
-      seeds: of the solver, each tried.
+      mutants: whether to check the wrong variants too, which z3 must refute.
+      seeds: number of seeds of the solver that are tried.
     """
     return JudgedLemmas(tuple(judge(seeds=seeds, mutants=mutants)))
 
 
 def table(judged: Iterable[Judged]) -> Table:
-    """One row per statement.
+    """Return one row per statement.
 
     >>> from shardalg.merge.lemmas import lemma
     >>> table(judge([lemma("offset_zero")])).select("lemma", "status", "statement")
@@ -89,7 +86,7 @@ def table(judged: Iterable[Judged]) -> Table:
 
 
 def summary(judged: Iterable[Judged]) -> str:
-    """How many are as they must be, which are not, and which took longest."""
+    """Return how many statements have the expected verdict, exceptions, and the slowest one."""
     rows = list(judged)
     lines = []
     for wanted, what in (("proved", "lemmas"), ("refuted", "mutants")):
@@ -109,10 +106,10 @@ STATUSES = ("proved", "trusted", "unknown", "refuted", "not_claimed")
 
 
 def by_claim(claims: Table) -> Table:
-    """A row per kind of claim: how many of each status, distinct statements, and z3's time.
+    """Return a row per kind of claim: counts by status, distinct statements, and z3's time.
 
     Args:
-      claims: columns node, claim, status, ms, smt2, as the table of `plan.verify()` has them.
+      claims: a table with the columns node, claim, status, ms, smt2, as in `plan.verify()`.
 
     >>> rows = (("a", "merge", "proved", 2.0, "(s)"), ("b", "merge", "proved", 2.0, "(s)"),
     ...         ("c", "carry", "trusted", 0.0, ""))
@@ -134,9 +131,10 @@ def by_claim(claims: Table) -> Table:
 
 
 def statements(claims: Table) -> Table:
-    """Each distinct statement once, with the claims that rest on it; the slowest first."""
+    """Return each distinct statement once, with the number of its claims; slowest first."""
     stated = [row for row in claims if row["smt2"]]
     resting = Counter(row["smt2"] for row in stated)
+    # Reversed, so that the first claim of a statement wins.
     first = {row["smt2"]: row for row in reversed(stated)}
     shown = sorted((first[smt2] for smt2 in resting), key=lambda row: -float(row["ms"]))
     rows = (

@@ -1,8 +1,6 @@
-"""Tables of a plan: its shardings, its collectives, and strategies side by side.
+"""Tables of a plan: shardings, collectives, costs by module, and comparisons of strategies.
 
-Tables folded by module: one row for what a module does, alike layers as `layers[0:24]`.
-
-Seconds, bytes sent and bytes held of each module.
+Tables by module have one row per module. Equal layers are folded into one row, as `layers[0:24]`.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ if TYPE_CHECKING:
     from shardalg.costs.symbolic import Symbolised
     from shardalg.costs.topology import Topology
     from shardalg.planner.propagate import ShardedGraph
-    from shardalg.spmd.instruction import Collective, Instruction
+    from shardalg.spmd.instruction import Instruction
 
 Content = Mapping[tuple[Any, ...], tuple[Any, ...]]
-"""Per key of a row, such as (kind, axes), what is summed."""
+"""Amounts that are summed, by the key of a row, such as (kind, axes)."""
 
 
 def check_by(by: str | None) -> bool:
-    """Whether a table is asked for by module.
+    """Return whether a table is folded by module.
 
     Raises:
-      TableError: it is asked for by something else.
+      TableError: `by` is neither "module" nor None.
     """
     if by not in (None, "module"):
         raise TableError(f"by={by!r}: tables are folded by 'module', or not at all (None).")
@@ -49,12 +47,14 @@ def check_by(by: str | None) -> bool:
 def folded(
     found: Mapping[str, Content], compared: int | None = None
 ) -> list[tuple[str, tuple[Any, ...], tuple[Any, ...]]]:
-    """(module, key, sums) with modules that are alike, and numbered one after another, as one.
+    """Return rows (module, key, sums), with consecutive equal modules folded into one.
+
+    The sums of a folded module are those of all its modules together.
 
     Args:
-      found: module to what it does; sums of modules that are folded are those of all of them.
-      compared: how many of the sums, the first ones, must be equal in modules that are alike; None:
-        all.
+      found: content of each module.
+      compared: the number of leading amounts that must be equal in modules that are folded; None
+        means all.
 
     >>> layer = {("all_gather",): (2, 8)}
     >>> found = {f"net/layers_{i}/up": layer for i in range(3)} | {"net/head": {("psum",): (1, 4)}}
@@ -77,7 +77,7 @@ Row = tuple[tuple[str, ...], dict[Any, tuple[Any, ...]]]
 
 
 def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
-    """Rows below one module, those of children that are alike joined."""
+    """Return the rows below one module, with equal children folded."""
     own: list[Row] = []
     below: dict[str, list[Row]] = {}
     for path, content in rows:
@@ -88,23 +88,32 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
     parts = {name: _fold(inner, compared) for name, inner in below.items()}
     for names in _runs(parts, compared):
         label = names[0] if len(names) == 1 else _label(names)
-        alike = zip(*(parts[name] for name in names), strict=True)
-        own += [((label, *same[0][0]), _added([what for _, what in same])) for same in alike]
+        for same in zip(*(parts[name] for name in names), strict=True):
+            contents = [content for _, content in same]
+            added = {
+                key: tuple(map(sum, zip(*(content[key] for content in contents), strict=True)))
+                for key in contents[0]
+            }
+            own.append(((label, *same[0][0]), added))
     return own
 
 
-def _added(contents: list[dict[Any, tuple[Any, ...]]]) -> dict[Any, tuple[Any, ...]]:
-    return {
-        key: tuple(map(sum, zip(*(content[key] for content in contents), strict=True)))
-        for key in contents[0]
-    }
-
-
 def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str]]:
-    """Children in order, those that follow each other in number and are alike together."""
+    """Return the children in order; consecutive children that are numbered and equal form a run."""
     runs: list[list[str]] = []
-    seen = {name: _seen(rows, compared) for name, rows in parts.items()}
-    for name in sorted(parts, key=_order(parts)):
+    # Two modules are equal if these are equal: rows with only the amounts that are compared.
+    seen = {
+        name: [
+            (path, {key: sums[:compared] for key, sums in content.items()})
+            for path, content in rows
+        ]
+        for name, rows in parts.items()
+    }
+    # A family of numbered children comes where its first child is, in the order of its numbers.
+    first: dict[str, int] = {}
+    for place, name in enumerate(parts):
+        first.setdefault(_split(name)[0], place)
+    for name in sorted(parts, key=lambda name: (first[_split(name)[0]], _split(name)[1] or 0)):
         base, number = _split(name)
         last = runs[-1][-1] if runs else ""
         follows = number is not None and _split(last) == (base, number - 1)
@@ -113,19 +122,6 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
         else:
             runs.append([name])
     return runs
-
-
-def _seen(rows: list[Row], compared: int | None) -> list[Any]:
-    """What must be equal in modules that are alike."""
-    return [(path, {key: sums[:compared] for key, sums in what.items()}) for path, what in rows]
-
-
-def _order(parts: Mapping[str, Any]) -> Any:
-    """Families of numbered children where the first of them stands, by number."""
-    first: dict[str, int] = {}
-    for place, name in enumerate(parts):
-        first.setdefault(_split(name)[0], place)
-    return lambda name: (first[_split(name)[0]], _split(name)[1] or 0)
 
 
 def _split(name: str) -> tuple[str, int | None]:
@@ -141,13 +137,13 @@ def _label(names: list[str]) -> str:
 def table(
     columns: tuple[str, ...], found: Mapping[str, Content], compared: int | None = None
 ) -> Table:
-    """A row per module and key; "" is outside of all modules; `compared` as of `folded`."""
+    """Return a row per module and key; "" means no module; `compared` as in `folded`."""
     rows = ((module, *key, *sums) for module, key, sums in folded(found, compared))
     return Table(columns, tuple(rows))
 
 
 def summed(rows: Iterable[tuple[str, tuple[Any, ...], tuple[Any, ...]]]) -> dict[str, Content]:
-    """Module to key to sums.
+    """Return the sums by module and key.
 
     >>> summed([("a", ("k",), (1, 2)), ("a", ("k",), (3, 4))])
     {'a': {('k',): (4, 6)}}
@@ -169,34 +165,32 @@ PHASES = ("forward", "backward", "update")
 
 @collection_paused()
 def collectives(program: SpmdProgram, graph: Graph, named: Symbolised | None = None) -> Table:
-    """Every collective of a program, in order of execution.
+    """Return every collective of a program, in order of execution.
 
     Bytes are per device and execution (ring bytes: `costs.collectives.step_wire_bytes`).
     `executions` includes trip counts; `wire_bytes_per_step` is `wire_bytes * executions`. `op` is
-    the graph node that needs the collective, `module` and `source` its place and the user's line,
-    at the program's border those of what made the value.
+    the graph node that needs the collective. `module` and `source` are its module and source line;
+    for a result of the program, those of the node that made the value.
 
     Args:
-      named: the program with formulas for its sizes; the numbers of a row are then formulas.
+      named: the program with formulas for its sizes, if the numbers of a row are to be formulas.
     """
     priced = program if named is None else named.program
     rows = []
     for step, other in zip(walk(program), walk(priced), strict=True):
-        what = step.instruction.attributes
-        if is_collective(what):
+        attributes = step.instruction.attributes
+        if is_collective(attributes):
+            axes = ",".join(program.mesh.texts(attributes.digits))
             prices = _prices(priced, other, named)
-            rows.append((*_what(program, what), *prices, *_whose(program, graph, step)))
+            place = _place(program, graph, step)
+            rows.append((attributes.sent_as, axes, *prices, *place))
     return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
-def _what(program: SpmdProgram, attributes: Collective) -> tuple[object, ...]:
-    return attributes.sent_as, ",".join(program.mesh.texts(attributes.digits))
-
-
 def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> tuple[object, ...]:
-    """Group size, count and bytes; formulas as users read them."""
+    """Return group size, executions and bytes; formulas in the user's symbols."""
     instruction, attributes = step.instruction, step.instruction.attributes
-    assert is_collective(attributes), "prices are those of what is sent"
+    assert is_collective(attributes), "only collectives have these prices"
     held = sent_bytes(program, instruction)
     left = local_bytes(program, instruction.results)
     sent = wire_bytes(attributes, held)
@@ -206,7 +200,7 @@ def _prices(program: SpmdProgram, step: Execution, named: Symbolised | None) -> 
 
 
 def collectives_by_module(whole: Table) -> Table:
-    """The collectives of a step per module, kind and axes; alike modules are one.
+    """Return the collectives per module, kind and axes; equal modules are folded.
 
     Args:
       whole: the table of `collectives`.
@@ -223,7 +217,7 @@ def collectives_by_module(whole: Table) -> Table:
 
 
 def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node | None:
-    """The node that an instruction is for; at the border, the one that made the value."""
+    """Return the node that an instruction is for, else the node that made its value, else None."""
     if instruction.node is not None:
         return graph.nodes[instruction.node]
     origins = [program.locals[v].origin for v in (*instruction.operands, *instruction.results)]
@@ -231,7 +225,7 @@ def maker(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Node 
     return next((graph.nodes[n] for n in made if n is not None), None)
 
 
-def _whose(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object, ...]:
+def _place(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object, ...]:
     instruction = step.instruction
     node = None if instruction.node is None else graph.nodes[instruction.node]
     made = maker(program, graph, instruction)
@@ -247,7 +241,7 @@ def _whose(program: SpmdProgram, graph: Graph, step: Execution) -> tuple[object,
 
 
 def _region(graph: Graph, node: Node | None) -> str:
-    """Kinds of the regions around a node, outermost first: "root", "scan", "scan/remat"."""
+    """Return the kinds of the regions around a node: "root", "scan", "scan/remat"."""
     kinds, region = [], None if node is None else graph.regions[node.region]
     while region is not None and region.parent is not None:
         kinds.append(region.kind)
@@ -256,7 +250,7 @@ def _region(graph: Graph, node: Node | None) -> str:
 
 
 def shardings(sharded: ShardedGraph) -> Table:
-    """Every value of a completed graph: global shape, sharding, local shape, and the reason."""
+    """Return every value of a completed graph: global shape, sharding, shard and reason."""
     rows = (
         (
             value.name,
@@ -271,10 +265,10 @@ def shardings(sharded: ShardedGraph) -> Table:
 
 
 def strategies(tables: Mapping[str, Table]) -> Table:
-    """Collectives of several strategies, summed over equal phase, kind, axes and role.
+    """Return the collectives of several strategies, summed by phase, kind, axes and role.
 
     Args:
-      tables: name of the strategy to its `collectives` table.
+      tables: the `collectives` table of each strategy, by name.
 
     >>> one = ("all_gather", "Y", 4, 2, 8, 32, 24, 48, "activation", "forward", "root", *[""] * 4)
     >>> strategies({"final": Table(COLLECTIVE_COLUMNS, (one, one))})
@@ -296,7 +290,7 @@ def strategies(tables: Mapping[str, Table]) -> Table:
 
 
 def totals(tables: Mapping[str, Table]) -> Table:
-    """Wire bytes per device and step of several strategies, by phase and together."""
+    """Return the wire bytes per device and step of several strategies, by phase and in total."""
     rows = []
     for name, table in tables.items():
         moved = dict.fromkeys(PHASES, 0)
@@ -308,12 +302,12 @@ def totals(tables: Mapping[str, Table]) -> Table:
 
 
 def beside(ours: Table, xla: Table) -> Table:
-    """Our collectives beside XLA's: executions and wire bytes of one step, by kind and axes.
+    """Return our collectives and XLA's, by kind and axes: executions and wire bytes per step.
 
     Args:
       ours, xla: tables with columns kind, mesh_axes, executions and wire_bytes_per_step. With
-        columns sliced_by and group_size, an all_reduce of which only a block is kept counts as a
-        reduce_scatter.
+        columns sliced_by and group_size, an all_reduce whose result is sliced to a block counts as
+        a reduce_scatter.
 
     >>> columns = ("kind", "mesh_axes", "executions", "wire_bytes_per_step")
     >>> ours = Table(columns, (("reduce_scatter", "Y", 1, 10), ("all_gather", "X", 2, 10)))
@@ -325,10 +319,10 @@ def beside(ours: Table, xla: Table) -> Table:
     all                                 3               3                   20  ...
     """
     mine, other = _by_kind(ours), _by_kind(xla)
-    rows = [
-        (*key, *(n for pair in _pairs(mine, other, key) for n in pair))
-        for key in sorted(mine.keys() | other.keys())
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for key in sorted(mine.keys() | other.keys()):
+        (count, moved), (xla_count, xla_moved) = mine.get(key, (0, 0)), other.get(key, (0, 0))
+        rows.append((*key, count, xla_count, moved, xla_moved))
     total = tuple(sum(column) for column in list(zip(*rows, strict=True))[2:] or ((0,),) * 4)
     columns = (
         "kind", "mesh_axes", "executions", "xla_executions", "wire_bytes_per_step",
@@ -337,23 +331,17 @@ def beside(ours: Table, xla: Table) -> Table:
     return Table(columns, (*rows, ("all", "", *total)))
 
 
-def _pairs(mine: dict, other: dict, key: tuple[str, str]) -> zip:
-    return zip(mine.get(key, (0, 0)), other.get(key, (0, 0)), strict=True)
-
-
 def _by_kind(table: Table) -> dict[tuple[str, str], tuple[int, float]]:
-    """Executions and wire bytes of a step per (kind, axes)."""
+    """Return executions and wire bytes per step, by (kind, axes)."""
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for row in table:
-        key = _kind(row), ",".join(sorted(row["mesh_axes"].replace(" ", "").split(",")))
+        # An all-reduce whose result is sliced to a block does the work of a reduce-scatter.
+        scattered = row.get("sliced_by") is not None and row["sliced_by"] >= row["group_size"]
+        kind = "reduce_scatter" if scattered else row["kind"]
+        key = kind, ",".join(sorted(row["mesh_axes"].replace(" ", "").split(",")))
         count, moved = sums.get(key, (0, 0))
         sums[key] = (count + row["executions"], moved + row["wire_bytes_per_step"])
     return sums
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    scattered = row.get("sliced_by") is not None and row["sliced_by"] >= row["group_size"]
-    return "reduce_scatter" if scattered else row["kind"]
 
 
 COLUMNS = (
@@ -362,11 +350,11 @@ COLUMNS = (
 
 
 def costs_by_module(stages: Stages, hardware: str | Hardware | Topology) -> Table:
-    """What a step takes, sends, and holds at its peak on a device, per module.
+    """Return seconds, bytes sent, and bytes alive at the peak on a device, per module.
 
-    Numbered modules that send the same are one. Times and bytes add up to those of `Cost`; where
-    sizes have names, at their hints. Bytes are held for the module that made the value, arguments
-    for the one that reads them first.
+    Numbered modules that send the same bytes are folded. Times and bytes add up to those of `Cost`;
+    named sizes have their hints. The bytes of a value belong to the module that made the value,
+    the bytes of an argument to the module that reads it first.
     """
     rows = [*_steps(stages, hardware), *_held(stages, hardware)]
     return table(COLUMNS, summed(rows), compared=1)
@@ -380,12 +368,12 @@ def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amou
     owners = modules(graph)
     for step, _, _, seconds in timed(program, graph, machine(hardware)):
         node = maker(program, graph, step.instruction)
-        what, took = step.instruction.attributes, seconds * step.count
+        attributes, time_s = step.instruction.attributes, seconds * step.count
         sent = 0
-        if is_collective(what):
-            sent = step.count * wire_bytes(what, sent_bytes(program, step.instruction))
-        split = (0.0, took) if is_collective(what) else (took, 0.0)
-        yield "" if node is None else owners[node.index], (), (sent, 0, *split, took)
+        if is_collective(attributes):
+            sent = step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))
+        split = (0.0, time_s) if is_collective(attributes) else (time_s, 0.0)
+        yield "" if node is None else owners[node.index], (), (sent, 0, *split, time_s)
 
 
 def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:

@@ -1,4 +1,4 @@
-"""When the devices of each pipeline stage do what: as a table, a figure, and a Chrome trace."""
+"""Timeline of the devices of each pipeline stage: a table, a figure, and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ SENDING = "#d98032"
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """The events of one step; made by `plan.timeline`, and by `measurement.timeline`.
+    """The events of one step, from `plan.timeline` or `measurement.timeline`.
 
     Attributes:
-      events: in the order of time. mesh: as the plan prints it.
-      of: what they are of, such as "predicted on tpu_v3" or "measured".
+      events: all events in order of time.
+      mesh: text of the mesh.
+      of: origin of the times, such as "predicted on tpu_v3" or "measured".
     """
 
     events: tuple[StageEvent, ...]
@@ -35,7 +36,7 @@ class Timeline:
 
     @property
     def stages(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return 1 + max((event.stage for event in self.events), default=0)
 
     @property
@@ -44,16 +45,16 @@ class Timeline:
         return max((event.start_s + event.seconds for event in self.events), default=0.0)
 
     def seconds(self, kind: str, stage: int = 0) -> float:
-        """Seconds that a stage spends on "compute", "bubble" or a kind of collective."""
+        """Return the seconds that a stage spends on "compute", "bubble" or a kind of collective."""
         return sum(e.seconds for e in self.events if e.kind == kind and e.stage == stage)
 
     @property
     def bubbles(self) -> float:
-        """Bubbles as a share of the step; the same for every stage."""
+        """Bubbles as a share of the step, equal for all stages."""
         return self.seconds(BUBBLE) / self.step_s if self.step_s else 0.0
 
     def table(self) -> Table:
-        """A row per event."""
+        """Return a row per event."""
         names = ("stage", "kind", "mesh_axes", "phase", "trip", "start_s", "seconds")
         rows = (
             (e.stage, e.kind, ",".join(e.axes), e.phase, e.trip, e.start_s, e.seconds)
@@ -62,13 +63,31 @@ class Timeline:
         return Table(names, tuple(rows))
 
     def trace(self) -> dict[str, Any]:
-        """The Trace Event Format of Chrome, which Perfetto (ui.perfetto.dev) opens too.
+        """Return the events in Chrome's Trace Event Format; Perfetto (ui.perfetto.dev) reads it.
 
-        A process of its own with a thread per stage, complete events, microseconds.
+        The trace has one process, a thread per stage, and complete events in microseconds.
         """
-        process = _named("process_name", 0, f"{self.of}, {self.mesh}")
-        named = [_named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
-        made = [process, *named, *map(_traced, self.events)]
+
+        def named(kind: str, stage: int, name: str) -> dict[str, Any]:
+            return {"ph": "M", "name": kind, "pid": 0, "tid": stage, "args": {"name": name}}
+
+        made = [named("process_name", 0, f"{self.of}, {self.mesh}")]
+        made += [named("thread_name", stage, row) for stage, row in enumerate(self._rows)]
+        for event in self.events:
+            trip = "" if event.trip is None else f" {event.trip}"
+            name = event.phase if event.kind == COMPUTE else event.kind
+            made.append(
+                {
+                    "ph": "X",
+                    "name": f"{name}{trip}",
+                    "cat": event.kind,
+                    "pid": 0,
+                    "tid": event.stage,
+                    "ts": 1e6 * event.start_s,
+                    "dur": 1e6 * event.seconds,
+                    "args": {"axes": ",".join(event.axes), "phase": event.phase},
+                }
+            )
         return {"traceEvents": made, "displayTimeUnit": "ms"}
 
     @property
@@ -77,7 +96,7 @@ class Timeline:
         return [f"stage {stage}" if several else "every device" for stage in range(self.stages)]
 
     def save(self, path: str | Path, *, beside: Timeline | None = None) -> None:
-        """Write the trace as JSON, whole or not at all; with another one as a process beside it."""
+        """Write the trace as JSON in one step; `beside` is added as a second process."""
         made = self.trace()
         if beside is not None:
             other = [{**event, "pid": 1} for event in beside.trace()["traceEvents"]]
@@ -85,7 +104,7 @@ class Timeline:
         write_whole(Path(path), json.dumps(made) + "\n")
 
     def figure(self) -> Figure:
-        """A bar per stage, time to the right: compute, bubbles, and what is sent."""
+        """Draw a bar per stage over time: compute, bubbles and collectives."""
         from matplotlib.patches import Patch
 
         from shardalg.drawing import Drawing
@@ -114,32 +133,12 @@ class Timeline:
         return drawn
 
     def __repr__(self) -> str:
-        rows = f"{self.stages} stages" if self.stages > 1 else "every device alike"
+        rows = f"{self.stages} stages" if self.stages > 1 else "all devices the same"
         return (
-            f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, of it "
+            f"Timeline {self.of} on {self.mesh}: {rows}, step {seconds_text(self.step_s)}, "
             f"compute {self.seconds(COMPUTE) / (self.step_s or 1):.1%}, "
             f"bubbles {self.bubbles:.1%} (first stage), {len(self.events)} events"
         )
 
     def _repr_html_(self) -> str:
         return html_part(repr(self)) + html_part(self.table())
-
-
-def _named(what: str, stage: int, name: str) -> dict[str, Any]:
-    """What a process or a thread of a trace is called."""
-    return {"ph": "M", "name": what, "pid": 0, "tid": stage, "args": {"name": name}}
-
-
-def _traced(event: StageEvent) -> dict[str, Any]:
-    trip = "" if event.trip is None else f" {event.trip}"
-    name = f"{event.phase}{trip}" if event.kind == COMPUTE else f"{event.kind}{trip}"
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": event.kind,
-        "pid": 0,
-        "tid": event.stage,
-        "ts": 1e6 * event.start_s,
-        "dur": 1e6 * event.seconds,
-        "args": {"axes": ",".join(event.axes), "phase": event.phase},
-    }

@@ -106,7 +106,7 @@ def test_without_a_pipeline_there_is_one_row():
     plan = sa.plan(lambda x: x @ x, x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
     timeline = plan.timeline("tpu_v3")
     assert (timeline.stages, timeline.bubbles) == (1, 0)
-    assert "every device alike" in repr(timeline)
+    assert "all devices the same" in repr(timeline)
     assert timeline.step_s == pytest.approx(plan.cost("tpu_v3").step_time_s)
     assert timeline.table().columns[0] == "stage"
 

@@ -1,1 +1,0 @@
-"""What a plan says of a function, folded by its modules."""
