@@ -1,4 +1,4 @@
-"""shardalg: a sharding is an offset function, and everything else is derived from it.
+"""shardalg plans sharded JAX programs; a sharding is an offset function of the device position.
 
 The public names load on first use, so that `import shardalg` starts neither jax, sympy, z3, pandas
 nor matplotlib:
@@ -14,7 +14,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-# module -> the public names that it defines
+# The public names that each module defines.
 _PUBLIC = {
     "shardalg.errors": (
         "ShardalgError",
@@ -89,19 +89,20 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'shardalg' has no attribute {name!r}{hint}")
     from shardalg.pause import collection_paused
 
-    with collection_paused():  # a collection walks JAX's heap: 0.1 of 0.3 s that modules take
+    # Garbage collections walk JAX's heap. They would take 0.1 of 0.3 s that the imports take.
+    with collection_paused():
         value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """The public names, whether they are loaded or not."""
+    """Return all names of the package, also public names that are not loaded yet."""
     return sorted({*globals(), *__all__})
 
 
 class _Package(ModuleType):
-    """The package object: importing the module `plan` must not hide the public function `plan`."""
+    """The package object, in which a module never replaces the public function of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -1,4 +1,4 @@
-"""`python -m shardalg`."""
+"""Entry point of `python -m shardalg`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command `shardalg`: options, messages in the words of its options, exit statuses."""
+"""The command `shardalg`: its options, error messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ COMMANDS = {
 }
 WRONG_USE, PROGRAM_FAILED, OWN_FAULT = 2, 3, 70
 STATUSES = """\
-exit status: 0 it holds or is done, 1 it is refuted, 2 wrong use, 3 your own program fails,
-4 a question that was not proved, 70 a fault of shardalg itself
+exit status: 0 success, 1 a claim is refuted, 2 wrong use of the command, 3 your own program fails,
+4 a claim could not be proved, 70 an internal error of shardalg
 """
 
 
@@ -43,12 +43,12 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, without the usage above it."""
+        """Exit with the message in one line, without the usage."""
         self.exit(WRONG_USE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of all subcommands."""
+    """Return the parser with the options of all subcommands."""
     top = Parser(
         "shardalg",
         allow_abbrev=False,
@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command and return the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if not given:
         parser().print_help()
@@ -84,7 +84,14 @@ def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
         return PROGRAM_FAILED, failed(error.__cause__ or error, str(error))
     if isinstance(error, ShardalgError | OSError) and not _is_users(error):
         status = PROGRAM_FAILED if isinstance(error, TraceError) else WRONG_USE
-        return status, in_options(_said(error), options)
+        text = str(error)
+        # An error of the operating system names only the file and the fault, so add the remedy.
+        if isinstance(error, OSError) and error.filename is not None:
+            text = (
+                f"{error.filename}: {error.strerror}. Give a file that can be read or written, in "
+                "a folder that exists."
+            )
+        return status, in_options(text, options)
     if user_lines(error):
         return PROGRAM_FAILED, failed(error, "your program fails")
     return OWN_FAULT, "".join(traceback.format_exception(error)).rstrip()
@@ -94,13 +101,3 @@ def _is_users(error: Exception) -> bool:
     """Return whether the user's own code raised the error."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return Sources().is_own(frame.f_code.co_filename)
-
-
-def _said(error: ShardalgError | OSError) -> str:
-    """What an error says; of the system's about a file, what to write instead."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return str(error)
-    return (
-        f"{error.filename}: {error.strerror}. Give a file that can be read or written, in a folder "
-        "that exists."
-    )

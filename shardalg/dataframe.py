@@ -1,4 +1,4 @@
-"""A `Table` that is a pandas DataFrame, and knows the old names of its columns."""
+"""A `Table` that is a pandas DataFrame, and refuses the old names of its columns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RenamedColumnError(TableError, KeyError):
 
 
 def refuse_old_names(keys: Iterable[Any], columns: Iterable[Any]) -> None:
-    """Raise if a key is an old name of one of the columns.
+    """Raise an error if a key is an old name of one of the columns.
 
     Raises:
-      RenamedColumnError: an old name; the message gives the new one.
+      RenamedColumnError: a key is an old name; the message gives the new one.
     """
     here = tuple(columns)
     for key in keys:

@@ -1,4 +1,4 @@
-"""Figures that a notebook shows by themselves; imported where something is drawn."""
+"""Figures that a notebook displays without pyplot; imported only to draw."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every error of shardalg, one family per stage of the data flow.
+"""The errors of shardalg, one class per stage of the data flow.
 
-A message names the place, every value at fault in the user's notation, a witness, and the remedy.
-All families derive from `ShardalgError`, so one `except` catches what a user can cause; a failure
-inside shardalg that no input should cause is an `AssertionError`.
+A message names the place, every wrong value in the user's notation, a witness, and the remedy.
+All classes derive from `ShardalgError`, so one `except` catches every error that a user can cause.
+A failure inside shardalg that no input should cause is an `AssertionError`.
 
 >>> try:
 ...     raise MeshError("axis 'z' is not on Mesh(x=2, y=4); its axes are 'x' and 'y'")
@@ -13,35 +13,35 @@ MeshError axis 'z' is not on Mesh(x=2, y=4); its axes are 'x' and 'y'
 
 
 class ShardalgError(Exception):
-    """Anything that a user of shardalg can cause; never raised itself."""
+    """Base class of all errors that a user of shardalg can cause; never raised itself."""
 
 
 class MeshError(ShardalgError, ValueError):
-    """A device mesh that cannot be: repeated axis names, sizes below one, wrong device ids."""
+    """An invalid device mesh: repeated axis names, sizes below one, wrong device ids."""
 
 
 class NotationError(ShardalgError, ValueError):
-    """Text that no sharding notation reads: HLO sharding text, dimension mappings, specs."""
+    """Text that is not valid in a sharding notation (HLO text, dimension mappings, specs)."""
 
 
 class ShardingError(ShardalgError, ValueError):
-    """A sharding that does not fit its shape or mesh, or that contradicts another one."""
+    """A sharding that does not fit its shape or mesh, or that contradicts another sharding."""
 
 
 class TraceError(ShardalgError, TypeError):
-    """A function that JAX cannot trace, or a traced program outside what a graph can hold."""
+    """A function that JAX cannot trace, or a traced program that a graph cannot represent."""
 
 
 class RuleError(ShardalgError, ValueError):
-    """An operator without a row where one is demanded, or a row that contradicts itself."""
+    """An operator without a row although one is required, or a row that contradicts itself."""
 
 
 class StrategyError(ShardalgError, ValueError):
-    """Annotations that fit no argument, result or site of the function that is planned."""
+    """Annotations that fit no argument, result or site of the planned function."""
 
 
 class RoleError(StrategyError):
-    """Roles that are unknown, or that are no prefix of the arguments."""
+    """Roles that are unknown, or whose tree is not a prefix of the arguments' tree."""
 
 
 class PipelineError(ShardalgError, ValueError):
@@ -49,11 +49,11 @@ class PipelineError(ShardalgError, ValueError):
 
 
 class ProgramError(ShardalgError, ValueError):
-    """An SPMD program of wrong structure: shapes, definitions, axes or regions disagree."""
+    """An SPMD program with an invalid structure: shapes, definitions, axes or regions disagree."""
 
 
 class ProofError(ShardalgError, ValueError):
-    """A claim that cannot be stated to the solver, or a refuted one where a proof is demanded."""
+    """A claim that the solver cannot express, or a refuted claim that had to be proved."""
 
 
 class HardwareError(ShardalgError, ValueError):
@@ -61,23 +61,23 @@ class HardwareError(ShardalgError, ValueError):
 
 
 class LoweringError(ShardalgError, ValueError):
-    """A plan that cannot be made a JAX executable, or arguments that do not fit the executable."""
+    """A plan that cannot become a JAX executable, or arguments that do not fit the executable."""
 
 
 class DeviceError(ShardalgError, RuntimeError):
-    """Too few devices, or a device count asked for after JAX has started."""
+    """Too few devices, or a number of devices that is set after JAX has started."""
 
 
 class RunError(ShardalgError, RuntimeError):
-    """A run of several processes that cannot start, lost one of them, or took too long."""
+    """A run of several processes that cannot start, loses a process, or takes too long."""
 
 
 class CheckpointError(ShardalgError, ValueError):
-    """A saved state that is not complete, or of another model, or a folder that exists."""
+    """A saved state that is incomplete or of another model, or a target folder that exists."""
 
 
 class PlanFileError(ShardalgError, ValueError):
-    """A saved plan that is cut short, edited, of another version, or of another function."""
+    """A saved plan that is truncated, edited, of another version, or of another function."""
 
 
 class TableError(ShardalgError, LookupError):
@@ -85,4 +85,4 @@ class TableError(ShardalgError, LookupError):
 
 
 class CommandError(ShardalgError, ValueError):
-    """A function, a file or an option that a command is given cannot be used."""
+    """A function, a file or an option of a command that cannot be used."""

@@ -1,8 +1,7 @@
-"""Files that are written whole or not at all.
+"""Atomic writes of files, and checked reads of JSON data as values of declared types.
 
-Plain data of a file as values of declared types; what a type does not allow is named.
-
-The types are those of the dataclasses that the values become, so that a field is declared once.
+The types are the annotations of the dataclasses that the values become, so that each field is
+declared once. An error names the place of a value that its type does not allow.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Write a file atomically: another file of that name is replaced whole or not at all.
+    """Write a file atomically: a failure leaves the old file unchanged.
 
-    The new file is made beside the target, with the permissions of the old one (else those of any
-    new file), and renamed onto it. A symbolic link stays, and the file that it leads to is written.
-    What is no regular file, such as a pipe or a device, is never replaced: it is written into.
+    The data are written to a temporary file in the same folder, which is then renamed. It has
+    the permissions of the old file, else the default permissions. A symbolic link is kept, and
+    the file that it points to is written. A target that is no regular file, such as a pipe or
+    a device, is not replaced; the data are written into it.
 
     Args:
       content: text, written as UTF-8, or bytes.
 
     Raises:
-      OSError: the folder does not exist or cannot be written to, the old file is read-only (also
-        to a user who could replace it), or the links lead nowhere; it names the target.
+      OSError: the folder does not exist or is not writable, the old file is read-only (also for
+        a user who could replace it), or the links form a cycle. The error names the target.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -50,15 +50,15 @@ def write_whole(target: Path, content: str | bytes) -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        # The reader knows nothing of the temporary file.
+        # The user does not know the temporary file, so the error names the target.
         raise OSError(error.errno, error.strerror, str(target)) from None
 
 
 def check_place(target: Path) -> None:
-    """Raise where `write_whole` would, before there is anything to write.
+    """Raise the error that `write_whole` would raise, before there are data to write.
 
     Raises:
-      OSError: as of `write_whole`; it names the target.
+      OSError: as in `write_whole`.
     """
     place = _behind_links(target)
     if place.exists():
@@ -79,7 +79,7 @@ def _behind_links(target: Path) -> Path:
 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
-    """Another file in place of a regular one of these permissions, or of none."""
+    """Replace a regular file that has these permissions; None means that there is no file yet."""
     if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
         raise PermissionError(errno.EACCES, "the file is read-only", str(place))
     temporary = place.with_name(f".{uuid.uuid4().hex}")
@@ -100,36 +100,36 @@ _NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class _WrongValue(Exception):
-    """A value that its type does not allow; the place grows while readers are left."""
+    """A value that its type does not allow; each reader on the way out adds a key to the place."""
 
     def __init__(self, data: object, words: str) -> None:
         super().__init__(f"is {data!r:.60}, {words}")
         self.place = ""
 
     def inside(self, key: object) -> _WrongValue:
-        """The same fault, found below `key`."""
+        """Return the same error, found below `key`."""
         self.place = f"[{key!r}]{self.place}"
         return self
 
 
 def read(kind: Any, data: object, where: str) -> Any:
-    """`data` of JSON as a value of a type, checked all the way down.
+    """Return JSON data as a value of a type, with all nested values checked.
 
     Args:
       kind: a type: int, bool, str, float, None, a Literal, a union, `tuple[...]` (a list in the
-        file), `dict[str, ...]`, a named tuple (a list), a dataclass (an object with its fields). A
-        text inside a `tuple` stands for the union around it, so that `Plain` may hold itself.
-      where: what the data are, for the message.
+        file), `dict[str, ...]`, a named tuple (a list), or a dataclass (an object with its fields).
+        A string inside a tuple means the union around it, so that a type can contain itself.
+      where: name of the data in the error message.
 
     Raises:
-      PlanFileError: a value that the type does not allow, with its place.
+      PlanFileError: the type does not allow a value; the message names its place.
 
     >>> read(tuple[tuple[str, int | None], ...], [["X", 2], ["Y", None]], "axes")
     (('X', 2), ('Y', None))
     >>> read(tuple[tuple[str, int], ...], [["X", 2], ["Y", True]], "axes")
     Traceback (most recent call last):
       ...
-    shardalg.errors.PlanFileError: axes[1][1] is True, no whole number.
+    shardalg.errors.PlanFileError: axes[1][1] is True, not a whole number.
     """
     try:
         return _reader(kind)(data)
@@ -138,7 +138,7 @@ def read(kind: Any, data: object, where: str) -> Any:
 
 
 def to_data(value: Any) -> Any:
-    """Return plain data as JSON has it: tuples as lists, and no infinity or NaN.
+    """Return plain data as JSON represents it: tuples as lists, and no infinity or NaN.
 
     >>> to_data({"a": (1, float("inf"))})
     {'a': [1, {'float': 'inf'}]}
@@ -153,10 +153,11 @@ def to_data(value: Any) -> Any:
 
 
 def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> GenericAlias:
-    """The type of a row: a dataclass's fields in order.
+    """Return the tuple type of a dataclass's fields in order.
 
     Args:
-      without: fields that a row leaves out. instead: other types, where the row holds a number.
+      without: fields that are left out.
+      instead: other types of fields, for rows that contain a number instead.
 
     >>> from shardalg.graph.ir import RegionArgument
     >>> row_of(RegionArgument, kind=int, without=("call",))
@@ -167,45 +168,49 @@ def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> Gene
 
 
 def without(record: type, *names: str) -> type:
-    """A dataclass of the other fields of a dataclass, for what a file says in another place."""
+    """Return a dataclass without some fields, for fields that a file has in another place."""
     hints = _types(record)
     kept = [(name, hints[name]) for name in _names(record) if name not in names]
     return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
 
 
 def joined(*records: type) -> type:
-    """A dataclass of all fields of several, for a file that holds them side by side."""
+    """Return a dataclass with the fields of several dataclasses, for one object of a file."""
     hints = [pair for record in records for pair in get_annotations(record, eval_str=True).items()]
     return make_dataclass("Joined", hints, frozen=True)
 
 
 def values(item: object, record: type) -> dict[str, Any]:
-    """What `item` has of the fields of a dataclass."""
+    """Return the values of an object for the fields of a dataclass, by name."""
     return {name: getattr(item, name) for name in _names(record)}
 
 
 def check_depth(data: object) -> None:
-    """Raise where lists and objects are nested deeper than any plan's, before code recurses.
+    """Raise an error if data are nested too deeply, before recursive code reads them.
 
     Raises:
-      PlanFileError: more than `DEEPEST` levels.
+      PlanFileError: the data have more than `DEEPEST` levels.
     """
+    # Level by level without recursion, because deep data would exceed the recursion limit.
     level: list[object] = [data]
     for _ in range(DEEPEST):
         held = (x.values() if isinstance(x, dict) else x for x in level)
-        level = [item for x in held if not isinstance(x, str) for item in _items(x)]
-        level = [item for item in level if isinstance(item, dict | list)]
+        level = [
+            item
+            for x in held
+            if isinstance(x, Iterable) and not isinstance(x, str)
+            for item in x
+            if isinstance(item, dict | list)
+        ]
         if not level:
             return
-    raise PlanFileError(f"lists are nested deeper than {DEEPEST} levels: it is no plan.")
-
-
-def _items(data: object) -> Iterable[object]:
-    return data if isinstance(data, Iterable) else ()
+    raise PlanFileError(
+        f"lists are nested deeper than {DEEPEST} levels, so the file is not a plan of shardalg."
+    )
 
 
 def _types(record: type) -> dict[str, Any]:
-    """The type of each field, those of the classes that it builds on too."""
+    """Return the type of each field, including the fields of base classes."""
     bases = reversed(record.__mro__)
     return {k: v for base in bases for k, v in get_annotations(base, eval_str=True).items()}
 
@@ -234,27 +239,27 @@ def _reader(kind: Any) -> Reader:
 
 def _integer(data: Any) -> int:
     if type(data) is not int:
-        raise _WrongValue(data, "no whole number")
+        raise _WrongValue(data, "not a whole number")
     if not -_LARGEST <= data < _LARGEST:
-        raise _WrongValue(data, "too large a number")
+        raise _WrongValue(data, "a number that is too large")
     return data
 
 
 def _text(data: Any) -> str:
     if type(data) is not str:
-        raise _WrongValue(data, "no text")
+        raise _WrongValue(data, "not a text")
     if not data.isascii() and any("\ud800" <= c <= "\udfff" for c in data):
-        raise _WrongValue(data, "no text: half a character")
+        raise _WrongValue(data, "not a text: it contains half a character (a surrogate)")
     return data
 
 
 def _float(data: Any) -> float:
-    """JSON has no number for infinity and NaN: `{"float": "inf"}`."""
+    """Return a float; infinity and NaN, which JSON does not have, are `{"float": "inf"}`."""
     if isinstance(data, dict) and list(data) == ["float"] and data["float"] in _NOT_FINITE:
-        # The one object that every parameter has for nan (`graph.plain`).
+        # NaN must be the same object everywhere (`graph.plain`), because NaN != NaN.
         return math.nan if data["float"] == "nan" else float(data["float"])
     if type(data) is not float:
-        raise _WrongValue(data, "no number with a point")
+        raise _WrongValue(data, "not a number with a decimal point")
     return data
 
 
@@ -278,17 +283,18 @@ _WRITTEN: dict[Any, tuple[type, ...]] = {
 
 
 def _starts(kind: Any) -> tuple[type, ...]:
-    """How values of a type begin in a file; what is no scalar is a list or an object."""
+    """Return the Python types of a type's JSON values; list or dict unless it is a scalar."""
     if get_origin(kind) is Literal:
         return tuple({type(value) for value in get_args(kind)})
     return _WRITTEN.get(kind, (list,) if get_origin(kind) is tuple else (list, dict))
 
 
 def _union(kinds: tuple[Any, ...]) -> Reader:
-    """The first of the types that a value of this kind of JSON may have."""
+    """Return a reader that tries the types of a union that begin like the JSON value."""
     readers: dict[type, list[Reader]] = {}
 
     def whole(data: Any) -> Any:
+        # The last reader is called outside of the loop, so that its error names the place.
         tried = readers.get(list if type(data) is tuple else type(data), ())
         for reader in tried[:-1]:
             try:
@@ -296,7 +302,7 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
             except _WrongValue:
                 continue
         if not tried:
-            raise _WrongValue(data, f"none of {', '.join(sorted(t.__name__ for t in readers))}")
+            raise _WrongValue(data, f"not one of {', '.join(sorted(t.__name__ for t in readers))}")
         return tried[-1](data)
 
     def inside(kind: Any) -> Reader:
@@ -315,14 +321,14 @@ def _literal(values: tuple[Any, ...]) -> Reader:
 
     def reader(data: Any) -> Any:
         if isinstance(data, list | dict) or (type(data), data) not in known:
-            raise _WrongValue(data, f"none of {list(values)}")
+            raise _WrongValue(data, f"not one of {list(values)}")
         return data
 
     return reader
 
 
 def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader:
-    """`tuple[T, ...]`, or one type per place."""
+    """Return a reader of a tuple: `tuple[T, ...]`, or one type per place."""
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         each = reader_of(kinds[0])
         return lambda data: tuple([_at(i, each, item) for i, item in enumerate(_list(data))])
@@ -339,7 +345,7 @@ def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader
 
 def _list(data: Any) -> list[Any]:
     if type(data) not in (list, tuple):
-        raise _WrongValue(data, "no list")
+        raise _WrongValue(data, "not a list")
     return data
 
 
@@ -353,22 +359,28 @@ def _at(key: object, reader: Reader, item: Any) -> Any:
 def _mapping(each: Reader) -> Reader:
     def reader(data: Any) -> dict[str, Any]:
         if type(data) is not dict:
-            raise _WrongValue(data, "no object")
+            raise _WrongValue(data, "not an object")
         return {_text(key): _at(key, each, item) for key, item in data.items()}
 
     return reader
 
 
 def _record(kind: Any) -> Reader:
-    """An object with exactly the fields of a dataclass, which checks itself when it is made."""
+    """Return a reader of an object with exactly the fields of a dataclass.
+
+    The dataclass checks its own values when it is built.
+    """
     hints, names = _types(kind), _names(kind)
     readers = {name: _reader(hints[name]) for name in names}
 
     def reader(data: Any) -> Any:
         if type(data) is not dict or set(data) != set(names):
-            raise _WrongValue(data, f"no object with {', '.join(names)}")
+            raise _WrongValue(data, f"not an object with {', '.join(names)}")
         found = {name: _at(name, readers[name], data[name]) for name in names}
-        return _made(kind, data, found)
+        try:
+            return kind(**found)
+        except ShardalgError as error:
+            raise _WrongValue(data, f"which is not valid: {error}") from None
 
     return reader
 
@@ -376,10 +388,3 @@ def _record(kind: Any) -> Reader:
 def _named_tuple(kind: Any) -> Reader:
     inner = _tuple(tuple(get_type_hints(kind).values()), _reader)
     return lambda data: kind(*inner(data))
-
-
-def _made(kind: Callable[..., Any], data: object, found: Mapping[str, Any]) -> Any:
-    try:
-        return kind(**found)
-    except ShardalgError as error:
-        raise _WrongValue(data, f"which cannot be: {error}") from None

@@ -1,4 +1,4 @@
-"""Figures as images, and the colours of their lines; nothing here starts matplotlib."""
+"""Figures as images, and the colours of their lines; this module does not import matplotlib."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INK, FAINT = "#22262b", "#8a9099"
 
 
 def png(figure: Figure, *, dpi: int = 144) -> bytes:
-    """The figure as a PNG image."""
+    """Return the figure as a PNG image."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
@@ -24,17 +24,17 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 
 
 def draw(things: Mapping[str, Any], **options: Any) -> Figure:
-    """Plans, halos, exchanges or shardings in one figure, each under its title.
+    """Draw plans, halos, exchanges or shardings in one figure, each under its title.
 
-    What `.draw()` of one of them gives, for several of a kind; a notebook shows the figure, and
-    `figure.savefig(path)` writes it.
+    Each is drawn as its own method `draw` does. A notebook shows the figure, and
+    `figure.savefig(path)` writes it to a file.
 
     Args:
-      things: title to a Plan, a Halo, an Exchange or a Sharding, all of one kind.
-      options: as `.draw()` of that kind takes them.
+      things: plans, halos, exchanges or shardings by title; all of one kind.
+      options: options of the method `draw` of that kind.
 
     Raises:
-      TableError: nothing to draw, things of several kinds, or one that has no drawing.
+      TableError: there is nothing to draw, there are several kinds, or a value has no drawing.
 
     >>> import shardalg as sa
     >>> mesh = sa.Mesh({"X": 2, "Y": 4})
@@ -45,21 +45,20 @@ def draw(things: Mapping[str, Any], **options: Any) -> Figure:
     """
     if not isinstance(things, Mapping) or not things:
         raise TableError(
-            f"drawn are things by title, as in sa.draw({{'ours': plan}}); got {things!r:.80}."
+            f"nothing to draw: give objects by title, as in sa.draw({{'ours': plan}}); got "
+            f"{things!r:.80}."
         )
-    kinds = {type(thing)._drawn: name for name, thing in things.items() if _draws(name, thing)}
+    kinds = {}
+    for name, thing in things.items():
+        if not callable(getattr(type(thing), "_drawn", None)):
+            raise TableError(
+                f"{name!r} is {thing!r:.80}, which has no drawing. Give a Plan, a Halo, "
+                "an Exchange or a Sharding."
+            )
+        kinds[type(thing)._drawn] = name
     if len(kinds) > 1:
         raise TableError(
-            f"{' and '.join(map(repr, kinds.values()))} are of different kinds: draw plans, halos "
-            "and exchanges, or shardings in a figure of their own."
+            f"{' and '.join(map(repr, kinds.values()))} are of different kinds. Draw plans, halos "
+            "with exchanges, and shardings in separate figures."
         )
     return next(iter(kinds))(things, **options)
-
-
-def _draws(name: str, thing: Any) -> bool:
-    if not callable(getattr(type(thing), "_drawn", None)):
-        raise TableError(
-            f"{name!r} is {thing!r:.80}, which has no drawing: a Plan, a Halo, an Exchange or a "
-            "Sharding has."
-        )
-    return True

@@ -1,6 +1,6 @@
-"""Old names of the public interface: each works for one version more, with a warning.
+"""Old names of the public interface and of table columns, with their new names.
 
-Old names of the columns of public tables, each with the name that it has now.
+An old name of the interface works for one more version, with a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RENAMED = {
     "where": ("place",),
     "values": ("num_values",),
 }
-"""Most of the old names are attributes of a pandas DataFrame, which hide the column."""
+"""New names by old name. Most old names are attributes of a DataFrame, which hide the column."""
 
 
 def new_name(key: object, columns: Collection[object]) -> str | None:
@@ -43,11 +43,11 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class RenamedWarning(DeprecationWarning):
-    """An old name of something that has another one now; it works for one version more."""
+    """Use of an old name, which works for one more version."""
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn, where the caller of the calling function stands, that a name has another one now.
+    """Warn that a name is old, at the line that called the calling function.
 
     >>> with warnings.catch_warnings(record=True) as seen:
     ...     warnings.simplefilter("always")
@@ -62,13 +62,13 @@ def warn_renamed(old: str, new: str) -> None:
 if TYPE_CHECKING:
 
     def also_without_call(method: _Method) -> _Method:
-        """To a checker a method like others: what is written without the call is old."""
+        """Return the method unchanged for type checkers: the form without a call is old."""
         return method
 
 else:
 
     def also_without_call(method: _Method) -> property:
-        """Return a property of a method: a public table is the result of calling it, too.
+        """Return a property of a method, whose value is a table that can also be called.
 
         >>> from shardalg.tables import Table
         >>> class Plan:

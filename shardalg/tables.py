@@ -5,9 +5,8 @@ exports Markdown and LaTeX without any third party. It has the attributes of a p
 pandas is loaded when one of them, or `.df`, is used. A method that returns a DataFrame returns a
 `Frame` (`shardalg.dataframe`), which is a `Table` and a DataFrame.
 
-Amounts as people read them: three figures and a unit, the same everywhere.
-
-What a plan answers in words and tables: text in a terminal, HTML in a notebook, a DataFrame.
+`bytes_text`, `flops_text` and `seconds_text` print amounts with three digits and a unit. `Answer`
+is the base of everything that a plan answers: text in a terminal, HTML in a notebook, a DataFrame.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Table(metaclass=TableType):
     def from_records(
         cls, records: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None
     ) -> Table:
-        """A table of mappings; a missing key is None, and columns default to the keys.
+        """Return a table of mappings; a missing key is None, and columns default to the keys.
 
         >>> Table.from_records([{"a": 1}, {"a": 2, "b": 3}]).rows
         ((1, None), (2, 3))
@@ -108,14 +107,14 @@ class Table(metaclass=TableType):
         return len(self.rows)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rows as mappings from column to value."""
+        """Return an iterator over the rows, each a dict by column."""
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
     def __getitem__(self, column: str) -> tuple[Any, ...]:
-        """The values of one column.
+        """Return the values of one column.
 
         Raises:
-          TableError: no such column; the message lists those there are, or gives the new name.
+          TableError: the column does not exist; the message lists the columns or the new name.
         """
         if column not in self.columns:
             new = new_name(column, self.columns)
@@ -127,12 +126,12 @@ class Table(metaclass=TableType):
         return tuple(row[at] for row in self.rows)
 
     def select(self, *columns: str) -> Table:
-        """The same rows with only these columns, in this order."""
+        """Return the same rows with only these columns, in this order."""
         values = [self[name] for name in columns]
         return Table(columns, tuple(zip(*values, strict=True)))
 
     def where(self, **values: Any) -> Table:
-        """The rows whose named columns equal these values.
+        """Return the rows whose named columns equal these values.
 
         >>> Table(("kind", "n"), (("a", 1), ("b", 2))).where(kind="b").rows
         (('b', 2),)
@@ -175,7 +174,7 @@ class Table(metaclass=TableType):
         return "\n".join(_aligned(line, widths, right) for line in cells)
 
     def to_markdown(self) -> str:
-        r"""A GitHub table; numbers are set flush right.
+        r"""Return a table in GitHub's Markdown; numbers are flush right.
 
         >>> print(Table(("op", "n"), (("a|b", 1),)).to_markdown())
         | op | n |
@@ -187,7 +186,7 @@ class Table(metaclass=TableType):
         return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
     def to_latex(self) -> str:
-        r"""A `tabular` in booktabs rules, special characters escaped, formulas as math.
+        r"""Return a LaTeX tabular in booktabs style, special characters escaped, formulas as math.
 
         >>> print(Table(("wire_bytes",), ((3,),)).to_latex())
         \begin{tabular}{r}
@@ -204,7 +203,7 @@ class Table(metaclass=TableType):
         return "\n".join((*start, *body, r"\bottomrule", r"\end{tabular}"))
 
     def to_html(self) -> str:
-        """An HTML table without style or script; formulas as presentation MathML."""
+        """Return an HTML table without style or script; formulas are presentation MathML."""
         head, *body = _cells(self, _html)
         lines = (_html_row(head, "th"), *(_html_row(line, "td") for line in body))
         return "\n".join(("<table>", *lines, "</table>"))
@@ -214,13 +213,14 @@ class Table(metaclass=TableType):
 
 
 def _is_formula(value: object) -> bool:
-    """Whether `value` is a sympy expression; sympy is not loaded to find out that it is not."""
+    """Return whether a value is a sympy expression."""
+    # If sympy is not loaded, there is no expression, and a table of numbers does not load it.
     sympy = sys.modules.get("sympy")
     return sympy is not None and isinstance(value, sympy.Basic)
 
 
 def _numeric(values: Iterable[Any]) -> bool:
-    """Whether a column holds nothing but numbers (and gaps), at least one of them."""
+    """Return whether a column has only numbers and gaps, and at least one number."""
     present = [v for v in values if v is not None]
     return bool(present) and all(
         isinstance(v, (int, float)) and not isinstance(v, bool) for v in present
@@ -228,12 +228,12 @@ def _numeric(values: Iterable[Any]) -> bool:
 
 
 def _cells(table: Table, show: Callable[[object], str]) -> list[list[str]]:
-    """Header and rows, every cell shown."""
+    """Return the header and the rows as text."""
     return [[show(cell) for cell in line] for line in (table.columns, *table.rows)]
 
 
 def _text(value: object) -> str:
-    """One cell on one line: None is empty, floats have six digits."""
+    """Return a cell on one line: None is empty, floats have six digits."""
     if value is None:
         return ""
     shown = f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -241,18 +241,18 @@ def _text(value: object) -> str:
 
 
 def _aligned(line: list[str], widths: list[int], right: list[bool]) -> str:
-    """One line of text output, numbers flush right."""
+    """Return one line of text output, numbers flush right."""
     columns = zip(line, widths, right, strict=True)
     return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip()
 
 
 def _markdown(value: object) -> str:
-    """One cell; a tag in a name stays text."""
+    """Return a cell of Markdown, in which an HTML tag in a name stays text."""
     return re.sub(r"<(?=[A-Za-z/!?][^<]*>)", r"\\<", _text(value).replace("|", "\\|"))
 
 
 def latex_text(text: str) -> str:
-    r"""Words for a LaTeX document, special characters escaped.
+    r"""Return text for a LaTeX document, with special characters escaped.
 
     >>> print(latex_text("wire_bytes & 5 %"))
     wire\_bytes \& 5 \%
@@ -283,11 +283,12 @@ _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def bytes_text(amount: Any) -> str:
-    """Bytes in powers of 1000, three figures.
+    """Return bytes in powers of 1000, with three digits.
 
     >>> [bytes_text(n) for n in (0, 999, 1500, 20_812_345_678, 999_999)]
     ['0 B', '999 B', '1.5 kB', '20.8 GB', '1 MB']
     """
+    # The unit is chosen after rounding: 999,999 B are 1 MB, not 1e+03 kB.
     scaled, unit = float(amount), 0
     while float(f"{scaled:.3g}") >= 1000 and unit < len(_BYTES) - 1:
         scaled, unit = scaled / 1000, unit + 1
@@ -295,7 +296,7 @@ def bytes_text(amount: Any) -> str:
 
 
 def counted(amount: int, what: str) -> str:
-    """A number of things.
+    """Return a number of things, such as "3 operators".
 
     >>> counted(1, "operator"), counted(1234, "operator")
     ('1 operator', '1,234 operators')
@@ -304,7 +305,7 @@ def counted(amount: int, what: str) -> str:
 
 
 def flops_text(amount: Any) -> str:
-    """Floating-point operations, three figures.
+    """Return floating-point operations with three digits.
 
     >>> [flops_text(n) for n in (0, 3072, 1_006_632_960)]
     ['0 flop', '3.07 kflop', '1.01 Gflop']
@@ -313,7 +314,7 @@ def flops_text(amount: Any) -> str:
 
 
 def seconds_text(amount: Any) -> str:
-    """Seconds with the unit in which they have one to three figures before the point.
+    """Return seconds in the unit that gives one to three digits before the point.
 
     >>> [seconds_text(t) for t in (0, 4.2e-8, 0.00123, 0.9999, 12.345, 3600)]
     ['0 s', '42 ns', '1.23 ms', '1 s', '12.3 s', '3600 s']
@@ -331,11 +332,11 @@ def _three(value: float) -> str:
 
 Parts = tuple[str | Table, ...]
 MOST_ROWS = 20
-"""So many rows of a table are printed; `.df` has all."""
+"""Largest number of rows that are printed; `.df` has all rows."""
 
 
 class Answer(ABC):
-    """Sentences and tables. `table` is what `.df`, iteration and length are of."""
+    """Sentences and tables. `df`, iteration and length are those of `table`."""
 
     @property
     @abstractmethod
@@ -344,7 +345,7 @@ class Answer(ABC):
 
     @abstractmethod
     def parts(self) -> Parts:
-        """What is printed, in order; tables without rows are left out."""
+        """Return the sentences and tables in printed order; tables without rows are left out."""
 
     @property
     def df(self) -> DataFrame:
@@ -374,12 +375,12 @@ class Answer(ABC):
 
 
 def repr_part(part: str | Table) -> str:
-    """A part of an answer in a terminal."""
+    """Return a part of an answer as text for a terminal."""
     return part if isinstance(part, str) else repr(part)
 
 
 def html_part(part: str | Table) -> str:
-    """A part of an answer in a notebook.
+    """Return a part of an answer as HTML for a notebook.
 
     >>> html_part("a < b")
     '<p>a &lt; b</p>'
@@ -391,7 +392,7 @@ _TONES = {True: "#2e7d32", False: "#c62828", None: "#90a4ae"}
 
 
 def card(*parts: str | Table, ok: bool | None = None) -> str:
-    """Sentences and tables in a notebook, with a green edge where it holds and a red one if not.
+    """Return sentences and tables as HTML, with a green edge if `ok`, and a red one if not.
 
     >>> card("they merge", ok=True)
     '<div style="border-left:4px solid #2e7d32;padding-left:10px"><p>they merge</p></div>'

@@ -1,4 +1,4 @@
-"""What tests and notebooks share: other tools' rules, restated to be compared with ours."""
+"""Helpers of tests and notebooks: rules of other tools, restated for comparisons with ours."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from shardalg.algebra.sharding import Sharding
 
 
 def xla_contains(fine: Sharding, coarse: Sharding) -> bool:
-    """XLA's answer to `refines(fine, coarse)`, by its rule, which is not exact on uneven sizes.
+    """Return XLA's answer to `refines(fine, coarse)`, which is not exact on uneven sizes.
 
-    XLA compares per device and dimension the starts of the blocks, and their ends only where the
-    fine block ends inside the tensor: `p*f + f <= D and p*f + f > q*c + c` is a fault, but a block
-    that reaches beyond the end is never one. Empty blocks count as if they held something. Where
-    all blocks are full and divide each other it compares the device lists instead. Unreduced and
+    XLA compares the starts of the blocks, for each device and dimension. It compares the ends only
+    if the fine block ends inside the tensor: `p*f + f <= D and p*f + f > q*c + c` is a fault, but
+    a block that reaches beyond the end is never one. Empty blocks count as if they had elements. If
+    all blocks are full and divide each other, XLA compares the device lists instead. Unreduced and
     manual parts are left out here.
 
-    `IsSubTilingOrEqualSharding` in xla/hlo/utils/hlo_sharding_util.cc (openxla/xla at 183fa00,
-    2026-08-22), restated from its source, not run.
+    Source: `IsSubTilingOrEqualSharding` in xla/hlo/utils/hlo_sharding_util.cc (openxla/xla at
+    183fa00, 2026-08-22), restated from its source, not run.
 
     >>> order = Mesh({"x": 6}, device_ids=[0, 1, 3, 2, 4, 5])
     >>> six = Sharding.from_axes(["x"], order, (7,))
@@ -41,7 +41,7 @@ def xla_contains(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _all_full(fine: Sharding, coarse: Sharding) -> bool:
-    """Whether tiles divide and every device of either sharding holds something."""
+    """Return whether tiles divide and every device of either sharding has elements."""
     rows = zip(
         fine.shape, fine.parts, coarse.parts, fine.shard_shape, coarse.shard_shape, strict=True
     )
@@ -52,7 +52,7 @@ def _all_full(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
-    """Whether each coarse tile has the devices of the fine tiles that it would consist of."""
+    """Return whether each coarse tile has the devices of the fine tiles inside it."""
     ratios = [n // m for n, m in zip(fine.parts, coarse.parts, strict=True)]
     if math.prod(coarse.parts) == coarse.mesh.size and math.prod(ratios) > 1:
         return False
@@ -73,10 +73,10 @@ def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
 
 
 def small_containments(size: int, lengths: range) -> Iterator[tuple[Sharding, Sharding]]:
-    """Every pair of 1-dimensional shardings of `size` devices, the first one's in every order.
+    """Yield all pairs of 1-dimensional shardings of `size` devices, the first in every order.
 
     Args:
-      lengths: of the dimension.
+      lengths: lengths of the dimension.
 
     >>> pairs = list(small_containments(4, range(1, 13)))
     >>> len(pairs)  # 24 orders, 2- and 4-way both, 12 lengths

@@ -303,7 +303,7 @@ def test_another_version_that_plans_the_same_says_nothing(path):
 
 def test_a_setting_that_another_version_did_not_have_is_its_default(path):
     resigned(path, lambda content: content["options"].pop("turn_products"))
-    with pytest.raises(PlanFileError, match=r"no object with.*turn_products"):
+    with pytest.raises(PlanFileError, match=r"not an object with.*turn_products"):
         sa.load_plan(path)
     content = json.loads(path.read_text())
     content["versions"]["shardalg"] = "0.0.9"
@@ -360,8 +360,8 @@ def test_the_jits_partitioner_is_part_of_the_versions():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("seal"), "summary is .*no object with seal"),
-        (lambda s: s.update(seal=3), r"summary\['seal'\] is 3, no text"),
+        (lambda s: s.pop("seal"), "summary is .*not an object with seal"),
+        (lambda s: s.update(seal=3), r"summary\['seal'\] is 3, not a text"),
         (
             lambda s: s.update(shardings={"[X]": [0]}),
             r"summary\['shardings'\]\['\[X\]'\]\[0\] is 0",

@@ -131,17 +131,17 @@ def damaged(path, value):
         (damaged(["schema"], "shardalg.graph/0"), "schema 'shardalg.graph/0'.*reads"),
         (
             {k: v for k, v in saved().items() if k != "nodes"},
-            "is {.*no object with schema, .*nodes",
+            "is {.*not an object with schema, .*nodes",
         ),
         (damaged(["nodes"], saved()["nodes"][:-1]), "damaged"),
         (damaged(["nodes", 0, 0], 10_000), "damaged: .10000. of"),
         (damaged(["nodes", 1, 1], [0, 0, 0]), "damaged: .*expects"),
-        (damaged(["values", 0], "text"), r"graph\['values'\]\[0\] is 'text', no list"),
+        (damaged(["values", 0], "text"), r"graph\['values'\]\[0\] is 'text', not a list"),
         (damaged(["sites", 0, 0], 10_000), "damaged"),
         (damaged(["types", 0, 0], [7, 7]), "damaged"),
         (damaged(["constants", 0, 1], "python"), r"\['constants'\]\[0\].*python"),
         (damaged(["constants", 0, 4], "!!!"), "damaged"),
-        (damaged(["arguments"], None), r"graph\['arguments'\] is None, no list"),
+        (damaged(["arguments"], None), r"graph\['arguments'\] is None, not a list"),
     ],
 )
 def test_a_damaged_graph_is_refused(data, message):

@@ -33,7 +33,7 @@ def test_an_uneven_result_is_a_row(shape, spec, row):
     columns = ("mesh_axes", "group_size", "operand_bytes", "result_bytes", "wire_bytes")
     assert (found["kind"], found["op"], found["executions"]) == ("border", "border", 1)
     assert tuple(found[column] for column in columns) == row
-    assert f"held as {plan.program.result_shardings[0].text()}, leaves" in found["why"]
+    assert f"with sharding {plan.program.result_shardings[0].text()} is returned" in found["why"]
     left = plan.lower()(jnp.ones(shape)).addressable_shards[0].data
     assert left.nbytes == found["result_bytes"]
     with pytest.raises(StrategyError, match="not a collective of this plan, which has 0"):

@@ -65,8 +65,8 @@ def test_many_devices_of_a_block_are_counted():
 @pytest.mark.parametrize(
     ("things", "message"),
     [
-        ({}, "drawn are things by title"),
-        ([MESH], "drawn are things by title"),
+        ({}, "nothing to draw: give objects by title"),
+        ([MESH], "nothing to draw: give objects by title"),
         ({"mesh": MESH}, "'mesh' is Mesh.X=2, Y=4., which has no drawing"),
     ],
 )
