@@ -43,6 +43,7 @@ class _Ends:
         self.named = {**arguments.weights, **{v: m for v, m in arguments.others.items() if m}}
         self.sizes = [prod(value.type.shape) for value in graph.values]
         self.inner: dict[int, list[int]] = {}
+        # A carry would lead back into the loop body, and recursion would not end.
         for tie in graph.region_arguments:
             if tie.kind != "carry":
                 self.inner.setdefault(tie.source, []).append(tie.target)

@@ -83,6 +83,7 @@ class Sources:
         if traceback is None:
             return ""
         files, library = self._files, ""
+        # Frames are ordered from the innermost one.
         for code, offset in zip(*traceback.raw_frames(), strict=True):
             path = code.co_filename
             if not (files[path] if path in files else self.file(path)):

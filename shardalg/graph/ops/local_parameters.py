@@ -112,6 +112,7 @@ def emit(
             "Gather the operand along it."
         )
     emission = EMITTERS[rule.family](signature, rule, blocks)
+    # Windows may need padding of their own even if no loop is sharded (`spans`).
     if not split and not spans:
         return emission
     params = dict(emission.params) | dict(local_params(signature, rule, blocks, spans))
@@ -195,6 +196,7 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
     def size(index: Index) -> int:
         if any(blocks[name] == 0 for name in index.variables):
             return 0
+        # The largest value of the index minus the smallest, plus 1.
         total = sum(abs(c) * (blocks[name] - 1) for name, c in index.terms) + 1
         return index.mod or -(-total // index.div)
 
@@ -386,6 +388,8 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
             for component, dim in enumerate(selected)
             if component not in done
         )
+    # With sharded updates every device scatters into the operand, and the results are combined:
+    # all devices but one must start from the identity.
     adds = rule.combine in (SUM, PRODUCT) and split & set(rule.reduced)
     params: Params = UNSORTED if shifts or split & set(rule.reduced) else ()
     if shifts:

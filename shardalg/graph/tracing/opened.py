@@ -171,6 +171,7 @@ def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
             "of each device, so that copies of a value on several devices would differ. Draw with "
             "jax.random, from a key that is an argument of the function."
         )
+    # In a manual region, the effect of a collective is only the name of its axis.
     effects = [e for e in equation.effects if getattr(e, "name", None) not in place.manual]
     if not effects:
         return plain_node(builder, equation, operands, place)

@@ -67,6 +67,7 @@ def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
         file = sources.file(frame.f_code.co_filename)
         if file:
             calls[frame.f_code.co_name, f"{file}:{line}"] += 1
+    # Functions of an endless recursion occur many times in the traceback, their callers once.
     found = [f"{name} ({place})" for (name, place), times in calls.items() if times > 20]
     if found:
         whom = "itself" if len(found) == 1 else "each other"

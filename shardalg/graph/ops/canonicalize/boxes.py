@@ -237,6 +237,7 @@ def _padded_slice(
 def _rotation(node: Node, source: int, dim: int, sizes: tuple[int, ...]) -> Node:
     """Return the node as a `join_ends` of one value's last and first elements, of these sizes."""
     (type_,) = node.signature.results
+    # `join_ends` takes the last sizes[0] elements of the first operand, the first of the second.
     params = (("dimension", dim), ("sizes", sizes))
     signature = Signature("join_ends", params, (type_, type_), node.signature.results)
     return replace(node, signature=signature, operands=(source, source))
