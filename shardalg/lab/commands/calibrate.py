@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from shardalg.costs.hardware import Hardware, check_own_name, keep, load
@@ -34,7 +35,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure or read, write and show; returns the exit status."""
     check_own_name(options.name)
-    found = _fitted(options) if options.measurements else _measured(options)
+    # Files of measurements are fitted; without files this machine is measured now.
+    if options.measurements:
+        from shardalg.models.measured.saved_measurements import from_saved
+
+        fit = from_saved(options.measurements)
+        print(fit, file=sys.stderr if options.json else sys.stdout)
+        found = fit.hardware
+    else:
+        from shardalg.lower.axes import host_devices
+        from shardalg.models.measured.this_machine import measure_hardware
+
+        devices = host_devices(options.devices)
+        tell = partial(print, file=sys.stderr)
+        found = measure_hardware(devices, quick=options.quick, say=tell)
     path = keep(found, options.name)
     if options.json:
         print_json(_data(load(options.name), options, str(path)))
@@ -57,19 +71,3 @@ def _data(hardware: Hardware, options: argparse.Namespace, path: str) -> dict[st
         "figures": {row["figure"]: float(row["value"]) for row in used},
         "sources": {row["figure"]: row["source"] for row in used},
     }
-
-
-def _measured(options: argparse.Namespace) -> Hardware:
-    from shardalg.lower.axes import host_devices
-    from shardalg.models.measured.this_machine import measure_hardware
-
-    devices = host_devices(options.devices)
-    return measure_hardware(devices, quick=options.quick, say=lambda x: print(x, file=sys.stderr))
-
-
-def _fitted(options: argparse.Namespace) -> Hardware:
-    from shardalg.models.measured.saved_measurements import from_saved
-
-    found = from_saved(options.measurements)
-    print(found, file=sys.stderr if options.json else sys.stdout)
-    return found.hardware

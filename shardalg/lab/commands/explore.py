@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
         quick=options.quick,
         out=options.out,
     )
-    say = Progress(_to_stderr) if options.json else Progress()
+    # The document alone goes to standard output.
+    say = Progress(partial(print, file=sys.stderr, flush=True)) if options.json else Progress()
     if options.figures is not None:
         drawn = write_figures(settings, options.figures, say)
         if options.json:
@@ -93,10 +95,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"\n{page_text(page)}", flush=True)
     return 0
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _data(exploration: Exploration, page: Page, files: Sequence[Path]) -> dict[str, Any]:

@@ -62,23 +62,16 @@ def side_by_side(values: Sequence[Compared]) -> Table:
     columns = {value.column.id: value.column for value in values}
     quantities = tuple(dict.fromkeys(value.quantity for value in values))
     found = {(value.column.id, value.quantity): value for value in values}
-    rows = (
-        (*_head(column, values), *(_cell(found[name, quantity]) for quantity in quantities))
-        for name, column in columns.items()
-    )
+    rows = []
+    for name, column in columns.items():
+        # The strongest use of the column in fitting: a single anchor fixes a table's seconds.
+        uses = {v.prediction.how for v in values if v.column == column and v.prediction}
+        fitted = next((how for how in ("anchor", "trained", "held out") if how in uses), "-")
+        facts = column.facts
+        cells = [_cell(found[name, quantity]) for quantity in quantities]
+        rows.append((name, facts["param_count"], column.mesh_text, facts["B"], fitted, *cells))
     head = ("column", "parameters", "mesh", "batch", "constants")
     return Table((*head, *quantities), tuple(rows))
-
-
-def _head(column: Column, values: Sequence[Compared]) -> tuple[Any, ...]:
-    facts = column.facts
-    return column.id, facts["param_count"], column.mesh_text, facts["B"], _constants(values, column)
-
-
-def _constants(values: Sequence[Compared], column: Column) -> str:
-    """Return how the column was used in fitting: "anchor", "trained", "held out" or "-"."""
-    made = {v.prediction.how for v in values if v.column == column and v.prediction}
-    return next((how for how in ("anchor", "trained", "held out") if how in made), "-")
 
 
 def _cell(value: Compared) -> str:

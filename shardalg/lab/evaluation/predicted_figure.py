@@ -71,7 +71,7 @@ def predicted_against_measured(
 ) -> Figure:
     """Draw a point per configuration; errors of at most 5 % and of at most 10 % are shaded.
 
-    Hollow points are those that constants were fitted on. Below stand the errors themselves, which
+    Hollow points are those that constants were fitted on. The lower panel has the errors, which
     logarithmic scales hide.
     """
     from shardalg.drawing import Drawing

@@ -59,23 +59,20 @@ def measured(column: Column, machine: Hardware | None = None) -> Measured:
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
     """Return the columns that the constants are fitted on, at least one of each table."""
     given = candidates or (*columns(2), *columns(3))
-    rows = {c: _sensitivity(done(c)) for c in given}
+    # The sensitivity of a column: the shares of its datasheet's step that each constant multiplies.
+    rows = {}
+    for each in given:
+        seconds = done(each).by_cause()
+        shares = np.array([seconds["matrix"], seconds["link"]])
+        rows[each] = shares / (shares.sum() + seconds["passes"] + seconds["latency"])
+
+    def information(chosen: tuple[Column, ...]) -> float:
+        matrix = np.array([rows[each] for each in chosen])
+        return float(np.linalg.det(matrix.T @ matrix))
+
+    # D-optimal design: the largest determinant has the smallest confidence region.
     mixed = (c for c in combinations(given, TRAINING) if len({one.table for one in c}) > 1)
-    return max(mixed, key=lambda chosen: _information([rows[c] for c in chosen]))
-
-
-def _sensitivity(amounts: ProgramAmounts) -> np.ndarray:
-    """Return the shares of the datasheet's step that each fitted constant multiplies."""
-    seconds = amounts.by_cause()
-    shares = np.array([seconds["matrix"], seconds["link"]])
-    whole = shares.sum() + seconds["passes"] + seconds["latency"]
-    found: np.ndarray = shares / whole
-    return found
-
-
-def _information(rows: list[np.ndarray]) -> float:
-    matrix = np.array(rows)
-    return float(np.linalg.det(matrix.T @ matrix))
+    return max(mixed, key=information)
 
 
 def fitted(steps: Sequence[Measured]) -> Fit:

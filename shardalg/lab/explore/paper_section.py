@@ -19,7 +19,6 @@ from shardalg.lab.explore.strategies import (
 )
 from shardalg.lab.table1 import plan_part
 from shardalg.models.transformer import WIDE_64B
-from shardalg.plan.plan import Plan
 from shardalg.show.html import Section
 from shardalg.tables import Table
 
@@ -58,7 +57,12 @@ def section(settings: Settings = UNROLLED, scanned: Cost | None = None) -> Secti
         share=of_measured(cost),
     )
     peak = cost.memory
-    held = ALIVE.format(op=_op(made, peak))
+    at = peak.instruction
+    op = ""
+    if at is not None and at.node is not None:
+        node = made.graph.nodes[at.node]
+        op = f"{node.primitive} at {node.source} ({at.phase})"
+    held = ALIVE.format(op=op)
     sent = WIRE.format(total=float(cost.wire_bytes) / 1e9)
     why = () if scanned is None else (_why_two_times(cost, scanned),)
     parts = (words, *why, beside_paper(cost), by_class(peak), held, alive(peak), sent, moved(cost))
@@ -75,14 +79,6 @@ def _why_two_times(unrolled: Cost, scanned: Cost) -> str:
         scanned_gb=scanned.peak_memory_bytes / 1e9,
         unrolled_gb=unrolled.peak_memory_bytes / 1e9,
     )
-
-
-def _op(made: Plan, peak: Liveness) -> str:
-    at = peak.instruction
-    if at is None or at.node is None:
-        return ""
-    found = made.graph.nodes[at.node]
-    return f"{found.primitive} at {found.source} ({at.phase})"
 
 
 def beside_paper(cost: Cost) -> Table:

@@ -17,7 +17,7 @@ operator expects. z3 judges them without reading the planner: merges for **all**
 least 2, the others at the sizes of the plan. {verdict}"""
 OK = "Every claim of {plans} is proved, or trusted."
 OPEN = "**Open or refuted: claims of {plans}.**"
-TRUSTED = "What is trusted, and what stands in for it:"
+TRUSTED = "Trusted claims, and the tests that replace their proofs:"
 MOST_STATEMENTS = 8
 COLUMNS = ("plan", "merges", "merges_proved", "proofs_ms", "all_claims")
 
@@ -36,7 +36,7 @@ def section(plans: Mapping[str, Plan]) -> Section:
             by_claim(report.cells),
             TRUSTED,
             report.cells.where(status="trusted").select("claim", "statement"),
-            "Its statements that took longest, as z3 was given them:",
+            "Its slowest statements, as z3 receives them:",
             Table(slowest.columns, slowest.rows[:MOST_STATEMENTS]),
         ),
         conclusion=f"{_verdict(reports)} {sum(len(r.cells) for r in reports.values()):,} claims.",

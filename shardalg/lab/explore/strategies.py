@@ -92,22 +92,22 @@ def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
         png(wire_bytes_bars(summed)),
         "Bytes that each device sends in one layer, by strategy, phase and kind of collective.",
     )
-    totals = Section(
-        "Three strategies",
-        (INTRODUCTION, tables.totals(found), bars, summed),
-        brief=(_sent(found),),
-        conclusion=_least(found),
-    )
-    return (totals, *(_collectives(name, table) for name, table in found.items()))
-
-
-def _sent(found: Mapping[str, Table]) -> Table:
-    """Return the traffic of a layer under each strategy, by phase, in readable units."""
-    rows = (
+    # The brief table has the units that people say.
+    sent = (
         (row["strategy"], row["collectives"], *(bytes_text(row[name]) for name in SENT))
         for row in tables.totals(found)
     )
-    return Table(("strategy", "collectives", "forward", "backward", "layer sends"), tuple(rows))
+    brief = Table(("strategy", "collectives", "forward", "backward", "layer sends"), tuple(sent))
+    totals = Section(
+        "Three strategies",
+        (INTRODUCTION, tables.totals(found), bars, summed),
+        brief=(brief,),
+        conclusion=_least(found),
+    )
+    return (
+        totals,
+        *(Section(f"Collectives of {n}", (table.select(*SHOWN),)) for n, table in found.items()),
+    )
 
 
 def _least(found: Mapping[str, Table]) -> str:
@@ -118,10 +118,6 @@ def _least(found: Mapping[str, Table]) -> str:
     return (
         f"A layer and its gradient send {bytes_text(sent[least])} a device under {least}{beside}."
     )
-
-
-def _collectives(name: str, table: Table) -> Section:
-    return Section(f"Collectives of {name}", (table.select(*SHOWN),))
 
 
 def memory_section(plans: Mapping[str, Plan]) -> Section:
