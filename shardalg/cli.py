@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(given)
     try:
         return COMMANDS[options.command].run(options)
+    # Every error becomes a message with an exit status. Only internal errors show a traceback.
     except Exception as error:
         status, words = _reported(error, options)
         print(f"shardalg {options.command}: error: {words}", file=sys.stderr)

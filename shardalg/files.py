@@ -80,6 +80,7 @@ def _behind_links(target: Path) -> Path:
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
     """Replace a regular file that has these permissions; None means that there is no file yet."""
+    # `os.access` is always true for root, so the permission bits are checked too.
     if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
         raise PermissionError(errno.EACCES, "the file is read-only", str(place))
     temporary = place.with_name(f".{uuid.uuid4().hex}")

@@ -24,6 +24,7 @@ def collection_paused() -> Iterator[None]:
     ...     gc.isenabled()
     False
     """
+    # Pauses may nest: only the outermost one switches collection on again.
     enabled = gc.isenabled()
     gc.disable()
     try:

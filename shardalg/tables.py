@@ -146,6 +146,7 @@ class Table(metaclass=TableType):
         >>> Table(("kind", "n"), (("a", 1), ("b", 2))).sort_values("n").iloc[-1]["kind"]
         'b'
         """
+        # pandas is slow to import, so it loads only if a DataFrame's attribute is used.
         if not name.startswith("_"):
             from shardalg.dataframe import Frame
 

@@ -228,6 +228,7 @@ class Cost:
             return compute + sent
         if self.overlap == "full":
             return larger(compute, sent)
+        # The schedule was made at the hints, so only their totals have a step time.
         if totals is not self.hints:
             raise FormulaError(
                 f"overlap={self.overlap!r} is a schedule, which has no formula in named sizes: "
@@ -372,6 +373,7 @@ class Cost:
             if by != "module" or self.by_module is None:
                 raise TableError(f"by={by!r}: the costs of a plan are folded by 'module', or None.")
             return self.by_module()
+        # Formulas have no order. Rows are sorted by the numbers at the hints.
         pairs = zip(self.items, self.hints.items, strict=True)
         ordered = [item for item, hint in sorted(pairs, key=lambda pair: -pair[1].time_s)]
         rows = (
@@ -391,6 +393,7 @@ class Cost:
     def formulas(self) -> Table:
         """Return every quantity as a formula in the named sizes, and as a number at the hints."""
         pairs = list(zip(self.totals.named(), self.hints.named(), strict=True))
+        # `named` adds compute and communication, so the first row is replaced if they overlap.
         if self.overlap != "none":
             times = (self._time(self.totals), self._time(self.hints))
             pairs[0] = (("step_time_s", times[0]), ("step_time_s", times[1]))

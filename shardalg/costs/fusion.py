@@ -208,6 +208,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         if type(instruction.attributes) in APART:
             read.update((*instruction.operands, *instruction.results))
         elif instruction.node in marked:
+            # A mark is an annotation, whose operand and result are the same value.
             found.update((*instruction.operands, *instruction.results))
         elif fuses(instruction, graph):
             shapes = {program.locals[v].shape for v in instruction.operands if v in found}

@@ -135,6 +135,7 @@ def check_products(graph: Graph, chip: Hardware) -> None:
     Traceback (most recent call last):
     shardalg.errors.HardwareError: tpu_v3 has no peak for products of int32 (dot_general at ...
     """
+    # Without peaks arithmetic takes no time, and measured rates replace the peaks.
     if not chip.peak_flops_per_s or chip.operators.figures:
         return
     for node in graph.walk():
@@ -200,6 +201,7 @@ def _roles(rule: Rule) -> _Roles | None:
     rows = tuple(n for n in kept if n in first and n not in second)
     columns = tuple(n for n in kept if n in second and n not in first)
     many = tuple(n for n in kept if n in first and n in second)
+    # A product with a vector has no second side that could be padded.
     extents = (math.prod(rule.extents[n] for n in side) for side in (rows, columns))
     if min(extents) == 1:
         return None

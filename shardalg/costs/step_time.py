@@ -288,6 +288,7 @@ class Pricing:
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
         """Return the prices of all instructions, with those of one kind added up."""
+        # Equal amounts are counted first and multiplied once, because formulas are slow to add up.
         tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
         for (place, times), price in zip(runs.items(), prices, strict=True):
             tally, count = tallies[price.key], self.steps[place].count
@@ -329,6 +330,7 @@ class Pricing:
         sent = wire_bytes(attributes, size)
         amounts = tuple(((cause, 1.0), seconds) for cause, seconds in taken.items())
         measured = self.hardware.operators.collective(attributes.sent_as, axes)
+        # Measured rates replace the spans: seconds of each execution, and ring bytes at a rate.
         if measured is not None and whole is not None:
             moving = ((LINK, measured[1]), wire_bytes(attributes, whole))
             amounts = moving, ((LATENCY, 1.0), self.each(measured[0]))
@@ -353,6 +355,8 @@ class Pricing:
         if self.hardware.operators.figures:
             return self.as_measured(instruction, key)
         if by_traffic is None:
+            # Roofline: the longer of arithmetic and memory traffic counts, as in one kernel both
+            # run at the same time.
             by_traffic = over(sum(sizes), speed) > over(kept, peak)
             amounts = (
                 [((MEMORY, speed), n) for n in sizes] if by_traffic else [((MATRIX, peak), kept)]
@@ -422,6 +426,7 @@ class Pricing:
 
     def useful(self) -> tuple[Any, Any]:
         """Return the flops on global shapes, and their seconds at the peak of one device."""
+        # Equal operators are counted once, because formulas are slow to add up.
         tally: Counter[tuple[Hashable, Any, Any]] = Counter()
         nodes = Counter(map(self.whole, self.graph.walk()))
         for (signature, shapes, trips), times in nodes.items():

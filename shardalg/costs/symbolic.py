@@ -402,6 +402,7 @@ class _Symboliser:
             count = math.prod(d.size for d in self.digits(digits))
             divides = hint % parts(digits) == 0
             ratio = Formula.of(size) / count
+            # A ratio that is whole by its form needs no condition.
             if not is_whole(ratio):
                 self.facts[Divides(size, count, divides)] = None
             self.tiles[key] = _plain(ratio if divides else ceiling(ratio))

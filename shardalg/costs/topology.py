@@ -259,6 +259,7 @@ def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None
     if sizes[first] % counts[0]:
         return None
     rest = {**sizes, first: sizes[first] // counts[0]}
+    # The remaining part of the outermost axis must fit on whole levels inside of a slice.
     found = exact(rest, [1, *counts[1:]])
     return found and {**found, first: [(0, counts[0], 1), *found[first]]}
 
@@ -273,6 +274,7 @@ def _placement_by_options(
         return _ordered(topology, mesh, sizes, counts)
     shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
     outside = filled({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
+    # What is left of each axis is placed inside of the slices or islands.
     rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
     ones = [1] * levels
     if topology.order:
@@ -294,6 +296,7 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
             f"network_axes={list(topology.network_axes)} of {topology!r} names {unknown[0]!r}, "
             f"which is no axis of {mesh!r}: give axes of the mesh."
         )
+    # Axes take their shares in the order of the mesh, each the largest that divides both.
     left, shares = parts, {}
     for name in (name for name in mesh.axis_names if name in topology.network_axes):
         shares[name] = math.gcd(mesh.shape[name], left)

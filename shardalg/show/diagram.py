@@ -202,6 +202,7 @@ class _Lanes:
         taken: set[tuple[int, int]] = set()
         read = {i for box in self.boxes for i in box.inputs}
         ends = [box.index for box in self.boxes if box.index not in read]
+        # The longest path is placed first, so that it becomes the main path in lane 0.
         for end in sorted(ends, key=lambda i: -self.columns[i]):
             self.place(end, 0, lanes, taken)
         return [lanes[box.index] for box in self.boxes]

@@ -381,6 +381,7 @@ def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amoun
     for alive in priced(stages.traced, stages.program, hardware).memory.alive:
         origin = stages.program.locals[alive.local].origin
         node = None if origin is None else graph.producer[origin]
+        # An argument has no producer; it belongs to its first reader.
         if node is None and origin is not None:
             node = next(iter(graph.users[origin]), None)
         yield "" if node is None else owners[node], (), (0, alive.bytes, 0.0, 0.0, 0.0)

@@ -59,6 +59,7 @@ def in_order(block: Block) -> tuple[Instruction, ...]:
     if not groups:
         return block.instructions
     order = _Order({id(member): members for members in groups for member in members})
+    # Instructions that never become ready wait for each other. They keep the program's order.
     for instruction in block.instructions:
         order.take(instruction)
     placed = set(map(id, order.made))
@@ -281,6 +282,7 @@ class _Line:
         """Start an instruction as early as possible, given the operands of its message."""
         attributes = instruction.attributes
         control, sends = isinstance(attributes, Control), is_collective(attributes)
+        # A loop, and a collective that is not started ahead, occupies both the unit and the links.
         alone = control or (
             is_collective(attributes) and attributes.sent_as not in self.asynchronous
         )

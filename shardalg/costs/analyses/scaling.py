@@ -30,6 +30,8 @@ def reused(program: SpmdProgram, donated: Sequence[int]) -> Mapping[int, int]:
       Local values. Results without such an argument are left out.
     """
     held, found = program.locals, {}
+    # XLA pairs results with arguments in order, each argument once. An argument that nothing reads
+    # is no argument of the compiled program.
     block = program.block
     read = {v for one in block.instructions for v in one.operands} | set(block.results)
     free = [v for v in (block.arguments[position] for position in donated) if v in read]

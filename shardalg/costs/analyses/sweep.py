@@ -99,6 +99,7 @@ class Sweeper:
     def at(self, sizes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return seconds, peak bytes, `holds` and `doubtful` (see `Sweep`) at arrays of sizes."""
         seconds, peak = run(self.code, [self.time, self.peak], sizes)
+        # The guards of called functions are checked only where the plan's own guards hold.
         own = self.own.hold(sizes)
         holds = self.called.hold(sizes, own)
         return seconds, peak, holds, own & ~holds

@@ -77,6 +77,7 @@ def chains(program: SpmdProgram, graph: Graph, inside: frozenset[int]) -> Chains
         for place, ins in enumerate(fusing)
         if not by_product.isdisjoint(ins.operands) or not for_product.isdisjoint(ins.results)
     }
+    # A chain with a reduction is a kernel of its own, even next to a product.
     summing = {joined.first(place) for place, ins in enumerate(fusing) if reduces(ins, graph)}
     along = {id(ins): joined.first(place) in touches - summing for place, ins in enumerate(fusing)}
     return Chains(along)

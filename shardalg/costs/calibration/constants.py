@@ -134,6 +134,7 @@ class Calibration:
         moved = sum(seconds[cause] for cause in MOVED)
         measured = CONSTANTS["exposed"].default if apart else self["exposed"]
         wanted = {"measured": measured, "none": max(1.0, measured), "full": 0.0}[overlap]
+        # Computation hides at most its own seconds: exposed * moved >= moved - computed.
         exposed = max(wanted, 1 - computed / moved) if moved else wanted
         waits = {"measured": self["hops"], "none": max(1.0, self["hops"]), "full": exposed}
         return {**local, **dict.fromkeys(MOVED, exposed), "latency": waits[overlap]}

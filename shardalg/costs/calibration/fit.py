@@ -148,6 +148,7 @@ def core_fit(rows: Sequence[CoreTime]) -> CoreFit:
     weights = np.array([[row.amounts.get(n, 0.0) / row.seconds for n in names] for row in rows])
     found = _least(weights)
     errors = weights @ found - 1
+    # Leave-one-out: each program is predicted by the rates of all others.
     left_out = []
     for place in range(len(rows)):
         others = np.delete(weights, place, axis=0)

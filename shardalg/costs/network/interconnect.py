@@ -46,6 +46,7 @@ class Interconnect:
         >>> Interconnect(dimensions=(64,) * 3, wraps_at=4, cubes=True).wraps((2, 4, 4))
         (False, False, False)
         """
+        # A slice of cubes wraps in all dimensions or in none (TPU v4: Jouppi et al., ISCA 2023).
         able = [bool(self.wraps_at) and size % self.wraps_at == 0 for size in shape]
         return (all(able),) * len(able) if self.cubes else tuple(able)
 
@@ -77,6 +78,7 @@ class Interconnect:
             for b in range(a, most + 1, 4)
             if chips % (4 * a * b) == 0 and b <= chips // (a * b) <= most
         ]
+        # Of the shapes with equal volume, the smallest sum of sides is the closest to a cube.
         return min(found, key=sum, default=None)
 
     def to_json(self) -> dict[str, Any]:

@@ -164,6 +164,7 @@ def spans(
     placed: Placement, sizes: Mapping[str, int], levels: Sequence[Level]
 ) -> Iterator[tuple[str, tuple[DigitSpan, ...]]]:
     """Yield each axis with its spans, major first; digits are those of the mesh with these axes."""
+    # The stride of an axis is the product of all axes inside of it (row-major order).
     stride = math.prod(sizes.values())
     for name, size in sizes.items():
         stride //= size

@@ -135,6 +135,8 @@ def _starts(
     starts: dict[tuple[int, MicrobatchTask], float] = {}
     ends: dict[tuple[int, MicrobatchTask], float] = {}
     free = [0.0] * len(stages)
+    # Each pass takes all tasks of a stage whose source has ended. A schedule has no cycle, so every
+    # pass takes at least one task.
     ahead = [list(tasks)[::-1] for tasks in order]
     while any(ahead):
         for stage, tasks in enumerate(ahead):
