@@ -83,6 +83,7 @@ def given(formula: Formula, divides: Divides) -> Formula:
     >>> given(tile(M, X) * tile(B, Y), [(M, X)])
     M*ceil(B/Y)/X
     """
+    # Each pair (size, parts) states that size/parts is an integer.
     facts = tuple(Formula.of(size) / parts for size, parts in divides)
     if not facts or not formula.atoms:
         return formula

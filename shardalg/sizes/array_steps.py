@@ -258,6 +258,7 @@ class _StepSchedule:
     def _block_steps(self) -> list[int]:
         """Return the steps of a block; evaluate all other steps that these need."""
         needed, here = set(self.roots), []
+        # From the last step to the first, so that readers are visited before their operands.
         for number in range(len(self.all) - 1, -1, -1):
             if number in needed and not self._evaluate_if_small(number):
                 needed.update(self._operands(number))
@@ -315,5 +316,6 @@ def rows_of(array: np.ndarray, index: Index) -> np.ndarray:
     """Return the block of an array; a repeated dimension has one row."""
     if array.size == 1:
         return array
+    # A dimension of size 1 is broadcast, so all of it belongs to every block.
     own = (slice(None) if n == 1 else at for n, at in zip(array.shape, index, strict=False))
     return array[tuple(own)]

@@ -45,6 +45,7 @@ class Checked:
 
     def __init__(self, facts: Iterable[Fact], known: Mapping[str, Number]) -> None:
         checks = dict.fromkeys(Fact(f.formula.subs(known), f.relation) for f in facts)
+        # With some sizes known, a fact may already be decided.
         numbers = [f for f in checks if f.formula.number is not None]
         self.never = not all(f.holds({}) for f in numbers)
         self.checks = [_Check(f) for f in checks if f.formula.number is None]
@@ -98,6 +99,7 @@ def _check_in_stages(
     some = _values_at(sample, arrays, found.shape)
     ordered = sorted(checks, key=lambda one: one.at(some).sum())
     names = sorted(frozenset().union(*(one.check.names for one in checks)))
+    # Points that are excluded already are not evaluated again.
     places = np.flatnonzero(found)
     found[...] = False
     for start in range(0, places.size, _CHUNK):
@@ -150,6 +152,7 @@ class _Check:
 
     def follows(self, ranges: Ranges) -> bool:
         """Return whether it holds at all points, by the smallest and largest sizes."""
+        # Ranges say nothing about divisibility, and ceilings are not bounded here.
         if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or self.sides[0].atoms:
             return False
         # Interval arithmetic: each product is monotonic in every size, so its ends bound it.
@@ -192,6 +195,7 @@ def _largest_intermediate(largest: Mapping[Any, float], formula: Formula) -> flo
         within = [atom.ratio] if type(atom) is Ceil else [atom.first, atom.second]
         most = max(_largest_intermediate(largest, part) for part in within)
         inside.append(most)
+        # A ceiling exceeds its ratio by less than 1.
         known[atom] = most + 1
     scale: Any = math.lcm(*(c.denominator for c in formula.terms.values()))
     powers: dict[Any, Any] = {}

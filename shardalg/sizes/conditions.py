@@ -153,6 +153,7 @@ def crossovers(
     (48.0,)
     """
     others = {n: v for n, v in (values or {}).items() if n != name}
+    # Without ceilings the difference is a polynomial, whose roots numpy finds.
     smooth = difference
     while smooth.atoms:
         smooth = smooth.replace(without_ceilings(0))
@@ -162,6 +163,7 @@ def crossovers(
     by_power = {power: c.number or 0 for power, c in _by_power(above, name).items()}
     numbers = [float(by_power.get(k, 0)) for k in range(max(by_power, default=0), -1, -1)]
     roots = np.roots(numbers) if len(numbers) > 1 else np.array([])
+    # Sizes are at least 1, so smaller roots are irrelevant.
     real = sorted({float(r.real) for r in roots if abs(r.imag) < 1e-9 * abs(r) and r.real > 1})
     # A root counts only if the sign changes there: compare the middles of both neighbouring ranges.
     between = [1.0, *real, 2 * real[-1]] if real else []
@@ -179,12 +181,14 @@ def words(fact: Fact) -> str:
     >>> words(Fact(M / (2 * X), WHOLE)), words(Fact(M - X * ceiling(M / X), NONZERO))
     ('2*X divides M', 'X does not divide M')
     """
+    # Divisibility reads better in words than as an inequality.
     divided = split_of(fact)
     if divided is not None:
         verb = "divides" if fact.relation in (WHOLE, ZERO) else "does not divide"
         return f"{divided[1]} {verb} {divided[0]}"
     left, right = sides(fact.formula)
     if fact.relation in (ZERO, NONZERO) and left.number is not None:
+        # An equation is read with the size on the left and the number on the right.
         left, right = right, left
     return f"{left} {_SIGNS[fact.relation]} {right}"
 
@@ -209,6 +213,7 @@ def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
     """Return `(a, b)` of `a - b * ceil(a / b)`, up to signs: the elements that a split lacks."""
     for monomial, coefficient in formula.terms.items():
         for atom in (f for f, e in monomial if type(f) is Ceil and e == 1):
+            # In `a - b*ceil(a/b)` the ceiling's coefficient is -b, and b times its ratio is a.
             parts = Formula({monomial - {(atom, 1)}: -coefficient})
             size = parts * atom.ratio
             if formula + parts * Formula({frozenset([(atom, 1)]): 1}) == size:

@@ -107,6 +107,7 @@ def _record_call(
         call.result = rerecord(plain(*rerecord(args, inside)), calls.keys)
         call.facts = dict(inside.facts)
         calls.found[function, args] = call
+    # The caller depends on this result, for the decision that it is making now.
     asks.host.call.uses.setdefault(call, asks.about)
     return rerecord(call.result, asks)
 
@@ -242,6 +243,7 @@ class Guards:
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
         holding_points = np.ones(len(points), bool)
+        # Facts of the run itself are decisive at every point.
         for fact in (*self.whole.facts, *self.traced):
             holding_points &= holds[fact]
         other: dict[DecidedCall, np.ndarray] = {}

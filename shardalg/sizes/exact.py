@@ -84,6 +84,7 @@ class ExactPoints:
         if key not in self._called:
             rows = list(zip(*(self.of(size).tolist() for size in sizes), strict=True))
             found = {row: function(*row) for row in dict.fromkeys(rows)}
+            # A function may give other names at other sizes: collect them all.
             names = dict.fromkeys(name for made in found.values() for name in made)
             self._called[key] = {
                 name: np.array([found[row].get(name, 0.0) for row in rows]) for name in names

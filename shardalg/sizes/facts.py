@@ -89,6 +89,7 @@ class Facts:
             return None
         number = np.add.reduceat(coefficients * known[factors].prod(axis=1), starts)
         rest = np.zeros_like(number)
+        # Only statements about divisibility need the denominator.
         divided = np.flatnonzero(np.isin(relations, [_CODE[r] for r in _REST]))
         under = known[below[divided]].prod(axis=1)
         # A quotient is whole if its denominator divides its numerator.
@@ -176,6 +177,7 @@ def _sum(rows: list[tuple[int, list[int]]], known: list[int]) -> int:
 def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
     """Return a row of indices per product, each one more than in `order`, padded with 0."""
     found = [[i + 1 for i in _factors(m, order)] for m in monomials]
+    # Rows of equal length make one array, which numpy multiplies along.
     width = max(map(len, found), default=0) or 1
     return np.array([row + [0] * (width - len(row)) for row in found], np.intp)
 

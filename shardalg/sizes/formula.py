@@ -100,6 +100,8 @@ class Formula:
         total: dict[Monomial, Number] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
+                # Products of monomials are cached, because prices multiply the same sizes again and
+                # again.
                 monomial = _times(left, right)
                 total[monomial] = total.get(monomial, 0) + a * b
         return Formula(total)
@@ -412,6 +414,7 @@ def flooring(ratio: Formula) -> Formula:
     (ceil(H/2), ceil(H/2) - 1, ceil((H + 1)/X) - 1)
     """
     above, below = ratio.fraction
+    # The identity needs an integer numerator, and a positive one to stay among positive ceilings.
     whole = all(type(factor) in (str, Ceil) for monomial in above.terms for factor, _ in monomial)
     grows = any(c > 0 for monomial, c in above.terms.items() if monomial)
     return ceiling(ratio + 1 / below) - 1 if whole and grows else -ceiling(-ratio)
@@ -424,5 +427,6 @@ def _nested_ceiling(monomial: Monomial, coefficient: Number) -> Formula | None:
         return None
     if coefficient <= 0 or Fraction(coefficient).numerator != 1:
         return None
+    # ceil(ceil(a)/n) = ceil(a/n) for an integer n >= 1.
     atom = above[0][0]
     return Formula({monomial - {(atom, 1)}: coefficient}) * atom.ratio

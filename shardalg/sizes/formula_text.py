@@ -38,6 +38,7 @@ def _sort_key(monomial: frozenset[tuple[Any, int]]) -> tuple[bool, int, str]:
 
 def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
     above = _product((f, e) for f, e in monomial if e > 0)
+    # `3*B/(2*X)`: numbers and sizes that divide form one divisor.
     below = _product((f, -e) for f, e in monomial if e < 0)
     if coefficient.denominator > 1:
         below = "*".join(filter(None, [str(coefficient.denominator), below]))
@@ -94,6 +95,7 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
     by_name = {f.name: f for f in powers if f.is_Symbol}
     if len(by_name) < len(powers):
         return sympy.Mul(number, *(f**e for f, e in powers.items()))
+    # The order depends on names, exponents and types only, so it is cached without hints.
     order = _order(frozenset((f.name, e, type(f)) for f, e in powers.items()))
     found = [by_name[name] if e == 1 else by_name[name] ** e for name, e in order]
     if number != 1 or not found:
@@ -157,6 +159,7 @@ def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Exp
     They are one collective, or several of one tensor.
     """
     # Symbols replace the ceilings during factoring, because sympy would expand their arguments.
+    # Ceilings, maxima and sums.
     atoms = {f for monomial in terms for f, _ in monomial if type(f) is not str}
     hidden = {atom: _symbol(_name(atom)) for atom in atoms}
     shown = _products(terms, {**symbols, **hidden})
@@ -177,6 +180,7 @@ def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
     import sympy
 
     if len(terms) <= _PRODUCT_TERMS:
+        # A product is shown only if its brackets are short, as in `B*(X - 1)`.
         product = _factored(terms, symbols)
         brackets = (f.base if f.is_Pow else f for f in sympy.Mul.make_args(product))
         if all(len(bracket.args) <= 2 for bracket in brackets if bracket.is_Add):
@@ -235,6 +239,7 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
     whole = to_sympy(dict(terms), plain)
     if _is_irreducible([dict(monomial) for monomial, _ in terms]):
         return sympy.Integer(1), whole
+    # A polynomial with one factor is printed as the sum that it is.
     number, factors = sympy.Poly(whole).factor_list()
     if sum(power for _, power in factors) == 1:
         return sympy.Integer(1), whole

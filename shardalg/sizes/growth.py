@@ -79,6 +79,8 @@ def _upper_bound(formula: Formula) -> Formula:
     for monomial, coefficient in formula.terms.items():
         if any(e < 0 for f, e in monomial if type(f) is Ceil):
             raise FormulaError(f"{formula} divides by a ceiling: its order is not defined here.")
+        # A positive term is bounded with the upper bound of its ceiling, a negative one with the
+        # lower.
         rounding = int(coefficient > 0)
         total += Formula({monomial: coefficient}).replace(without_ceilings(rounding))
     return total if not total.atoms else _upper_bound(total)

@@ -210,6 +210,7 @@ def _is_nonnegative(difference: Formula) -> bool:
     divides = any(e < 0 for monomial in difference.terms for _, e in monomial)
     if divides or len(difference.terms) > _SHIFTED_TERMS:
         return False
+    # Sizes less their lower bounds are at least 0, so positive coefficients are enough.
     shifted = difference.replace(
         lambda factor: Formula({frozenset({(factor, 1)}): 1}) + (least[factor] or 0)
     )
@@ -258,6 +259,7 @@ def _common_factor(first: Formula, second: Formula) -> Formula:
     factors = {factor for found in terms for factor in found if _lower_bound(factor)}
     least = {f: min(found.get(f, 0) for found in terms) for f in factors}
     numbers = [Fraction(c) for formula in (first, second) for c in formula.terms.values()]
+    # The largest rational number of which all coefficients are integer multiples.
     above = math.gcd(*(n.numerator for n in numbers))
     below = math.lcm(*(n.denominator for n in numbers))
     return Formula({frozenset((f, e) for f, e in least.items() if e): Fraction(above, below)})

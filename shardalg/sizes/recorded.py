@@ -312,6 +312,7 @@ def first_largest(amounts: Sequence[Any]) -> int:
     >>> first_largest([3, 7, 5, 7])
     1
     """
+    # Numbers at the hints choose; the comparisons afterwards note why.
     place = max(range(len(amounts)), key=lambda i: _value_of(amounts[i]))
     most = amounts[place]
     if type(most) is Recorded:
@@ -480,6 +481,7 @@ def least_sum(
     lines = [
         tuple(int(f.terms.get(part, 0) * scale) for part in (monomial, UNIT)) for f in formulas
     ]
+    # Scaled by the common denominator, all sizes are integer lines in x.
     x = recorder.size(Formula({monomial: 1}))
     found = ask(tuple(a * x.value + c for a, c in lines))
     assert x <= _range_end(lines, ask, found, (x.value, x.value * _FARTHEST))

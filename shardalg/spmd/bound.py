@@ -30,8 +30,10 @@ def bound(graph: Graph, instruction: Instruction[Apply | Fold]) -> tuple[Binding
     changed, node = instruction.attributes.params, instruction.node
     if node is None:
         return None, changed
+    # A loaded graph has no bindings, because they hold the user's code.
     binding = graph.bindings[node] if graph.bindings else None
     if binding is not None:
         return binding, changed
+    # Without a binding the graph's parameters are complete, and the instruction overrides some.
     own = dict(graph.nodes[node].signature.params)
     return None, tuple({**own, **dict(changed)}.items())

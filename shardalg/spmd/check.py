@@ -85,6 +85,7 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
                 _check_types(program, instruction)
                 sound.add(common_shape)
         if kind is not Apply:
+            # Bodies read constants of the program, but no other local from outside.
             for body in instruction.attributes.bodies:
                 _check_block(program, body, known)
         add(instruction.results)
@@ -129,6 +130,7 @@ def _type_texts(first: Type, second: Type) -> tuple[str, str]:
 def _check_loop(program: SpmdProgram, instruction: Instruction[Loop]) -> None:
     loop = instruction.attributes
     body = loop.body
+    # Constants and carries enter as they are; `xs` enter one element at a time.
     fixed = loop.num_consts + loop.num_carry
     _check_arguments(program, instruction, (instruction.operands, body.arguments, fixed))
     _check_results(program, instruction, (instruction.results, body.results, loop.num_carry))

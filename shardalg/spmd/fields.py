@@ -93,6 +93,7 @@ class FieldTests:
             f"no test for fields of the type {hint}"
         )
         made = self._fields_test(hint)
+        # Two classes have conditions that their types do not express.
         further: dict[type, Test] = {Start: _is_integer, Runs: self._is_short}
         more = further.get(hint)
         return made if more is None else lambda value: made(value) and more(value)
@@ -173,6 +174,7 @@ class FieldTests:
             pairs = enumerate(zip(value, each, strict=False))
             inner = (self.fault(v, h, f"{where}[{k}]") for k, (v, h) in pairs)
             return next(filter(None, inner), f"{where} has {len(value)} items, not as {hint}")
+        # Descend into the dataclass to name the field that does not fit.
         if type(value) in (hint, *get_args(hint)) and is_dataclass(value):
             rows = declared_fields(kind)
             inner = (self.fault(getattr(value, n), h, f"{where}.{n}") for n, h in rows)
@@ -198,6 +200,7 @@ def _number_faults(program: SpmdProgram) -> Iterator[str]:
             yield f"program.locals[{number}] has the index %{local.index}"
         if min(local.shape, default=0) < 0:
             yield f"%{number} has the shape {local.shape}"
+    # Negative numbers would be valid Python indices, but they name no local.
     known = range(len(program.locals))
     named = [("constants", [local for local, _ in program.constants])]
     for words, locals_ in (*named, *_named_locals(program.block, "program")):

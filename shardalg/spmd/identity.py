@@ -98,6 +98,7 @@ def extreme(dtype: str, *, highest: bool) -> int | float | bool:
             limits = ml_dtypes.finfo(getattr(ml_dtypes, dtype))
             return float(limits.max if highest else limits.min)
         return math.inf if highest else -math.inf
+    # `int8`, `uint4` and the like: the number of bits is in the name.
     bits = int(dtype.lstrip("uint"))
     if dtype.startswith("uint"):
         return (1 << bits) - 1 if highest else 0

@@ -291,6 +291,7 @@ def infer_types(attributes: Attributes, operands: Sequence[Type]) -> list[Type]:
         raise ProgramError(f" has operands whose types do not match: {[*map(list, operands)]}.")
     if attributes.padding is not None:
         identity(attributes.padding, types[0])  # raises if the item type has no such number
+    # All results of an instruction have one shape.
     return [(shape, types[number]) for number in attributes.followed(count)]
 
 
@@ -302,6 +303,7 @@ def _check_dims(attributes: Attributes, shape: Shape) -> None:
     if attributes.cut is not None:
         dim, digits = attributes.cut
         count, size = parts(digits), shape[dim]
+        # An uneven dimension is padded by a `Resize` first, so that all pieces have one shape.
         if size % count:
             what = f" cuts dimension {dim} of size {size} into {count} blocks: pad it first."
             raise ProgramError(what)

@@ -80,6 +80,7 @@ class Start:
 
     def text(self, mesh: Mesh) -> str:
         """Return the closed form with `p(X)` for the partition id along X: `(6*p(X)-1)//4`."""
+        # Only the printed form names axes: equality compares digits.
         names = {name: f"p({axes_text(mesh, digits)})" for name, digits in self.digits}
         renamed = tuple((names[name], coefficient) for name, coefficient in self.index.terms)
         tail = f"{self.more:+d}" if self.more else ""

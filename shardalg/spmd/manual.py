@@ -37,6 +37,7 @@ def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
 
 def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.CollectivePermute:
     perm = signature.param("perm")
+    # The user's permutation is between members of a group, the instruction's between positions.
     pairs = (
         (group[source], group[target])
         for group in groups(digits, mesh.size)

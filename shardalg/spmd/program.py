@@ -20,11 +20,13 @@ def local_text(local: Local) -> str:
     """Return a local's type as `bf16[8@X,1024]`, with `{U:Y}` for sums that are pending along Y."""
     mesh = local.sharding.mesh
     sizes = [str(n) for n in local.shape]
+    # A local whose rank is not that of its sharding has no axes to show.
     if len(local.sharding.dims) == len(sizes):
         sizes = [
             size + (f"@{axes_text(mesh, digits)}" if digits else "")
             for size, digits in zip(sizes, local.sharding.dims, strict=True)
         ]
+    # Braces, because a pending sum belongs to no dimension.
     pending = local.sharding.unreduced
     mark = f"{{U:{axes_text(mesh, pending)}}}" if pending else ""
     return f"{SHORT.get(local.dtype, local.dtype)}[{','.join(sizes)}]{mark}"
@@ -85,6 +87,7 @@ class Printer:
         if isinstance(instruction.attributes, Collective) and str(instruction.why):
             words.append(str(instruction.why))
         if self.graph is not None and instruction.node is not None:
+            # A node made by normalisation may have no source line.
             words += filter(None, (self.graph.nodes[instruction.node].source,))
         return f"  # {'; '.join(words)}" if words else ""
 

@@ -71,6 +71,7 @@ class Rewriter:
 
     def run(self, block: Block) -> Block:
         """Return the rewritten block."""
+        # Most blocks contain nothing for a pass, and `kinds` is cached per block.
         if block.kinds.isdisjoint(self.needs):
             return block
         self.begin(block)
@@ -121,6 +122,7 @@ class Rewriter:
 def rewrite(program: SpmdProgram, rewriter: Rewriter) -> SpmdProgram:
     """Return the program as a pass rewrites it; `rewriter.locals` become its locals."""
     block = rewriter.run(program.block)
+    # Nothing changed, so everything that is cached for the program stays valid.
     if block is program.block:
         return program
     return replace(program, locals=tuple(rewriter.locals), block=block)

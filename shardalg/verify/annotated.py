@@ -38,6 +38,7 @@ def border_claims(sharded: ShardedGraph, program: SpmdProgram) -> Iterator[tuple
             if annotation is not None:
                 words = f"its sharding is the annotated one: {annotation.text()}"
                 order = orders.get((side, number), sharded.mesh)
+                # A replicated value has no device order.
                 there = layout.mesh == order or layout.is_replicated
                 yield (
                     values[value].name,
@@ -149,6 +150,8 @@ class SiteLayouts:
     def claims(self) -> Iterator[Claim]:
         """Yield one claim per annotated site: proved, or not held with the actual shardings."""
         for name, values, layout, order in self.sites:
+            # The marked value and the operand have the same numbers, so either may have the
+            # sharding.
             found = [s for value in values for s in self.layouts[value]]
             right = any(
                 satisfies(s, layout) and (s.mesh == order or s.is_replicated) for s in found

@@ -64,6 +64,7 @@ def _body_is_a_pair(instruction: Instruction[CollectiveMatmul]) -> Decided:
     ring = instruction.attributes
     body = ring.body
     first, second = body.instructions
+    # The body defines the result, so it must read and make exactly what the ring does.
     border = (body.arguments, body.results) == (instruction.operands, instruction.results)
     passes_once = len(first.results) == 1 and second.operands.count(first.results[0]) == 1
     alone = second.results == body.results and len(body.results) == 1
@@ -106,12 +107,13 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
 
 def _coverage_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
     """Return the claim that directions cover a block, and blocks cover the cut dimensions."""
-    known, n = verifier.program.locals, ring.members
+    locals_, n = verifier.program.locals, ring.members
     moving = ring.collective.operands if ring.gathers else ring.collective.results
-    block = known[moving[0]].shape[ring.collective.attributes.dim]
+    # The travelling blocks are those before a gather, or those after a scatter.
+    block = locals_[moving[0]].shape[ring.collective.attributes.dim]
     values = (*ring.product.operands, *ring.product.results)
     lengths = {
-        known[local].shape[dim]
+        locals_[local].shape[dim]
         for local, dim in zip(values, ring.along, strict=True)
         if dim is not None
     }
@@ -152,6 +154,7 @@ def _matching_blocks(
 
     if ring.gathers:
         words = "product t uses the block that arrives after t permutes"
+        # After t permutes a device has the block of the member t hops away.
         goal = equal(block(own, T), (own + T * hop) % n)
         yield IntegerClaim(words, mesh, goal, (("t", direction.products),))
         return
@@ -324,6 +327,7 @@ def _uniform_claim(verifier: Verifier, instruction: Instruction, layouts: list[S
     """Return the claim that all devices hold one number, so that they take the same path."""
     name = verifier.value_name(instruction)
     right = all(not layout.shape and not layout.unreduced for layout in layouts)
+    # In a manual region the user's function decides it, and JAX checks it.
     if right and verifier.graph.manual_axes(node_of(verifier.graph, instruction).region):
         return Claim(name, "manual", TRUSTED, words=MANUAL)
     return verifier.decide(name, "carry", Decided("all devices take the same path", right))

@@ -211,6 +211,7 @@ def members_agree(
             yield from all_existing_wanted(step, span)
             continue
         for own in start_positions(span):
+            # Compare the device's own start with the start on an arbitrary member of its group.
             other = on_member(own, digits, MEMBER)
             if other != own:
                 words = f"members agree on dimension {dim}"
@@ -227,6 +228,7 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
     >>> crosses(swap, (Digit(1, 2),)), crosses(swap, (Digit(2, 2),))
     (True, False)
     """
+    # Everything except a collective stays on its device.
     if not digits or not isinstance(attributes, Collective):
         return False
     routes: list[Pairs | Runs] = []

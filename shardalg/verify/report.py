@@ -146,6 +146,7 @@ class Report:
     def _repr_html_(self) -> str:
         counts = Counter((claim.claim, claim.status) for claim in self.claims)
         rows = tuple((*key, count) for key, count in sorted(counts.items()))
+        # A page shows at most 20 of the claims that need attention.
         open_ = [c for c in self.claims if c.status not in ("proved", TRUSTED)]
         shown = tuple((c.node, c.claim, c.status, c.words, str(c.witness)) for c in open_[:20])
         faults = (Table(("node", "claim", "status", "statement", "witness"), shown),)

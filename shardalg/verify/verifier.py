@@ -193,6 +193,7 @@ class Verifier:
         """
         for instruction in block.instructions:
             self.place = _place(instruction)
+            # Only instructions with bodies have a function of their own.
             claim = CLAIMS.get(type(instruction.attributes), Verifier.instruction)
             if self.is_user_collective(instruction):
                 claim = Verifier.user_collective
@@ -201,6 +202,7 @@ class Verifier:
 
     def instruction(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
         """Yield the claims of one instruction; those independent of its values are decided once."""
+        # Layers repeat instructions on other values. Contents without values make them one key.
         key, values = self.without_values(instruction, known)
         if key not in self.outcomes:
             results, statements = (

@@ -232,6 +232,7 @@ def _likely_constants(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
 
 def _span(index: Index, rule: Rule) -> int:
     """Return the number of elements from the first to the last one that a window reads."""
+    # Loops that are not in the result are the taps of a window.
     taps = ((abs(c), rule.extents.get(v, 1)) for v, c in index.terms if v not in rule.result_loops)
     return 1 + sum(c * (n - 1) for c, n in taps)
 
@@ -252,6 +253,7 @@ def _tilings(shifts: list[Shift], sizes: dict[TensorDim, int]) -> Iterator[Equat
     for shift in shifts:
         if shift.start is not None:
             groups.setdefault(shift.target, []).append((-shift.start, shift.source))
+    # Several shifts into one dimension are the pieces of a concatenation.
     for place, pieces in groups.items():
         starts, places = zip(*sorted(pieces), strict=True)
         # Each piece must begin where the previous one ends, and the last must end with the

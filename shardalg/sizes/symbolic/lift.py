@@ -156,6 +156,7 @@ def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
             f"{', '.join(graph.argument_paths[:8])}. Declare each array's."
         )
     sizes = sizes_of(e for shape in argument_dims for e in shape)
+    # A dimension of size 1 is broadcast, so its loops would not be the named size's.
     small = [name for name, size in sizes.items() if size.hint == 1]
     if small:
         raise SymbolError(

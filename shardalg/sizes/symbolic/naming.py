@@ -143,6 +143,7 @@ class Names:
                 self._join(source + d, target + d, node)
             for body in node.bodies:
                 if tie.source_drop or tie.target_drop:
+                    # The leading dimension of a stacked value is the trip count of its loop.
                     stacked = tie.source if tie.source_drop else tie.target
                     self._join(self.trip[body], base[stacked], node)
 
@@ -150,6 +151,7 @@ class Names:
         a, b = self.root(first), self.root(second)
         if a == b:
             return
+        # The class that has a name becomes the root.
         name, other = self.name[a], self.name[b]
         if name is None:
             a, b = b, a
@@ -231,6 +233,7 @@ class Names:
         readings = _readings(known, (s, n), shift)
         if self.second is None:
             return _likely_reading(readings, (s, n), shift)
+        # Two traces decide: keep the first reading that gives the second trace's size.
         actual = self.other[self.root(at[1])]
         values = self.second.values
         return next((e for e in readings if _has(e, values, actual)), None)
@@ -298,6 +301,7 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
     s, n = sizes
     stride, base = shift.stride, shift.base
     if not shift.repeats:
+        # floor((base*s + c)/stride) = n holds for these constants c only.
         low = stride * n - base * s
         rest = range(low, low + stride)
         for c in (*(c for c in shift.slack if c in rest), *rest):
@@ -348,6 +352,7 @@ def _same_formula(first: sympy.Expr, second: sympy.Expr) -> bool:
 
     The sample is needed for floors, as in `floor((S - 1)/2) + 1 = ceil(S/2)`.
     """
+    # Without floors, equal polynomials have an expanded difference of 0.
     gap = sympy.expand(first - second)
     if gap == 0 or not gap.has(sympy.floor, sympy.ceiling):
         return gap == 0

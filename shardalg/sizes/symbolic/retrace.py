@@ -106,6 +106,7 @@ class Alignment:
         counts = len(self.first.nodes), len(self.second.nodes)
         if counts[0] == counts[1]:
             return None
+        # All common nodes agree, so the first additional node is the difference.
         longer = self.first if counts[0] > counts[1] else self.second
         node = longer.nodes[min(counts)]
         where = "at the hints" if longer is self.first else "at other sizes"

@@ -240,6 +240,7 @@ def points_of(
     arrays = {name: np.asarray(value) for name, value in given.items()}
     swept = {name: array for name, array in arrays.items() if array.ndim}
     known = point_of(named, {n: v for n, v in given.items() if n not in swept})
+    # The same checks apply to the names of swept sizes.
     point_of(named, dict.fromkeys(swept, 1))
     if not swept:
         raise SymbolError(
@@ -298,6 +299,7 @@ def from_json(graph: Graph, data: Mapping[str, Any]) -> Symbols:
     found = Symbols(shapes(saved.dims), lifted, saved.second)
     given = tuple(tuple(map(hint_of, shape)) for shape in found.dims)
     known = {*found.sizes, *sizes_of(size for shape in lifted.shapes for size in shape)}
+    # The file may be edited or of another graph: the formulas must give the graph's sizes.
     agree = (
         lifted.shapes_at({}) == tuple(value.type.shape for value in graph.values),
         tuple(map(hint_of, trips)) == tuple(region.trip_count for region in graph.regions),

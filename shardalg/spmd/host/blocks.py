@@ -56,6 +56,7 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
         key = block_ids(sharding, position)
         # Replicas share one array, so that operators on equal blocks run once.
         if key not in blocks:
+            # A block that begins behind the last element is padding entirely.
             starts = [p * n for p, n in zip(key, sharding.shard_shape, strict=True)]
             extents = zip(starts, sharding.shard_shape, strict=True)
             part = array[tuple(slice(start, start + n) for start, n in extents)]
@@ -99,6 +100,7 @@ def groups(digits: Digits, size: int) -> list[list[int]]:
     """
     found: dict[int, list[int]] = {}
     for position in range(size):
+        # Members of a group have the same position once the group's digits are set to 0.
         rest = position - sum(digit.at(position) * digit.stride for digit in digits)
         found.setdefault(rest, []).append(position)
     return [sorted(group, key=lambda p: partition_id(digits, p)) for group in found.values()]
@@ -134,6 +136,7 @@ def join_blocks(stack: Stack, sharding: Sharding) -> Any:
 
 def _words_of_stack(stack: Stack) -> list[Stack]:
     """Return a stack per word; positions that share a block still share each of its words."""
+    # Blocks are told apart by identity, so that shared ones are converted once.
     known = {id(block): [np.asarray(part) for part in words(block)] for block in stack}
     return [list(blocks) for blocks in zip(*(known[id(b)] for b in stack), strict=True)]
 

@@ -34,6 +34,7 @@ class _SimulatedRing:
 
     def gather(self) -> Stack:
         """Return the products of the travelling operand blocks, placed or added up."""
+        # The product reads the gathered value, of which one block at a time is present.
         travels, dim = self.collective.results[0], self.collective.attributes.dim
         own = self.env[self.collective.operands[0]]
         made, block = self.a.along[-1], own[0].shape[dim]
@@ -58,6 +59,7 @@ class _SimulatedRing:
         """Return the travelling sums of the result's blocks, with every member's product."""
         dim = self.collective.attributes.dim
         (made,) = self.collective.results
+        # The scattered result is one block of the product's result.
         block = self.run.program.locals[made].shape[dim]
         parts: dict[int, Stack] = {}
         for direction in self.a.directions:

@@ -60,6 +60,7 @@ def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
     # The sum of booleans is their disjunction, as in XLA.
     if array.dtype == np.bool_ and combine == "sum":
         combine = "or"
+    # Rounding after every addition would depend on the order of the members.
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
         return _UFUNCS[combine].reduce(array.astype(np.float32)).astype(array.dtype)
     if array.dtype.name in _PARTS_OF_BYTES:
@@ -102,6 +103,7 @@ def _all_to_all(a: AllToAll, x: Stack) -> Stack:
     for group in groups(a.digits, len(x)):
         sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]
         for position in group:
+            # A member receives the piece with the number of its own partition id.
             number = partition_id(a.arriving or a.digits, position)
             result[position] = np.concatenate([pieces[number] for pieces in sent], a.concat_dim)
     return result

@@ -48,6 +48,7 @@ def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[
     a = instruction.attributes
     consts, rest = stacks[: a.num_consts], stacks[a.num_consts :]
     carry, xs = list(rest[: a.num_carry]), rest[a.num_carry :]
+    # A reversed scan stores its outputs at the places of its inputs.
     order = range(a.length)[::-1] if a.reverse else range(a.length)
     outputs: dict[int, list[Stack]] = {}
     for step in order:
@@ -110,6 +111,7 @@ def _stack_outputs(
     """Stack the outputs of all iterations on a new leading dimension."""
     a = instruction.attributes
     indices = instruction.results[a.num_carry :]
+    # Without an iteration there is no output to take the shape from.
     if not a.length:
         made = [run.program.locals[index] for index in indices]
         empty = [zeros(local.shape, local.dtype) for local in made]

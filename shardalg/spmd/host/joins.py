@@ -50,6 +50,7 @@ def _arg_reduce(a: ArgReduce, values: Stack, places: Stack) -> Stack:
 def _top(run: HostRun, instruction: Instruction[Top], values: Stack, places: Stack) -> list[Stack]:
     """Choose the best by a stable sort, which leaves the lower place of equal values first."""
     a = instruction.attributes
+    # Every member of a group gets the same result.
     found = list(values), list(places)
     for group in groups(a.digits, len(values)):
         every = np.concatenate([values[p] for p in group], a.dim)
@@ -91,6 +92,7 @@ def _fold(run: HostRun, instruction: Instruction[Fold], *stacks: Stack) -> list[
     results = [list(stack) for stack in stacks[:count]]
     binding, params = bound(run.graph, instruction)
     for group in groups(instruction.attributes.digits, len(run.positions)):
+        # The members are a new leading dimension, which the user's function reduces.
         every = [np.stack([stack[p] for p in group]) for stack in stacks[:count]]
         numbers = [stack[group[0]] for stack in stacks[count:]]
         joined = apply(node.primitive, binding, params, [*every, *numbers])

@@ -35,6 +35,7 @@ def _offset(a: Offset, x: Stack) -> Stack:
 @on_blocks(MaskIndexed)
 def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
     def mask_block(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
+        # The last dimension has the components of an index, all of which must hit the block.
         here = np.ones(index.shape[:-1], bool)
         outside = np.zeros(index.shape[:-1], bool)
         member = 0
@@ -68,6 +69,7 @@ def _mask(a: Mask, x: Stack) -> Stack:
     fill = identity(a.fill, x[0].dtype.name)
 
     def mask_block(position: int, block: np.ndarray) -> np.ndarray:
+        # The global number of the element at each place.
         place = partition_id(a.digits, position) * a.block + np.arange(block.shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
         return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))

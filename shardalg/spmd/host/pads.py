@@ -32,6 +32,7 @@ def _concatenate(a: Concatenate, *stacks: Stack) -> Stack:
 @on_blocks(Resize)
 def _resize(a: Resize, x: Stack) -> Stack:
     def fit(_: int, block: np.ndarray) -> np.ndarray:
+        # Pad to at least the size, then cut: one expression for both directions.
         grow = [(0, max(a.size - n, 0) if i == a.dim else 0) for i, n in enumerate(block.shape)]
         return np.pad(block, grow).take(range(a.size), a.dim)
 
@@ -42,6 +43,7 @@ def _resize(a: Resize, x: Stack) -> Stack:
 def _dilate(a: Dilate, x: Stack, *fill: Stack) -> Stack:
     def spread(_: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         before = block.shape[a.dim]
+        # The fill is a number of the program, or the identity of a combination.
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         shape = [a.length(n) if i == a.dim else n for i, n in enumerate(block.shape)]
         result = np.full(shape, value, block.dtype)

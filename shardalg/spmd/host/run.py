@@ -87,6 +87,7 @@ def on_blocks(kind: type[A]) -> Callable[[OnBlocks[A, Operands]], OnBlocks[A, Op
             try:
                 return [function(instruction.attributes, *stacks, **named)]
             except ProgramError as error:
+                # The function knows only the attributes: add the instruction to its error.
                 raise ProgramError(f"{run.place(instruction)}: {error}") from None
 
         SIMULATE[kind] = simulate
@@ -114,6 +115,7 @@ def exchange(digits: Digits, stack: Stack, function: Callable[[Stack], Stack]) -
 
 def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[Stack]:
     """Return the results of a block on its arguments."""
+    # A body reads constants of the program directly.
     env = {**run.constants, **dict(zip(block.arguments, arguments, strict=True))}
     for instruction in block.instructions:
         operands = [env[index] for index in instruction.operands]
@@ -146,6 +148,7 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
     Raises:
       ProgramError: they do not; `what` says what left them.
     """
+    # Blocks are compared in the positions of the sharding's own mesh.
     stack = in_order(stack, run.program.mesh, sharding.mesh)
     first: dict[tuple[int, ...], int] = {}
     for position in run.positions:
@@ -164,6 +167,7 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
 def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> bool:
     if first is second:
         return True
+    # Padding may hold different garbage on each device.
     a, b = first[inside], second[inside]
     if not isinstance(a.dtype, np.dtype):
         return bool((a == b).all())

@@ -83,6 +83,7 @@ def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
 @on_blocks(DynamicSlice)
 def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
+        # Without this check, the error of numpy would not name the position.
         start = partition_id(a.digits, position) * a.block
         if start + a.block > block.shape[a.dim]:
             raise ProgramError(

@@ -88,6 +88,7 @@ class CollectiveMatmul(Control):
 
     def _pair(self) -> tuple[Instruction[Apply], Instruction[AllGather | ReduceScatter]]:
         pair = self.body.instructions
+        # The collective comes first in a gather, and last in a scatter.
         if len(pair) == 2:
             first, second = pair
             if is_a(first, AllGather) and is_a(second, Apply):

@@ -131,6 +131,7 @@ class AllToAlls(Collective):
         if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):
             raise ProgramError(f" has exchanges that share a dimension or digits: {self}.")
         for one in self.exchanges:
+            # Each exchange reads the previous one's result.
             first = one.result_shape(first)
         return first
 
@@ -201,6 +202,7 @@ class HaloExchange(Along, Collective):
     @property
     def permutes(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """The (source, target, operand) triples of each permute, for all readings together."""
+        # Number k of every reading's permutes belongs to permute k of the exchange.
         permutes = zip(*(reading.permutes for reading in self.readings), strict=True)
         return tuple(
             tuple(

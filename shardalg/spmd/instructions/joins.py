@@ -100,6 +100,7 @@ class ValueAt(Along):
         return (1,)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        # The places lack the dimension: compare with the block's shape where it has size 1.
         with_dim = (*first[: self.dim], 1, *first[self.dim :])
         return first if resize_dim(more[0], self.dim, 1) == with_dim else None
 

@@ -58,6 +58,7 @@ class MaskIndexed(Attributes):
     @property
     def counted(self) -> tuple[tuple[tuple[int, Digits, int, int], int], ...]:
         """Every component with its margin."""
+        # No margins means that every component counts from the block's first place.
         margins = self.margins or (0,) * len(self.components)
         return tuple(zip(self.components, margins, strict=True))
 

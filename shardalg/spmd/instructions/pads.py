@@ -130,6 +130,7 @@ class Regroup(Attributes):
             return None
         if not all(sizes for _, sizes in self.groups):
             return None
+        # `held` names one dimension of each group's result.
         if self.held and not (
             len(self.held) == len(self.groups)
             and all(0 <= k < len(n) for k, (_, n) in zip(self.held, self.groups, strict=True))

@@ -120,6 +120,7 @@ class Slice(Along):
         return f"slice dim={self.dim} [{self.start}:{self.stop}]"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        # Python slices would be cut silently at the end.
         if self.stop > first[self.dim]:
             raise ProgramError(f" reads {self} of {first[self.dim]} elements.")
         return resize_dim(first, self.dim, self.size)

@@ -105,6 +105,7 @@ def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
     Operands without an index map, for example further start values of a user's function, must be
     replicated too.
     """
+    # Only operands with an index map may be partial or shifted: the row says what that does.
     mapped = {number for rule in rules(op.signature) or () for number in rule.operands}
     complete = all(
         not (contents.awaits or contents.viewed) and (number in mapped or is_replicated(contents))
@@ -185,6 +186,7 @@ def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int
     own: tuple[int, ...] = signature.param("slice_sizes", ())
     if signature.primitive != "gather":
         return []
+    # The other slice sizes become dimensions of the result, so the rows compare them.
     shown = numbers(signature).window_of(len(own))
     sizes = cast(tuple[int, ...], params.get("slice_sizes", own))
     return [size for dim, size in enumerate(sizes) if dim not in shown]
@@ -220,6 +222,7 @@ class Filling:
 
         Place `x` beyond its elements is computed from place `x` of the operands, beyond theirs.
         """
+        # A shifted, reversed or changed operand has its fills at other places than the result.
         plain = moves_none(self.run.rule) and moves_none(self.run.local)
         if not plain or any(
             contents.changes or contents.viewed for contents in self.operands.values()
@@ -242,6 +245,7 @@ class Filling:
         along = operands_along(self.run.rule, loop)
         if along is None or along != operands_along(self.run.local, loop):
             return None
+        # An operand without the loop contributes the number that all its elements equal.
         numbers = {k: self.operands[k].number for k in along}
         places = [(k, dim) for k, dim in along.items() if dim is not None]
         fills = {(k, dim): self.fill(k, dim, beside) for k, dim in places}

@@ -133,6 +133,7 @@ def _choose(op: CheckedOperator[Choose]) -> Outcome:
     complete = not any(contents.tasks or contents.viewed for contents in op.operands)
     words = "no change is pending on any piece"
     claims: list[Goal] = [*_iteration_claims(op), ("emitted", Decided(words, complete))]
+    # Mask the other pieces, so that the row's claims see each piece only where it is chosen.
     kept = []
     for number, contents in enumerate(op.operands):
         step = CheckedInstruction(op.mesh, op.apply, (contents,), op.declared[0])
@@ -161,6 +162,7 @@ def _box_at_start(op: CheckedOperator[Extract | Insert]) -> Outcome:
     run = replace(run, local=rule_of_blocks(rule, run.blocks))
     cut = {name for name, digits in run.digits.items() if digits}
     places = tuple((dim, run.digits[loop], high) for dim, loop, high in boxes(rule, cut))
+    # A row with a start value writes its box into that value; other rows read the box.
     reads_box = rule.init is None
     wanted = Extract(local_shape(rule, 0, run.blocks), places) if reads_box else Insert(places)
     right = replace(op.apply, loops=()) == wanted
@@ -196,6 +198,7 @@ def _iteration_claims(op: CheckedOperator) -> Iterator[Goal]:
     """
     rows = rules(op.signature) or ()
     split = {n for n, digits in op.apply.loops if parts(digits) > 1}
+    # A loop that no row knows would be split without effect, and devices would repeat iterations.
     unknown = {n for n, _ in op.apply.loops} - {n for rule in rows for n in rule.extents}
     whole = {n for rule in rows for n in unsupported_loops(rule) if rule.extents[n] == 1} & split
     words = "only loops of the operator are split, and none that must be whole"
@@ -218,6 +221,7 @@ def iteration_claim(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> MergeC
     """
     if len(loops) < 2:
         return None
+    # One element per part: the split of a loop is then the sharding of a dimension.
     shape = tuple(parts(digits) for _, digits in loops)
     single = [
         Sharding(mesh, shape, tuple(d if i == k else () for i, (_, d) in enumerate(loops)))
@@ -262,6 +266,7 @@ def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Num
     selects from uncut: one more place would change every result, or move the end to which starts
     are clamped.
     """
+    # Guards are on the loops from which run-time starts select.
     targets = {guard.loop.loop for guard in run.rule.guards}
     for name, _ in run.loops if run.rule.whole or targets else ():
         uncut = name in targets and run.blocks[name] == run.rule.extents[name]
@@ -336,6 +341,8 @@ def _required_changes(
         if shift.operand == operand and run.digits[shift.loop]:
             where = (run.digits[shift.loop], shift.sign * run.blocks[shift.loop])
             yield p.Offset(*where, shift.component, shift.clamp, shift.more, shift.within)
+    # A prefix over a split loop is correct inside each block, and needs the total of earlier
+    # blocks.
     if operand is None and run.rule.prefix and run.digits[run.rule.prefix[0]]:
         loop, reverse = run.rule.prefix
         (dim,) = [d for d, index in enumerate(run.rule.results[0]) if index.loop == loop]
@@ -369,6 +376,7 @@ def _result(
     digits, _ = pending_digits(run, {k: op.operands[k] for k in run.rule.operands})
     declared = _with_margins(run, nth, layout_contents(result.sharding, result.shape, None))
     awaits: tuple[Attributes | PendingSelection, ...]
+    # Pending changes are undone in this order, and masks come first.
     awaits = (*_pending_masks(run, emission), *_required_changes(run, emission, None))
     words = "exactly the digits of the combined loops are pending"
     claims: list[Goal] = [
@@ -378,6 +386,7 @@ def _result(
     if result.named:
         words = "no change is pending on a result that is the graph value"
         claims.append(("emitted", Decided(words, not awaits)))
+    # The next collective has to combine in this way.
     combine = PICK if has_one_contribution(op, run.rule) else run.rule.combine
     filling = Filling(run, op.signature, {k: op.operands[k] for k in run.rule.operands})
     return replace(filling.with_fills(nth, declared), combine=combine, awaits=awaits), claims
@@ -398,6 +407,7 @@ def _with_margins(run: LocalOperator, nth: int, declared: Contents) -> Contents:
 
 def _pending_masks(run: LocalOperator, emission: Emission) -> Iterator[PendingSelection]:
     """Yield the mask that a gathered value needs because of elements on other partitions."""
+    # Extents of the indexed dimensions, from the largest index that each symbol can have.
     highs = {symbol.name: symbol.high for symbol in run.rule.symbols}
     counts = {g.loop.loop: highs[v] + 1 for g in run.rule.guards for v in g.index.variables
               if v in highs}  # fmt: skip

@@ -190,6 +190,7 @@ def _is_device_independent(
     run: LocalOperator, index: Index, local: Index, span: DimensionContents
 ) -> bool:
     """Return whether a read does not depend on the device: the same index of the same elements."""
+    # Then the local read is the global read, and no claim is needed.
     split = any(run.digits.get(n) for n in index.variables)
     whole = (span.start, span.length, span.base) == (Number(), span.size, 1) and not span.wanted
     return not split and index == local and whole
@@ -206,6 +207,7 @@ def _read(
     holds = equal(position + span.start, element * span.base)
     here = All((found, holds, span.exists(element)))
     empty = _is_empty(run, operand, span, found, position)
+    # Padding iterations may read anything here: `padding_claims` are about them.
     goal = implies(run.exists(index.variables), All((implies(hit, here), implies(Not(hit), empty))))
     words = f"operand {operand}, dimension {dim}: {local} of the block is {index}"
     return run.claim(words, goal, index.variables)
@@ -226,6 +228,7 @@ def _is_empty(
     It is outside the buffer, or at a filled place whose fill is neutral for the operator.
     """
     at = position + span.start
+    # Three ways to find nothing: outside the buffer, in a gap, or at a filled place.
     found: list[Formula] = [Not(inside)]
     if _is_neutral(run, operand, span.gap):
         found.append(Not(equal(at % span.base, 0)))
@@ -251,6 +254,7 @@ def padding_claims(run: LocalOperator, contents: Mapping[int, Contents]) -> Iter
     """
     rule = run.rule
     for name in _combined_loops(rule):
+        # Even loops have no padding iterations.
         if run.blocks[name] * parts(run.digits[name]) > rule.extents[name]:
             for mine, theirs in zip(rule.terms, run.local.terms, strict=True):
                 yield (
@@ -322,6 +326,7 @@ def _covered(
     """Return the claim that the iteration whose loops are the digits of `y` writes place `y`."""
     index, local = maps
     y = Number.of("y")
+    # Coefficients of a compound dimension are the strides of its loops.
     values = {name: (y // c) % run.local.extents[name] for name, c in local.terms}
     iterations = {n: run.starts[n] + values.get(n, Number()) for n in index.variables}
     valid = [less(iterations[n], run.rule.extents[n]) for n in index.variables]
@@ -344,6 +349,7 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
     words = "partial sums of the operands pass through a linear operator"
     if not partial:
         return unordered_digits(own), Decided("no operand is partial", holds=True)
+    # A sum of addends is linear in all of them together, a product in one factor at a time.
     added, factor = (
         set(partial) == rule.addends,
         len(partial) == 1 and not set(partial) & rule.addends,
@@ -398,6 +404,7 @@ def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:
     """
 
     def shrunk(index: Index) -> Index:
+        # Major loops first: a coefficient that is the product of all minor extents is a stride.
         ordered = sorted(index.terms, key=lambda term: -term[1])
         terms = []
         for k, (name, coefficient) in enumerate(ordered):

@@ -39,6 +39,7 @@ def _point_claim(run: LocalOperator, name: str) -> IntegerClaim:
     """Return the claim that index t is a place of exactly one partition's block."""
     block, extent = run.blocks[name], run.rule.extents[name]
     t, own = Number.of("t"), partition_number(run.digits[name])
+    # The place of index t is in the block exactly if t's block number is the partition id.
     here, there = within(t - own * block, 0, block), equal(t // block, own)
     on_mesh = within(t // block, 0, parts(run.digits[name]))
     first = equal(dict(run.wider).get(name, own * block), own * block)
@@ -64,6 +65,7 @@ def _window_claim(run: LocalOperator, guard: Guard, shift: IndexShift) -> Intege
     first = dict(run.wider).get(name, 0)  # a window of one place or none has no margin
     here, there = equal(own + x, t + w), equal(own - first + x, local + w)
     runs = run.local.extents[name]
+    # Starts outside this range are clamped or dropped by the operator.
     reached = within(local, 0, runs - width + 1)
     goal = All((implies(reached, All((implies(here, there), implies(there, here)))),
                 implies(Not(reached), Not(here))))  # fmt: skip
