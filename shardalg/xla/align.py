@@ -1,9 +1,9 @@
-"""Matching values of a graph with instructions of XLA's dump, and differences of their shardings.
+"""Alignment of a graph's values with instructions of XLA's dump, and their shardings.
 
 Anchors are the operators that survive compilation: dots, convolutions, reductions, constraints,
-gathers, scatters, sorts. The signature of one is its kind, its shape, and the signatures of the
-nearest anchors above each operand, through everything else; arguments count by number, a constraint
-by the layout that it demands. Equal signatures are the same value.
+gathers, scatters, sorts. An anchor's signature is its kind, its shape, and the signatures of the
+nearest anchors above each operand. An argument's signature is its number, and a constraint's
+includes the sharding that it demands. Values with equal signatures are the same value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Match:
     """One value in both completions.
 
     Attributes:
-      value: of the graph; of a result the value that is returned.
+      value: index of the value in the graph; for a result, of the returned value.
       kind: "argument", "result", or the kind of the anchor ("dot", "conv", "reduce", "constraint",
         "gather", "scatter", "sort").
-      name: as `plan.shardings()` prints it, with its source line.
-      ours, theirs: the completed layouts.
-      instruction: its name in XLA's dump; "" of a result.
+      name: the name and source line that `plan.shardings()` prints.
+      ours, theirs: the completed shardings.
+      instruction: name of the instruction in XLA's dump; "" for a result.
     """
 
     value: int
@@ -58,15 +58,14 @@ class Match:
 def matches(
     done: ShardedGraph, module: HloModule, results: tuple[Sharding | None, ...] = ()
 ) -> tuple[Match, ...]:
-    """Every value that no annotation fixes and that XLA's dump shows, with both layouts.
+    """Return each value that no annotation fixes and that XLA's dump has, with both shardings.
 
     Args:
       done: our completion.
       module: XLA's program as it enters partitioning, shardings completed.
-      results: XLA's layouts of the results; None where no digits say it.
+      results: XLA's shardings of the results; None if the mesh has no such digits.
     """
-    found = [*_inside(done, module), *_arguments(done, module), *_results(done, results)]
-    return tuple(found)
+    return (*_inside(done, module), *_arguments(done, module), *_results(done, results))
 
 
 def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
@@ -74,11 +73,11 @@ def _inside(done: ShardedGraph, module: HloModule) -> Iterator[Match]:
         producer = done.graph.producer[value]
         assert producer is not None  # an anchor is made by a node
         node = done.graph.nodes[producer]
-        # JAX takes the positions of what XLA reduces together.
+        # XLA reduces values and positions in one instruction of two results; argmax is the second.
         theirs = layout_of(instruction, done.mesh, leaf=int(node.primitive in POSITIONS))
         if theirs is not None and _is_free(done, value):
             kind = graph_kind(node)
-            assert kind is not None  # of an anchor it is some kind
+            assert kind is not None  # aligned values are anchors, which have a kind
             name, ours = done.graph.values[value].name, done.shardings[value]
             yield Match(value, kind, name, ours, theirs, instruction.name)
 
@@ -120,22 +119,23 @@ def layout_of(instruction: HloInstruction, mesh: Mesh, leaf: int = 0) -> Shardin
 
 
 def aligned(done: ShardedGraph, module: HloModule) -> list[tuple[int, HloInstruction]]:
-    """(value, instruction) of every anchor that is found on both sides.
+    """Return (value, instruction) of every anchor that both programs have, in order of the values.
 
-    Several instructions of one signature are taken in order, unless all have one layout; an anchor
-    without an equal signature is taken for one of its kind and shape under the same conditions.
+    Several instructions with one signature are paired in order, unless all have one sharding. An
+    anchor whose signature XLA's dump lacks is paired by kind and shape under the same conditions.
     """
     demanded = _demanded(done)
     numbers: dict[object, int] = {}
     ours = GraphSide(done.graph, demanded, numbers)
-    theirs = HloSide(module, _told_apart(module, demanded, done.mesh), numbers)
+    theirs = HloSide(module, _demanded_by_instruction(module, demanded, done.mesh), numbers)
+    # First by signature, which identifies a value; then the rest by kind and shape alone.
     pairs, rest = _paired(ours.signatures(), theirs.signatures())
     left = _paired(ours.shapes(rest), theirs.shapes(None))[0]
     return sorted([*pairs, *left], key=lambda pair: pair[0])
 
 
 def _demanded(done: ShardedGraph) -> dict[int, object]:
-    """Annotation node to the layout that it demands; None where dimensions are open."""
+    """Return the sharding that each annotation node demands; None if dimensions are open."""
     pairs = zip(done.graph.sites, done.annotations.sites, strict=True)
     return {
         site.node: None if sharding.unspecified_dims else sharding.canonical_dims
@@ -144,10 +144,10 @@ def _demanded(done: ShardedGraph) -> dict[int, object]:
     }
 
 
-def _told_apart(
+def _demanded_by_instruction(
     module: HloModule, demanded: Mapping[int, object], mesh: Mesh
 ) -> dict[tuple[str, str], object]:
-    """Constraint instruction to its layout, where some annotation demands that one."""
+    """Return each constraint's sharding; None unless some annotation demands this sharding."""
     wanted = set(demanded.values()) - {None}
     found: dict[tuple[str, str], object] = {}
     for name, computation in module.computations.items():
@@ -162,7 +162,7 @@ def _told_apart(
 def _paired(
     ours: Mapping[int, object], theirs: Iterable[tuple[HloInstruction, object]]
 ) -> tuple[list[tuple[int, HloInstruction]], list[int]]:
-    """Values and instructions of equal signatures, and the values without."""
+    """Return pairs with equal signatures, and the values whose signature XLA's dump lacks."""
     rows: dict[object, list[HloInstruction]] = defaultdict(list)
     for instruction, signature in theirs:
         rows[signature].append(instruction)
@@ -171,9 +171,11 @@ def _paired(
     pairs, rest = [], []
     for value, signature in ours.items():
         here = rows.get(signature, [])
-        alike = len({i.attributes.get("sharding") for i in here}) == 1
-        if alike or len(here) == counts[signature]:
-            pairs.append((value, here[0 if alike else turn[signature]]))
+        # If all have one sharding, any of them will do. Otherwise pairing in order needs the same
+        # number on both sides.
+        same_sharding = len({i.attributes.get("sharding") for i in here}) == 1
+        if same_sharding or len(here) == counts[signature]:
+            pairs.append((value, here[0 if same_sharding else turn[signature]]))
             turn[signature] += 1
         elif not here:
             rest.append(value)

@@ -1,11 +1,11 @@
-"""The compiler of a chip that is not here: programs compiled for a topology, in another process.
+"""Ahead-of-time compilation for a topology without its devices, in another process.
 
-TPUs need `libtpu`, which compiles without one; GPUs the plugin `jax_cuda12_plugin`. A program is
-lowered here for no devices, so that partition ids are positions of the mesh, and the process
-(`aot_process.py`) places the positions as the topology does. Answers are kept by content
-(`aot.py`): the same program, topology and compiler are compiled once.
+TPUs need `libtpu`, which compiles without a TPU; GPUs need the plugin `jax-cuda12-plugin`.
+A program is lowered here for no devices, so that partition ids are positions of the mesh. The
+process (`aot_process.py`) maps the positions to places of the topology.
 
-What a compiler said of a program, kept by content in the user's cache folder.
+Results are stored by content in the user's cache folder: the same program, topology and compiler
+are compiled once.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Compiled:
     """The chip compiler's figures for one program; bytes and flops of one device.
 
     Attributes:
-      compile_s: seconds that it took.
-      out_of_memory: why the program does not fit, in the compiler's words; None: it fits.
-      peak_memory_bytes: of one that does not fit, what it would take, and the rest is not known.
+      compile_s: compilation time in seconds.
+      out_of_memory: the compiler's error if the program does not fit; None if it fits.
+      peak_memory_bytes: for a program that does not fit, the bytes that it needs; other figures are
+        then None.
       argument_bytes, result_bytes: as tiled in memory. alias_bytes: results in donated arguments.
-      flops: of one call, a loop's body counted once; None where the compiler counts none.
-      collectives: of the compiled program.
+      flops: of one call, a loop's body counted once; None if the compiler counts none.
+      collectives: collectives of the compiled program.
     """
 
     compile_s: float
@@ -69,12 +70,13 @@ def key(*parts: str | bytes) -> str:
     digest = hashlib.sha256(SCHEMA.encode())
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
+        # The length before each part keeps ("ab", "c") and ("a", "bc") apart.
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
 
 
 def folder() -> Path:
-    """`shardalg/aot` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`."""
+    """Return `shardalg/aot` in the user's cache folder: `$XDG_CACHE_HOME`, else `~/.cache`."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "shardalg" / "aot"
 
@@ -83,7 +85,7 @@ def load(name: str, notes: list[str]) -> Compiled | None:
     """Read the stored answer with this key; None if it is absent or damaged (a note says so).
 
     Args:
-      notes: what the user is told.
+      notes: messages to the user; one is appended for a damaged file.
     """
     path = folder() / f"{name}.json"
     if not path.exists():
@@ -96,7 +98,7 @@ def load(name: str, notes: list[str]) -> Compiled | None:
 
 
 def store(name: str, answer: Compiled) -> None:
-    """Keep an answer under its key, atomically."""
+    """Write an answer under its key, atomically."""
     folder().mkdir(parents=True, exist_ok=True)
     write_whole(folder() / f"{name}.json", json.dumps(asdict(answer)))
 
@@ -111,7 +113,7 @@ TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-# "Used 28.20G of 15.48G hbm": how TPUs say how much too much it is.
+# The needed and the available memory in errors of the TPU compiler: "Used 28.20G of 15.48G hbm".
 _USED = re.compile(r"Used ([\d.]+)([KMG]?) of [\d.]+[KMG]? hbm")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -121,12 +123,12 @@ class Target:
     """A compilation target: the compiler and its devices.
 
     Attributes:
-      compiler: its name and version.
-      platform: "tpu" or "cuda"; topology: as JAX calls it.
-      options: of `jax.experimental.topologies.get_topology_desc`.
-      compiler_options: of XLA.
-      places: per position of the mesh the slice, three coordinates of the chip and the core on it;
-        or the number of the device alone.
+      compiler: name and version of the compiler.
+      platform: "tpu" or "cuda"; topology: JAX's name of the topology.
+      options: arguments of `jax.experimental.topologies.get_topology_desc`.
+      compiler_options: options of XLA.
+      places: per position of the mesh, the slice, three coordinates of the chip and the core on it;
+        for GPUs the number of the device alone.
     """
 
     compiler: str
@@ -141,14 +143,16 @@ def target_of(topology: Topology, mesh: Mesh) -> Target:
     """Return the target for a topology, with the mesh placed on it.
 
     Raises:
-      DeviceError: the compiler of such chips is not installed. HardwareError: the mesh does not
-        tile the topology. LoweringError: the mesh names devices by their ids.
+      DeviceError: the compiler of such chips is not installed.
+      HardwareError: the mesh does not tile the topology.
+      LoweringError: the mesh names devices by their ids.
     """
     if mesh.device_ids is not None:
         raise LoweringError(
-            f"{mesh!r} names devices by their ids, and a topology has places: plan on "
-            f"{Mesh(dict(mesh.axes))!r}; axes are laid onto the topology in their order."
+            f"{mesh!r} names devices by their ids, and a topology has places instead. Plan on "
+            f"{Mesh(dict(mesh.axes))!r}: its axes are placed on the topology in their order."
         )
+    # Only GPUs have islands (devices that share a switch).
     if topology.hardware.interconnect.island:
         return _gpus(topology, mesh)
     return _tpus(topology, mesh)
@@ -158,7 +162,7 @@ def libtpu() -> str:
     """Return the version of the TPU compiler, or the library that `TPU_LIBRARY_PATH` names.
 
     Raises:
-      DeviceError: there is none.
+      DeviceError: there is neither.
     """
     if find_spec("libtpu") is not None:
         return version("libtpu")
@@ -172,10 +176,12 @@ def libtpu() -> str:
 
 
 def _places(topology: Topology, mesh: Mesh) -> list[dict[str, list[int]]]:
-    """Per position its place on each kind of level, outermost first."""
+    """Return, for each position, its coordinates on each kind of level, outermost first."""
     levels = topology.levels
     spans = [span for along in topology.spans(mesh).values() for span in along]
-    at: dict[int, int] = {}  # levels that are equal, as the sides of a square, are told apart
+    # Two levels may be equal, such as the sides of a square torus. They are therefore told apart by
+    # identity, and each takes the first equal level that is free.
+    at: dict[int, int] = {}
     for span in spans:
         if id(span.level) not in at:
             alike = (i for i, level in enumerate(levels) if level == span.level)
@@ -206,14 +212,14 @@ def _tpus(topology: Topology, mesh: Mesh) -> Target:
 
 
 def _gpus(topology: Topology, mesh: Mesh) -> Target:
-    """GPUs are counted islands first, as JAX counts them."""
+    """Return the target for GPUs, numbered as in JAX: island by island."""
     compiler = _cuda()
     described = GPUS / f"{topology.hardware.name}.txtpb"
     if not described.exists():
         known = ", ".join(sorted(path.stem for path in GPUS.glob("*.txtpb")))
         raise LoweringError(
-            f"XLA's GPU compiler wants facts of {topology.hardware.name} that are not written down "
-            f"here; those of {known} are. Compile for one of these."
+            f"XLA's GPU compiler needs a description of {topology.hardware.name}, and shardalg has "
+            f"none. It has descriptions of {known}: compile for one of these."
         )
     islands, inside = topology.shape
     name = f"1x{islands}x{inside}"
@@ -247,11 +253,15 @@ def compile_for(
         than memory, or ends without an answer.
     """
     notes: list[str] = []
+    # The key covers all that the result depends on: the target with its compiler's version, the
+    # version of jaxlib, and the program's text without source locations.
     asked = repr((target, jaxlib.version.__version__))
     keys = {n: key(n, asked, _text(stage)) for n, stage in programs.items()}
     found = {name: load(content, notes) for name, content in keys.items()}
     missing = {name: stage for name, stage in programs.items() if found[name] is None}
     if missing:
+        # One process compiles all missing programs. Each result is stored when it is read, so an
+        # error in a later one does not lose it.
         for name, answer in _compiled(target, missing, mesh):
             store(keys[name], answer)
             found[name] = answer
@@ -280,28 +290,26 @@ def _compiled(
                 f"{target.compiler} ended without an answer (status {run.returncode}): "
                 f"{last_words(run.stderr)}\nCompile another program or topology."
             )
-        _refuse_unknown(target, folder / "failed.json")
+        if (failed := folder / "failed.json").exists():
+            message = json.loads(failed.read_text())["message"]
+            raise LoweringError(
+                f"{target.compiler} does not compile for {target.topology} ({message}). Take a "
+                "chip and a shape that it knows ('v3:8x8', 'v5p:2x2x1'), or install another "
+                "version."
+            )
         for name in programs:
             yield name, _answer(target, folder, name, mesh)
 
 
-def _refuse_unknown(target: Target, failed: Path) -> None:
-    if failed.exists():
-        message = json.loads(failed.read_text())["message"]
-        raise LoweringError(
-            f"{target.compiler} does not compile for {target.topology} ({message}). Take a chip "
-            "and a shape that it knows ('v3:8x8', 'v5p:2x2x1'), or install another version."
-        )
-
-
 def _answer(target: Target, folder: Path, name: str, mesh: Mesh) -> Compiled:
-    told = json.loads((folder / f"{name}.json").read_text())
-    error = told.pop("error", None)
+    figures = json.loads((folder / f"{name}.json").read_text())
+    error = figures.pop("error", None)
     if error is None:
         text = (folder / f"{name}.hlo").read_text()
-        return Compiled(**told, collectives=collectives(text, mesh, is_final=True))
+        return Compiled(**figures, collectives=collectives(text, mesh, is_final=True))
+    # A program that does not fit is a result, not an error: the user compares its peak memory.
     if "RESOURCE_EXHAUSTED" not in error:
         raise LoweringError(f"{target.compiler} refuses the program ({name}): {error[:2000]}")
     used = _USED.search(error)
     peak = round(float(used[1]) * _UNITS[used[2]]) if used else None
-    return Compiled(told["compile_s"], out_of_memory=error[:2000], peak_memory_bytes=peak)
+    return Compiled(figures["compile_s"], out_of_memory=error[:2000], peak_memory_bytes=peak)

@@ -1,6 +1,6 @@
 """A plan's figures compared with the figures of a chip's compiler, row by row.
 
-Memory that an array takes on a TPU, whose rows and columns are stored in tiles.
+`tiled_bytes` gives the memory of an array on a TPU, which stores rows and columns in tiles.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ OF_VECTORS = 256, 1024
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:
-    """Bytes of an array of 32-bit items, padded to tiles as the TPU's compiler lays it out.
+    """Return the bytes of an array of 32-bit items, padded to the tiles of the TPU's compiler.
 
-    Tiles are 8 x 128 items of the two minor dimensions, with 1, 2 or 4 rows where the array has no
-    more, in the order of the two that takes less; of a vector 256 to 1024 items, of a scalar 256.
-    Narrower items are padded so at least.
+    A tile has 8 x 128 items of the two minor dimensions, with 1, 2 or 4 rows if the array has no
+    more. The order of these two dimensions is the one that takes fewer bytes. A vector's tile has
+    256 to 1024 items, a scalar's 256. For narrower items the result is a lower bound.
 
     >>> tiled_bytes((512, 4, 128), 4), tiled_bytes((12, 1024), 4), tiled_bytes((2000,), 4)
     (1048576, 65536, 8192)
     >>> tiled_bytes((1024, 12), 4)
     65536
 
-    Layouts that libtpu prints, such as `f32[4,128]{1,0:T(4,128)}` and `f32[2000]{0:T(1024)}`.
+    Source: layouts of libtpu, such as `f32[4,128]{1,0:T(4,128)}` and `f32[2000]{0:T(1024)}`.
     """
     if len(shape) < 2:
         (size,) = shape or (1,)
         least, most = OF_VECTORS
         return _up(size, min(most, max(least, _power_of_two(size)))) * itemsize
     *outer, rows, columns = shape
-    held = min(_tiled(rows, columns), _tiled(columns, rows))
-    return math.prod(outer) * held * itemsize
+    # The compiler may store either dimension as the minor one.
+    padded = min(_tiled(rows, columns), _tiled(columns, rows))
+    return math.prod(outer) * padded * itemsize
 
 
 def _tiled(rows: int, columns: int) -> int:
@@ -51,7 +52,7 @@ def _tiled(rows: int, columns: int) -> int:
 
 
 def _power_of_two(size: int) -> int:
-    """Return the smallest power of two that is not smaller."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -66,6 +67,7 @@ MEMORY = ("peak_memory_bytes", "argument_bytes", "flops")
 SLACK = 0.01
 _REDUCES = ("reduce_scatter", "all_reduce")
 CONTRACTION = "contraction"
+# Flops within this share count as equal.
 MOST_FLOPS = 0.001
 
 # Executions and wire bytes of a step by kind and axes.
@@ -77,9 +79,10 @@ class Figures:
     """A plan's figures for one device.
 
     Attributes:
-      peak_memory_bytes, flops: of one call; argument_bytes: as tiled, on a TPU.
-      product_flops: those of matrix products and convolutions.
-      moved: its collectives.
+      peak_memory_bytes, flops: of one call.
+      argument_bytes: bytes of the arguments; on a TPU with the padding of tiles.
+      product_flops: flops of matrix products and convolutions.
+      moved: executions and bytes of the collectives.
     """
 
     peak_memory_bytes: int
@@ -93,8 +96,8 @@ class Figures:
         """Return the figures of a program, from its price and its table of collectives."""
         rows = ((r["kind"], r["mesh_axes"], r["executions"], r["wire_bytes"]) for r in sent)
         products = (item.flops for item in cost.totals.items if item.kind == CONTRACTION)
-        held = [program.locals[local] for local in program.block.arguments]
-        tiled = sum(tiled_bytes(a.shape, item_type(a.dtype).itemsize) for a in held)
+        arguments = [program.locals[local] for local in program.block.arguments]
+        tiled = sum(tiled_bytes(a.shape, item_type(a.dtype).itemsize) for a in arguments)
         return Figures(
             cost.peak_memory_bytes,
             tiled if platform == "tpu" else local_bytes(program, program.block.arguments),
@@ -106,13 +109,14 @@ class Figures:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class BesideCompiler(Answer):
-    """A plan beside what the compiler of a chip makes of it, and of XLA's twin.
+    """A plan compared with a chip compiler's figures for it and for XLA's twin.
 
     Attributes:
       where: chip, topology and compiler, in words.
-      planned: our figures.
-      compiled: of the lowered program. xla: of the same function partitioned by XLA.
-      notes: what happened on the way.
+      planned: the plan's figures.
+      compiled: figures of the lowered program.
+      xla: figures of the same function partitioned by XLA.
+      notes: messages about the compilation.
     """
 
     where: str
@@ -125,31 +129,32 @@ class BesideCompiler(Answer):
     def table(self) -> Table:
         """Memory, flops and collectives: planned, compiled, and XLA's twin compiled.
 
-        The errors are of the planned figure: `planned / compiled - 1`. Bytes of collectives are
-        what a device sends in a step; those of one kind on the same axes stand in two rows, their
-        number and their bytes. A figure that a compiler does not give is empty.
+        An error is `planned / compiled - 1`. Collectives of one kind on the same axes have two
+        rows: their number, and the bytes that a device sends in a step. A figure that a compiler
+        does not give is empty.
         """
         return Table(COLUMNS, tuple(self._rows()))
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
         for name in MEMORY:
-            told = (getattr(a, name) for a in (self.planned, self.compiled, self.xla))
-            yield _row(name, "", *told)
+            values = (getattr(a, name) for a in (self.planned, self.compiled, self.xla))
+            yield _row(name, "", *values)
         theirs = moved(self.compiled), moved(self.xla)
         for kind, axes in sorted({*self.planned.moved, *theirs[0], *theirs[1]}):
             found = [m.get((kind, axes), (0, 0)) for m in (self.planned.moved, *theirs)]
+            # A program that does not fit has no HLO, so its collectives are unknown, not 0.
             known = (True, *(c.out_of_memory is None for c in (self.compiled, self.xla)))
             for at, what in enumerate(("count", "wire_bytes")):
-                values = (f[at] if k else None for f, k in zip(found, known, strict=True))
-                yield _row(f"{kind}_{what}", axes, *values)
+                counts = (f[at] if k else None for f, k in zip(found, known, strict=True))
+                yield _row(f"{kind}_{what}", axes, *counts)
 
     @property
     def differences(self) -> Table:
-        """Collectives and flops in which a compiled program is another than planned, and how.
+        """Collectives and flops of a compiled program that differ from the plan, and the cause.
 
-        A compiler keeps a copy or gathers it again, sends several in one collective, reduces and
-        then cuts where it cannot reduce and scatter, or moves what is planned otherwise. It counts
-        the flops of elementwise operators otherwise, and those that its fusions compute again.
+        A compiler may keep a copy or gather it again, combine several collectives, all-reduce and
+        slice in place of a reduce-scatter, or choose another collective. It counts the flops of
+        elementwise operators differently, and includes those that its fusions compute again.
         """
         programs = (("compiled", self.compiled), ("xla", self.xla))
         rows = (
@@ -173,7 +178,7 @@ def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> Besid
     """Compile a program lowered without devices, and its twin, and compare both with the plan.
 
     Raises:
-      LoweringError: as `compile_for`.
+      LoweringError: see `compile_for`.
     """
     mesh = lowered.program.mesh
     programs = {"ours": lowered.stage, "xla": lowered.jit().stage}
@@ -231,7 +236,7 @@ def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:
         near = abs(its - sent) <= SLACK * max(its, sent)
         if near and its_count == count:
             continue
-        yield kind, axes, sent, its, _told(kind, axes, (planned, made), near)
+        yield kind, axes, sent, its, _cause(kind, axes, (planned, made), near)
 
 
 def _less(both: tuple[Moved, Moved], kind: str, axes: str) -> tuple[int, float]:
@@ -240,7 +245,7 @@ def _less(both: tuple[Moved, Moved], kind: str, axes: str) -> tuple[int, float]:
     return count - its_count, sent - its
 
 
-def _told(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
+def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
     (count, _), (its_count, _) = (m.get((kind, axes), (0, 0)) for m in both)
     if near and its_count < count:
         return f"combined: {count} as {its_count}"

@@ -1,9 +1,9 @@
 """A compiler without its devices, in a process of its own: run as a script.
 
 Its folder holds `request.json`, an `aot.Target` and the names of programs, and a file of StableHLO
-for each of them. For each it writes `<program>.json`, what the compiler says of memory and flops or
-why it gave up, and `<program>.hlo`, the compiled program as text. `failed.json` says that there is
-no compiler, or none that knows the topology. Nothing of shardalg is imported.
+for each of them. For each program it writes `<program>.json`, with the compiler's memory and flops
+or its error, and `<program>.hlo`, the compiled program as text. It writes `failed.json` if there is
+no compiler, or if the compiler does not know the topology. Nothing of shardalg is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     try:
         devices = placed(topology(request), request["places"])
-    except Exception as error:  # whatever a plugin raises, the caller is told
+    except Exception as error:
+        # A plugin may raise any class of exception, and the caller reports each of them.
         failure = {"kind": type(error).__name__, "message": str(error)}
         (folder / "failed.json").write_text(json.dumps(failure))
         return
@@ -53,7 +54,12 @@ def topology(request: dict[str, Any]) -> list[Any]:
 
 
 def placed(devices: list[Any], places: list[list[int]]) -> list[Any]:
-    """Return the device at every position of the mesh."""
+    """Return the device at every position of the mesh.
+
+    Raises:
+      ValueError: the topology does not have exactly these places.
+    """
+    # GPUs have no coordinates: a place is the number of the device.
     if len(places[0]) == 1:
         return [devices[number] for (number,) in places]
     found = {_place(device): device for device in devices}
@@ -61,12 +67,13 @@ def placed(devices: list[Any], places: list[list[int]]) -> list[Any]:
     if len(found) != len(wanted) or not found.keys() >= set(wanted):
         raise ValueError(
             f"it has {len(found)} devices, at (slice, x, y, z, core) {min(found)} to {max(found)}, "
-            f"and the mesh is laid onto {len(wanted)}, at {min(wanted)} to {max(wanted)}"
+            f"and the mesh needs {len(wanted)}, at {min(wanted)} to {max(wanted)}"
         )
     return [found[place] for place in wanted]
 
 
 def _place(device: Any) -> tuple[int, ...]:
+    # A place has three coordinates of the chip, even on a topology with fewer.
     chip = (*device.coords, 0, 0)[:3]
     return getattr(device, "slice_index", None) or 0, *chip, device.core_on_chip
 
@@ -99,7 +106,7 @@ def compiled(module: bytes, devices: list[Any], text: Path, more: dict[str, Any]
 
 
 def _flops(made: Any) -> dict[str, float]:
-    """Nothing where the compiler counts none."""
+    """Return the flops that the compiler counts; an empty dictionary if it counts none."""
     import jax
 
     try:

@@ -1,6 +1,6 @@
-"""XLA asked in a process of its own: with as many CPU devices as a mesh has, whatever this one has.
+"""XLA in a process of its own, with as many CPU devices as a mesh has.
 
-What XLA aborts on ends that process, and is an error here.
+If XLA aborts, only that process ends, and this one raises an error.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
 class Request(NamedTuple):
-    """A question to another process about a module.
+    """The compilation that another process performs.
 
     Attributes:
-      open_arguments, open_results: for each, whether XLA lays it out.
+      devices: number of CPU devices.
+      open_arguments, open_results: for each, whether XLA chooses its sharding.
     """
 
     partitioner: str
@@ -67,13 +68,19 @@ def run_apart(
     """Run a script of this folder in a process with this one's import path.
 
     Args:
-      more: variables of its environment.
+      longest_s: time limit in seconds.
+      more: additional variables of the process's environment.
 
     Raises:
-      LoweringError: it takes longer than `longest_s`.
+      LoweringError: the process takes longer than `longest_s`.
     """
     command = [sys.executable, "-P", str(script), str(folder)]
-    environment = _environment() | dict(more or {})
+    # Leave out this process's number of CPU devices: the script sets its own, and JAX refuses both.
+    # All of XLA's optimizations are on, even if this process has switched them off.
+    flags = _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", ""))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    own = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    environment = os.environ | {"XLA_FLAGS": flags} | own | dict(more or {})
     try:
         return subprocess.run(
             command,
@@ -93,11 +100,3 @@ def last_words(stderr: str) -> str:
     """Return the failed check that XLA names before its stack trace, or else the last lines."""
     failed = [line for line in stderr.splitlines() if "Check failed" in line]
     return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without what says how many devices there are, and with all optimizations."""
-    flags = _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", ""))
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    told = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    return os.environ | {"XLA_FLAGS": flags} | told

@@ -1,4 +1,4 @@
-"""XLA asked for its own completion: shardings of every instruction, and collectives.
+"""XLA's own completion of a graph: the sharding of every instruction, and the collectives.
 
 XLA's dump before SPMD partitioning has every sharding completed, by GSPMD's propagation or by
 Shardy's; CPU devices suffice (`shardalg.host_devices`).
@@ -49,10 +49,10 @@ class Completion:
     Attributes:
       partitioner: "gspmd" or "shardy".
       module: the program as it enters partitioning, every sharding completed.
-      results: layout per result; None where no digits of the mesh say it.
-      collectives: what partitioning made.
-      log: what XLA wrote meanwhile; None where it compiled in this process, whose log it shares.
-      graph: that XLA was asked about, whose nodes it names; None where it was no graph.
+      results: sharding per result; None if digits of the mesh cannot express it.
+      collectives: the collectives that partitioning inserted.
+      log: XLA's messages; None if XLA compiled in this process and wrote to its log.
+      graph: the compiled graph, whose nodes XLA's instructions name; None for another program.
     """
 
     partitioner: str
@@ -75,16 +75,17 @@ def partitioners() -> tuple[str, ...]:
 
 @contextmanager
 def using(partitioner: str) -> Iterator[None]:
-    """JAX lowers for this partitioner inside.
+    """Make JAX lower for this partitioner inside of the context.
 
     Raises:
-      LoweringError: this JAX does not have it.
+      LoweringError: this version of JAX does not have the partitioner.
     """
     if partitioner not in partitioners():
         raise LoweringError(
             f"jax {jax.__version__} has no partitioner {partitioner!r}, only {partitioners()}. "
             "Compare with one of these, or install a version of jax that has it."
         )
+    # Versions of JAX without the option have Shardy only, so there is nothing to switch.
     if not hasattr(jax.config, SWITCH):
         yield
         return
@@ -104,22 +105,22 @@ def ask(
 ) -> Completion:
     """Ask XLA to complete a graph under the same annotations.
 
-    It is asked about the user's regions over some axes (`shard_map`) as they are written: what it
-    makes inside has no node, and layouts that a strategy gives to names inside are not told to it.
+    XLA compiles the user's manual regions over some axes (`shard_map`) as the user wrote them.
+    Instructions inside of them have no node, and a strategy's shardings inside are not used.
 
     Args:
-      devices: to compile for; None: CPU devices of this process, or where it has too few, of one of
-        its own.
+      devices: devices to compile for. None means CPU devices of this process; if it has too few,
+        another process with enough CPU devices compiles.
 
     Raises:
       LoweringError: this JAX lacks the partitioner, XLA ends without an answer, one device leaves
-        nothing to partition, a callback asks for more devices than this process has, or something
-        is annotated in another order of the devices.
+        nothing to partition, a callback needs more devices than this process has, or an annotation
+        has another device order.
     """
     if annotations.orders:
         raise LoweringError(
-            "annotations order the devices otherwise than the mesh: jax.jit takes one order per "
-            "program, so there is nothing to compare with. Leave those annotations out."
+            "some annotations have another device order than the mesh, and jax.jit takes one order "
+            "per program, so XLA cannot compile them. Leave those annotations out."
         )
     mesh = annotations.mesh
     if devices is None:
@@ -128,11 +129,15 @@ def ask(
     graph, annotations = _as_written(graph, annotations)
     with using(partitioner):
         stage = _stage(graph, annotations)
+        # Devices of this process avoid the start of another one, which imports JAX again.
         if len(devices) >= mesh.size:
-            with suppress(ValueError):  # of JAX, which has no spec for some layouts of XLA's
+            # JAX raises ValueError if no PartitionSpec expresses a layout that XLA chose.
+            with suppress(ValueError):
                 first = tuple(devices[: mesh.size])
                 made = read(stage, mesh, partitioner, first, loops=iterations_in(graph))
                 return replace(made, graph=graph)
+    # XLA may choose the sharding of each argument and result without annotation. The last argument
+    # is the probe of `_lowered`, which has one.
     arguments, results = annotations.arguments, annotations.results
     open_ends = [s is None for s in arguments] + [False], [s is None for s in results]
     with Dumping(is_run=False) as dumping:
@@ -151,33 +156,38 @@ def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotati
     counted = {loop.node.source: loop.iterations for loop in while_loops(graph)}
     sources = {loop.node.source for loop in while_loops(written)}
     given = {at: n for at, n in counted.items() if n is not None and at in sources}
+    # Loops in the graph as written get the trip counts that the planned graph has.
     written = with_trips(written, given)
+    # Node numbers differ between the two graphs, so sites are matched by their position in the
+    # source. Sites with the same key are taken in order.
     known: dict[object, list[Sharding | None]] = {}
     for site, asked in zip(graph.sites, annotations.sites, strict=True):
-        known.setdefault(_said(graph, site), []).append(asked)
-    found = [known.get(_said(written, site), []) for site in written.sites]
+        known.setdefault(_site_key(graph, site), []).append(asked)
+    found = [known.get(_site_key(written, site), []) for site in written.sites]
     sites = tuple(rows.pop(0) if rows else None for rows in found)
     return written, replace(annotations, sites=sites)
 
 
-def _said(graph: Graph, site: Site) -> object:
+def _site_key(graph: Graph, site: Site) -> object:
     """Return a key of a site that does not depend on its number."""
     node = graph.nodes[site.node]
     return node.source, node.signature.results, replace(site, node=0)
 
 
 def shardy_text(graph: Graph, annotations: Annotations) -> str:
-    """StableHLO of a graph with Shardy's shardings at its border and its sites; lines in locations.
+    """Return the StableHLO text of a graph with Shardy's shardings at its border and its sites.
+
+    The locations name source lines.
 
     Args:
-      annotations: of every argument and result.
+      annotations: annotations of every argument and result.
 
     Raises:
-      LoweringError: something is annotated in another order of the devices.
+      LoweringError: an annotation has another device order than the mesh.
     """
     if annotations.orders:
         raise LoweringError(
-            "annotations order the devices otherwise than the mesh, and a program of JAX has one "
+            "some annotations have another device order than the mesh, and a JAX program has one "
             "order. Leave those annotations out."
         )
     with using("shardy"):
@@ -192,12 +202,12 @@ def read(
     *,
     loops: Told = lambda loop: None,
 ) -> Completion:
-    """Compile a lowered JAX program, and read what its partitioner was given and made.
+    """Compile a lowered JAX program, and read the partitioner's input and its collectives.
 
     Args:
-      stage: `jax.jit(f).lower(...)`, lowered and to be compiled `using` the partitioner.
-      devices: of a program that was lowered for none.
-      loops: iterations of loops that are known before XLA is asked.
+      stage: `jax.jit(f).lower(...)`; lower and compile it inside of `using(partitioner)`.
+      devices: devices of a program that was lowered for none.
+      loops: iterations of a while loop, if they are known before compilation; else None.
     """
     with Dumping(is_run=False) as dumping:
         options = dumping.options
@@ -230,7 +240,7 @@ def _completion(
     *,
     loops: Told,
 ) -> Completion:
-    """Read the completion from a dump; `results` are their layouts and shapes."""
+    """Read the completion from a dump; `results` has the HLO sharding and the shape of each."""
     if dump.before is None or dump.after is None:
         raise LoweringError(
             f"XLA partitioned nothing on {mesh!r}: there is no dump of its partitioner. Compare a "
@@ -242,10 +252,11 @@ def _completion(
 
 
 def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any:
-    """JAX's lowered program of a graph with its annotations, uneven ones right inside.
+    """Return JAX's lowered program of a graph with its annotations.
 
-    It is lowered for no devices, so that partition ids are positions in the mesh. JAX lowers a
-    callback for devices only: then for the first CPU devices, in the order of the positions.
+    The program is lowered for no devices, so that partition ids are positions in the mesh. JAX
+    lowers callbacks for existing devices only: then the first CPU devices are used, in the order
+    of the positions.
     """
     mesh = annotations.mesh
     try:
@@ -258,9 +269,9 @@ def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any
         called = (n for n in graph.walk() if n.primitive in _CALLBACKS)
         named = ", ".join(f"{n.primitive} at {n.source or 'an unknown line'}" for n in called)
         raise LoweringError(
-            f"JAX lowers callbacks ({named}) for devices at hand only, and this process has "
-            f"{len(devices)} of {mesh.size}. Ask for them first, with "
-            f"shardalg.host_devices({mesh.size}), or leave the callbacks out."
+            f"JAX lowers callbacks ({named}) for existing devices only, and this process has "
+            f"{len(devices)} of {mesh.size}. Call shardalg.host_devices({mesh.size}) before JAX "
+            "starts, or leave the callbacks out."
         )
     concrete = Mesh(dict(mesh.axes)).to_jax(devices[: mesh.size])
     return _lowered(graph, annotations, concrete, probe=probe)
@@ -277,7 +288,8 @@ def _lowered(
         graph, axes, annotations, {site.node: s for site, s in sites if s is not None}
     )
     types = [graph.values[value].type for value in graph.arguments]
-    # JAX asks the borders alone for the mesh, and none of them may be annotated.
+    # JAX takes the mesh from the border's shardings, and perhaps none is annotated. The probe is an
+    # unused replicated argument that names the mesh.
     everywhere = [NamedSharding(axes.mesh, PartitionSpec())] * probe
     jitted = jax.jit(
         asked.function,
@@ -308,7 +320,10 @@ class _ConstrainedFunction:
         return tuple(map(self._uneven, results, annotations.results))
 
     def border(self, sharding: Sharding | None) -> NamedSharding | None:
-        """JAX's sharding of an argument or a result, which divides it."""
+        """Return the longest even prefix of a border's sharding as JAX's; None if it has none.
+
+        JAX takes no uneven arguments or results; `_uneven` adds the full sharding inside.
+        """
         return None if sharding is None else self._named(even_prefix(sharding))
 
     def _uneven(self, x: jax.Array, sharding: Sharding | None) -> jax.Array:
@@ -325,24 +340,26 @@ class _ConstrainedFunction:
     def _named(self, sharding: Sharding) -> NamedSharding:
         spec = list(self.axes.spec(sharding))
         for dim in sharding.unspecified_dims:
-            spec[dim] = _opened(spec[dim])
+            # JAX cannot express a dimension that is open behind given axes; it keeps the axes only.
+            spec[dim] = PartitionSpec.UNCONSTRAINED if spec[dim] is None else spec[dim]
         return NamedSharding(self.axes.mesh, PartitionSpec(*spec))
 
 
 def _named(node: Node) -> Any:
-    """XLA calls what it makes of a node so."""
+    """Return the scope that puts a node's number into the names of its XLA instructions."""
     return jax.named_scope(f"{_NODE}{node.index}")
 
 
 def node_of(op_name: str, graph: Graph | None = None) -> int | None:
     """Return the node that an instruction of XLA was made from; None if its name has none.
 
-    What moves an argument may be named for it, and is then the first node's of `graph` that reads
-    the argument.
+    An instruction that moves an argument may have the argument's name. It then belongs to the first
+    node of `graph` that reads the argument.
 
     >>> node_of("jit(function)/while/body/node12/dot_general"), node_of("copy")
     (12, None)
     """
+    # Names nest from the outermost loop inwards, so the last number is the node's own.
     found = re.findall(rf"\b{_NODE}(\d+)\b", op_name)
     if found:
         return int(found[-1])
@@ -350,8 +367,3 @@ def node_of(op_name: str, graph: Graph | None = None) -> int | None:
     if graph is None or argument is None:
         return None
     return next(iter(graph.users[graph.arguments[int(argument[1])]]), None)
-
-
-def _opened(entry: object) -> object:
-    """Return an open dimension; JAX cannot express one that is open behind given axes."""
-    return PartitionSpec.UNCONSTRAINED if entry is None else entry

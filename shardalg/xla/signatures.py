@@ -1,4 +1,7 @@
-"""Signatures of the anchors of a graph and of HLO text."""
+"""Signatures of the anchors of a graph and of HLO text.
+
+`align.py` defines anchors and signatures.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +79,8 @@ class GraphSide:
     """The anchors of a graph.
 
     Attributes:
-      demanded: annotation node to the layout that it demands; one that demands nothing is no
-        anchor.
-      numbers: signatures numbered, shared with the other side.
+      demanded: annotation node to the sharding that it demands; a node without one is no anchor.
+      numbers: number of each signature, shared with the other side.
     """
 
     graph: Graph
@@ -103,9 +105,8 @@ class GraphSide:
             self._above[value] = frozenset([_numbered(("argument", number), self.numbers)])
 
     def signatures(self) -> dict[int, int]:
-        """Value to signature, of every anchor."""
-        # In XLA's order, in which equal signatures are paired; what is above a value is known
-        # before it.
+        """Return the signature of each anchor's value."""
+        # In XLA's post-order, because anchors with equal signatures are paired in order.
         anchors = [node for node in self._walk(0) if self._kind(node)]
         return {node.results[0]: self._signature(node) for node in anchors}
 
@@ -116,7 +117,7 @@ class GraphSide:
             yield self.graph.nodes[position]
 
     def shapes(self, values: list[int]) -> dict[int, tuple[object, ...]]:
-        """Value to kind and shape."""
+        """Return the kind, the shape and the number of results of each value's anchor."""
         graph = self.graph
         made = {v: graph.nodes[p] for v in values if (p := graph.producer[v]) is not None}
         return {
@@ -129,7 +130,7 @@ class GraphSide:
         return None if kind == "constraint" and node.index not in self.demanded else kind
 
     def above(self, value: int) -> Above:
-        """Nearest anchors above a value."""
+        """Return the nearest anchors above a value."""
         if value not in self._above:
             self._above[value] = self._found(value)
         return self._above[value]
@@ -158,7 +159,7 @@ class HloSide:
     """The anchors of a program of XLA's.
 
     Attributes:
-      demanded: constraint instruction to its layout, of those that tell constraints apart.
+      demanded: constraint instruction to the sharding that an annotation demands, else None.
     """
 
     module: HloModule
@@ -178,7 +179,7 @@ class HloSide:
         return [(i, self._signature(i)) for i in self._walk(self.module.entry) if hlo_kind(i)]
 
     def shapes(self, _: None) -> list[tuple[HloInstruction, object]]:
-        """Every anchor with its kind and shape, of all computations."""
+        """Return every anchor of all computations with its kind, shape and number of results."""
         found = [i for here in self.module.computations.values() for i in here.values()]
         return [(i, (hlo_kind(i), i.leaves[0][1], _hlo_reduced(i))) for i in found if hlo_kind(i)]
 
@@ -189,7 +190,7 @@ class HloSide:
             yield instruction
 
     def above(self, instruction: HloInstruction, element: int | None = None) -> Above:
-        """Nearest anchors above an instruction, or above one element of a tuple."""
+        """Return the nearest anchors above an instruction, or above one element of a tuple."""
         key = ((instruction.computation, instruction.name), element)
         if key not in self._above:
             self._above[key] = self._found(instruction, element)
@@ -210,6 +211,7 @@ class HloSide:
 
     def _signature(self, instruction: HloInstruction) -> int:
         operands = self._operands(instruction)
+        # A reduction's second half of operands are initial values.
         if instruction.opcode == "reduce":
             operands = operands[: max(1, len(operands) // 2)]
         data = [self.above(o) for o in operands if o.opcode != "constant"]
@@ -225,6 +227,7 @@ class HloSide:
         caller = self._caller.get(instruction.computation)
         if caller is None:
             return NOTHING
+        # A loop has one tuple operand; a condition's first operand is its predicate.
         first = {"while": 0, "conditional": 1 + _branch(caller, instruction.computation)}
         operands = self._operands(caller)
         position = first.get(caller.opcode, number)

@@ -1,9 +1,9 @@
 """XLA in a process of its own with a given number of CPU devices; run as a script.
 
 Its folder holds `module`, the StableHLO of a lowered program, and `request.json`: the partitioner,
-the number of devices, and for each argument and result whether XLA may lay it out. XLA dumps what
-it makes into the same folder, and `results.json` says how the results are laid out. Nothing of
-shardalg is imported: what XLA aborts on ends this process alone.
+the number of devices, and for each argument and result whether XLA may choose its sharding. XLA
+writes its dump into the same folder, and `results.json` lists the results' shardings. Nothing of
+shardalg is imported, and an abort of XLA ends this process alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
 
 
 def compiled(module: bytes, request: dict[str, Any], options: dict[str, str]) -> Any:
-    """XLA's executable of StableHLO for CPU devices."""
+    """Compile StableHLO for CPU devices and return XLA's executable."""
     from jax.extend.backend import get_backend, get_compile_options
     from jaxlib.xla_client import DeviceList
 
@@ -50,7 +50,7 @@ def compiled(module: bytes, request: dict[str, Any], options: dict[str, str]) ->
 
 
 def result_shardings(executable: Any) -> list[str]:
-    """HLO text of the results' layouts."""
+    """Return the results' shardings as HLO text."""
     from jaxlib.xla_client import HloSharding
 
     return [str(HloSharding.from_proto(s)) for s in executable.get_output_shardings() or ()]

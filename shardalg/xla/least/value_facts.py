@@ -149,6 +149,8 @@ class Values:
             read(value, _all(dims_of(layout)))
         for tie in graph.region_arguments:
             read(tie.source, _all(self.layouts[tie.target]))
+        # Readers come after their operands, so in reverse order a value's own readers are complete
+        # before formatting passes them on to its operand.
         for node in reversed(list(graph.walk())):
             if node.bodies:
                 continue
@@ -200,5 +202,5 @@ def _all(dims: Dims) -> frozenset[Digit]:
 
 
 def dims_of(layout: Sharding) -> Dims:
-    """Return the digits of each dimension, without those of size 1."""
+    """Return the digits of each dimension except digits of size 1."""
     return tuple(tuple(d for d in digits if d.size > 1) for digits in layout.dims)
