@@ -219,7 +219,7 @@ def test_copies_to_the_host_are_left_out_and_listed(function):
     (row,) = (r for r in planned(function, (X,)).warnings_table.rows if r[0] == "device_put")
     assert row[1].startswith("test_opened.py:")
     assert row[2:4] == (1, 0)
-    assert "the device holds the value" in row[4]
+    assert "the value stays on the device" in row[4]
 
 
 def test_copies_between_devices_are_not_listed():
