@@ -129,6 +129,7 @@ class _Keys:
         instruction = block.instructions[place[0]]
         attributes, below = instruction.attributes, ()
         if attributes.bodies:
+            # Instants inside branches have the key of the whole instruction.
             below = self.of(attributes.bodies[0], place[1:]) if len(attributes.bodies) == 1 else ()
             return type(attributes), below
         primitive = attributes.primitive if isinstance(attributes, Apply) else ""
@@ -180,6 +181,7 @@ def held_bytes(low: Shallow, high: Shallow, share: int) -> tuple[list[Any], list
     """
     one, other = low.instants, high.instants
     pairs = aligned([at.key for at in one], [at.key for at in other])
+    # Programs that do not align have one instant: the two peaks.
     if pairs is None:
         pairs = [(low.peak, high.peak)]
     return [one[i].bytes + (other[j].bytes - one[i].bytes) * share for i, j in pairs], pairs
@@ -200,6 +202,7 @@ def aligned(low: Sequence[Key], high: Sequence[Key]) -> list[tuple[int, int]] | 
             more[i] = shift
             i += 1
             continue
+        # The longer program has another repetition here: skip the run that aligns best.
         run = _run(low, high, i, i + shift)
         if run is None:
             return None
@@ -225,6 +228,7 @@ def _run(low: Sequence[Key], high: Sequence[Key], i: int, j: int) -> int | None:
 def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -> None:
     """Leave out the second of the runs that are alike, not what comes behind the last of them."""
     start = i + shift
+    # Move the skipped run as far forward as it repeats, so that the last repetition is kept.
     while start and start + run - 1 < len(high) and high[start - 1] == high[start - 1 + run]:
         start -= 1
     for at in range(max(start + run - shift, 0), i):
@@ -257,8 +261,10 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
     slices = mesh.shape.get(SLICE, 1)
     crossing = (SLICE,) if slices > 1 else ()
     if isinstance(found, Topology):
+        # A topology that says which axes cross the network is used unchanged.
         told = found.network_axes or found.order or found.slices == 1
         return found if told or not crossing else replace(found, network_axes=crossing)
+    # A chip without a known shape stays a chip: each axis has links of its own.
     if not (found.interconnect.dimensions or found.interconnect.island):
         return found
     cores = found.interconnect.cores_per_chip
@@ -288,6 +294,7 @@ def priced(
     if depth in plans:
         return done[depth], totals[depth]
     low, high = sorted(plans)
+    # Each further layer adds the same amounts, so that the line through two depths is exact.
     share = (depth - low) // (high - low)
     memory = _memory(plans[low], plans[high], share, on)
     return interpolated_amounts(done[low], done[high], share), _totals(

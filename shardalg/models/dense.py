@@ -157,6 +157,7 @@ class DenseTransformer:
 
     def gradients(self, params: Any, tokens: Array, targets: Array) -> tuple[Array, Any]:
         """Loss and its gradients: means over the batch, microbatch by microbatch."""
+        # The config has the size of a microbatch, so that its mean is over one microbatch.
         both = jax.value_and_grad(partial(transformer.loss, self.config))
         if self.microbatches == 1:
             return both(params, tokens, targets)

@@ -105,6 +105,7 @@ class Pipeline:
 
         def stacked(leaf: Array) -> Array:
             count = self.schedule.layers_per_round(leaf.shape[0])
+            # Layer r * stages * count + s * count + i is layer i of stage s in round r.
             leaf = leaf.reshape(rounds, stages, count, *leaf.shape[1:]).swapaxes(0, 1)
             return leaf.reshape(stages, rounds * count, *leaf.shape[3:])
 
@@ -143,17 +144,21 @@ class Pipeline:
             or the stage function makes another shape or type than it takes.
         """
         self._check(weights, x)
+        # Slots are padded with zeros, which random keys do not have.
         if any(map(is_key, jax.tree.leaves(x))):
             return _on_words(self, weights, x)
         feed = jax.tree.map(self._streamed if self.stream_io else self._entering, x)
         weights = jax.tree.map(self._by_stage, weights)
         state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
+        # A single streamed round needs no store: a microbatch leaves as soon as the last stage has
+        # it.
         done = jax.tree.map(self._no_slots, state) if self._stores else None
         if not self.stream_io:
             step = partial(self._iteration, weights, feed)
             (_, done), _ = lax.scan(step, (state, done), self._times)
             return jax.tree.map(_leaving, done)
 
+        # The ring of slots carries inputs that still have to enter and results that have left.
         def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
             (state, done), io = carry
             (state, done), _ = self._iteration(weights, io, (state, done), t)
@@ -178,8 +183,12 @@ class Pipeline:
         stages, batches = self.schedule.stages, self.schedule.microbatches
         x = jax.tree.map(partial(self._shifted, t), feed, state, done if self._stores else state)
         stage = jnp.arange(stages)
+        # Stage s starts s iterations late; clipping covers the bubbles, whose results are never
+        # read.
         turn = jnp.clip((t - stage) // batches, 0, self.schedule.rounds - 1)
         state = jax.tree.map(self._by_stage, jax.vmap(self._stage)(weights, x, turn))
+        # The last stage finishes at time t the microbatch that entered stages - 1 iterations
+        # before.
         slot = (t - (stages - 1)) % batches
         if self._stores:
             done = jax.tree.map(partial(self._put, slot), done, state)
@@ -207,8 +216,11 @@ class Pipeline:
         stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
         fresh = self._fresh(t, feed)
         if self.schedule.rounds == 1:
+            # A pad and a slice along the stages are one permute between neighbours (GSPMD, section
+            # 3.3).
             shifted = jnp.pad(state, [(1, 0), *[(0, 0)] * (state.ndim - 1)])[:-1]
             return self._by_stage(jnp.where(stage == 0, fresh, shifted), SHIFTED)
+        # A microbatch is stored until stage 0 is free for its next round.
         waited = lax.dynamic_index_in_dim(done, t % batches, 1, keepdims=False)
         turned = rotated(jnp.where(stage == stages - 1, waited, state), 1)
         return self._by_stage(jnp.where((stage == 0) & (t < batches), fresh, turned), SHIFTED)
@@ -254,11 +266,14 @@ class Pipeline:
 
         The column of time t has microbatch t.
         """
+        # Slots are numbered by time of entry: microbatch m leaves stages - 1 iterations later.
         made = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
         return _in_order(made.reshape(self.schedule.microbatches, *made.shape[2:]))
 
     def _strided(self, leaf: Array) -> Array:
         batches = self.schedule.microbatches
+        # Strided microbatches keep a partitioned batch in place: each device has rows of all of
+        # them.
         return leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
 
     def _no_slots(self, state: Array) -> Array:
@@ -304,6 +319,7 @@ class Pipeline:
 
         # arrays themselves, as JAX takes them: of numpy's 64 bits 32
         taken = jax.eval_shape(lambda x: jax.tree.map(one, x), x)
+        # Shapes alone decide, so that no layer runs here.
         first = jax.eval_shape(lambda weights: jax.tree.map(layer, weights), weights)
         made = jax.eval_shape(self.stage_fn, first, taken)
         if _types(made) != _types(taken):

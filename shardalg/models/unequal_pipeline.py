@@ -110,6 +110,7 @@ class StagePlan:
         """Seconds forward and backward of one microbatch, and once a step after all of them."""
         forward = timed(self.forward.program, self.forward.graph, hardware)
         backward = timed(self.backward.program, self.backward.graph, hardware)
+        # The scan over microbatches is the loop; the reductions of gradients come once, after it.
         inside = [each for each in backward if each.step.loops]
         after = [each for each in backward if not each.step.loops]
         each = (replace(p, seconds=p.seconds / microbatches) for p in parts(inside, None))
@@ -206,6 +207,7 @@ class UnequalPipeline:
         rates = chip.chip
 
         def seconds(senders: int, receivers: int, block: int) -> float:
+            # With fewer senders than receivers each sender sends several blocks.
             most = max(block, block * receivers / senders)
             return rates.latency_s + most / rates.link_bytes_per_s
 
@@ -254,6 +256,7 @@ def unequal_pipeline(
     if not jax.tree.leaves(x):
         raise PipelineError(f"x is {x!r:.80}, without an array: pass a batch, (batch, ...).")
     _own_devices(stages)
+    # Check the name of the schedule before any planning.
     orders(schedule, 1, 1)
     microbatches = whole(microbatches)
     size = Schedule(len(stages), microbatches).microbatch_size
@@ -264,6 +267,7 @@ def unequal_pipeline(
 
     taken, found = jax.tree.map(microbatch, x), []
     for number, stage in enumerate(stages):
+        # A stage is planned with the types that the previous stage returns.
         made = _made(number, stage, taken)
         found.append(_planned(stage, taken, made, microbatches, returns=number > 0))
         taken = made
@@ -342,6 +346,7 @@ def _planned(
         in_shardings=(stage.specs, _under_loop(stage.x), None),
         out_shardings=(stage.specs, _under_loop(stage.x) if returns else None),
         roles=("parameters", "data", "data"),
+        # Gradients of weights stay partial sums in the loop and are reduced once after it.
         options=Options(switches=Switches(defer_in_loops=True)),
     )
     return StagePlan(forward, backward, len(jax.tree.leaves(stage.weights)))
@@ -355,6 +360,7 @@ def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) ->
         if returns:
             by_weights, by_x = jax.vjp(fn, weights, x)[1](dy)
         else:
+            # The first stage returns no gradient, because its inputs are data.
             (by_weights,), by_x = jax.vjp(lambda w: fn(w, x), weights)[1](dy), None
         return jax.tree.map(_added, grads, by_weights), by_x
 

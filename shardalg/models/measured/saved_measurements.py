@@ -163,6 +163,7 @@ def _rows(name: str, file: Mapping[str, Any]) -> Iterable[CoreTime]:
     ]
     for named, timing, amounts in parts:
         step = statistics.median(timing["busy_s"] or timing["seconds"])
+        # CPU devices share cores: their work is processor seconds of all of them.
         seconds = step * (cores if math.isfinite(cores) else devices)
         if seconds:
             yield CoreTime(named, {n: a * devices for n, a in amounts.items()}, seconds)

@@ -165,6 +165,7 @@ class Candidate:
         total = 0
         for value, spec in self._arguments():
             parts = 1
+            # A spec may be shorter than the shape: the other dimensions are replicated.
             for size, axes in zip(value.shape, (*spec, *(None,) * value.ndim), strict=False):
                 count = _devices(self.mesh, axes)
                 if size % count:
@@ -187,6 +188,7 @@ def _structure(strategy: str, mesh: Mesh) -> tuple[Any, ...]:
     if strategy == PIPELINED:
         return strategy, mesh
     names, layout = mesh.axis_names, layout_on(strategy, mesh)
+    # Axis positions instead of names: the structure does not depend on how axes are called.
     cut = [tuple(map(names.index, c)) for c in (layout.batch, layout.weights, layout.tensor)]
     return tuple(mesh.shape.values()), *cut, SLICE in names
 

@@ -81,6 +81,7 @@ class CandidatePricing:
     ) -> Iterator[tuple[Candidate, Price]]:
         """Yield the prices of candidates of one kind (`template.kind_of`) on one mesh."""
         for group, templates in self.together(found):
+            # Candidates with a template are priced by formulas; the others are planned one by one.
             if templates:
                 yield from self._parted(group, templates, on)
                 continue
@@ -97,6 +98,7 @@ class CandidatePricing:
           held: sizes that they have in common, as which their templates are traced.
         """
         templates = {} if found[0].model.remat == OFFLOADED else self.of(found[0], held)
+        # A step without a template at any depth cannot be interpolated.
         made = {depth: one for depth, one in templates.items() if one}
         if not made or len(made) < len(templates):
             yield found, {}
@@ -104,6 +106,8 @@ class CandidatePricing:
         same: dict[Any, list[Candidate]] = {}
         for one in found:
             sizes = sizes_of(one)
+            # Sizes at which two scalars coincide give another program, because equal scalars are
+            # one value.
             names = frozenset().union(*(t.together(sizes) for t in made.values()))
             more = tuple((name, sizes[name]) for name in sorted(names - held))
             same.setdefault((bool(names), more), []).append(one)
@@ -240,6 +244,7 @@ def _planned(
     if depth in made:
         held = [instant.bytes for instant in made[depth].instants]
     else:
+        # Instants of the deeper model follow from two shallow ones.
         low, high = sorted(made)
         held, _ = held_bytes(made[low], made[high], (depth - low) // (high - low))
     kept = tuple(dict.fromkeys(map(formula_of, held)))

@@ -89,6 +89,8 @@ class Ranking:
         """The Pareto front of time per sample and memory, the fastest first."""
         best: list[Ranked] = []
         for one in self.ranked:
+            # Candidates are sorted by time: a candidate is on the front if it needs less memory
+            # than all faster ones.
             if not best or one.peak_memory_bytes < best[-1].peak_memory_bytes:
                 best.append(one)
         return tuple(best)
@@ -114,6 +116,7 @@ class Ranking:
         for batch in sorted(best):
             made = best[batch].candidate
             way = made.strategy, made.mesh, made.rounds, made.model.remat, made.model.optimizer
+            # A new best choice starts at this batch: the crossover.
             since = since if way == last else batch
             last = way
             rows.append((*_record(best[batch], front).values(), since))
@@ -299,6 +302,7 @@ class _CandidateSearch:
                 self.progress(numbers[place], len(found), str(groups[place][0]))
 
         work = Workers(tasks, begun, self.processes, self.pricing)
+        # Ctrl-C keeps the prices so far.
         with suppress(KeyboardInterrupt):
             work.run()
         for place, task in enumerate(tasks):
@@ -330,6 +334,7 @@ class _CandidateSearch:
     def task(self, group: Sequence[Candidate]) -> PricingTask:
         """Yield candidates of one step on one mesh that may fit; the others are rejected."""
         try:
+            # Parameters and state do not depend on the batch: one check serves the group.
             state = group[0].state_bytes()
         except ShardalgError as error:
             for one in group:
@@ -374,6 +379,7 @@ class _CandidateSearch:
         needed = {id(one): size for size, one in self.large}
         groups = by_step(one for _, one in self.large)
         for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
+            # A plan holds at least its arguments, so that larger ones cannot have a smaller peak.
             hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
             made = done(PricingTask(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
             for one, price in zip(hopeful, made.prices, strict=True):

@@ -143,6 +143,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
     """
     if strategy == PIPELINED:
         for stages in _divisors(devices):
+            # A single stage is the plain model, which "finalized" covers.
             if stages > 1 and layers % stages == 0:
                 for x in _divisors(devices // stages):
                     yield _mesh({"L": stages, "X": x, "Y": devices // stages // x})
@@ -151,6 +152,7 @@ def meshes(strategy: str, devices: int, slices: int, layers: int) -> Iterator[Me
     elif strategy in ("fsdp", "fsdp_tensor"):
         within = devices // slices
         for tensor in _divisors(within) if strategy == "fsdp_tensor" else (1,):
+            # "fsdp_tensor" with one tensor device would be "fsdp".
             if tensor > 1 or strategy == "fsdp":
                 yield _mesh({SLICE: slices, "fsdp": within // tensor, "tensor": tensor})
     else:

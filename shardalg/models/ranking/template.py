@@ -168,6 +168,8 @@ class Template:
           NoTemplateError: there is none.
         """
         if values not in self._known:
+            # Of several formulas through the three points take the simplest: no constant, few
+            # names.
             found = min(self._fitting(values), key=_plainest, default=None)
             if found is None:
                 raise NoTemplateError(f"a number is {values} at {self.points}: no formula.")
@@ -209,6 +211,7 @@ class Template:
         if all(value == int(value) for value in values):
             formula = self.read(tuple(map(int, values)))
             return Literal(kind, formula.names, formula.at)
+        # Means multiply by 1 / n: the reciprocal has a formula where the value has none.
         inverse = [round(1 / value) for value in values]
         if any(row[0].dtype.type(1 / n) != value for n, value in zip(inverse, values, strict=True)):
             raise NoTemplateError(f"a scalar is {values} at {self.points}: no formula.")
@@ -326,6 +329,7 @@ class _Rebuilt:
     def of(self, *found: Any) -> Any:
         """Return a parameter of the traces: itself if all are equal, else with numbers replaced."""
         first = found[0]
+        # Parts that are equal in all traces hold no sizes and are shared.
         if all(one is first or one == first for one in found):
             return first
         if all(type(one) is tuple and len(one) == len(first) for one in found):

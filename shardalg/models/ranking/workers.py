@@ -72,6 +72,7 @@ def cores() -> int:
 def serve() -> None:
     """Price what comes in until nothing does: the whole of a worker."""
     answers = os.fdopen(os.dup(1), "wb")
+    # Answers are pickles on the original standard output.
     os.dup2(2, 1)  # what others print is no answer
     pricing = CandidatePricing()
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
@@ -120,6 +121,8 @@ class Workers:
         many = min(self.count - 1, len(self.tasks) - 1)
         # told now: what this process works out meanwhile changes what tasks remember
         told = [pickle.dumps(task) for task in self.tasks] if many > 0 else []
+        # Threads only start and feed processes; pricing in threads would share one interpreter
+        # lock.
         others = threading.Thread(target=self._beside, args=(many, told))
         others.start()
         try:
