@@ -280,4 +280,4 @@ def test_a_collective_of_the_users_own_names_the_annotation_at_the_border_of_its
     x = jax.ShapeDtypeStruct((8, 4), "float32")
     found = sa.plan(region, x, mesh=mesh, in_shardings=(P("X"),)).explain(0)
     assert "is in the function's own shard_map" in found.needs.words
-    assert "No annotation that a strategy could change" in repr(found)
+    assert "No annotation causes it" in repr(found)

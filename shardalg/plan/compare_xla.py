@@ -1,6 +1,6 @@
 """A plan compared with XLA's partitioning of the same function: shardings by value, bytes by line.
 
-XLA's log is read for "involuntary full rematerialization" (`spmd_partitioner.cc`): XLA has no
+XLA's log is read for "involuntary full rematerialization" (spmd_partitioner.cc): XLA has no
 reshard between two shardings, so every device gathers the whole tensor and keeps one block.
 """
 
@@ -19,7 +19,7 @@ from shardalg.errors import ShardalgError
 from shardalg.graph.ir import Graph
 from shardalg.graph.modules import modules
 from shardalg.graph.tracing.parts import installed_partitioner
-from shardalg.lower.xla_dump.hlo_collectives import HloCollective, layout
+from shardalg.lower.xla_dump.hlo_collectives import layout
 from shardalg.lower.xla_dump.hlo_collectives import table as hlo_table
 from shardalg.lower.xla_dump.hlo_text import parse_leaves
 from shardalg.plan.explain.why_not import annotated_as
@@ -79,6 +79,7 @@ def rematerialized(log: str) -> tuple[Rematerialized, ...]:
 
 def _read(log: str) -> Iterator[Rematerialized]:
     for found in filter(None, map(_WARNING.search, log.splitlines())):
+        # The metadata names the operator of the function, the instruction name does not.
         named = _NAME.search(found["rest"])
         ((_, shape), *_) = parse_leaves(found["type"])
         op_name = named[1] if named else ""
@@ -167,6 +168,7 @@ class BesideXla(Answer):
         )  # fmt: skip
         found = tables.table(columns, tables.summed(rows))
         sent = {row[0]: (row[3], row[4]) for row in found.rows}
+        # XLA's collectives inside a `shard_map` carry no operator name.
         unplaced = sent.get(UNPLACED, (0, 0))
         judged = (
             (*row, "" if row[0] == UNPLACED else _line_verdict(row[0], sent[row[0]], unplaced))
@@ -189,6 +191,7 @@ class BesideXla(Answer):
         block. The log comes from another process, which runs only if XLA's program has all-gathers
         or all-reduces.
         """
+        # Replication needs one of these kinds; without them the second process is not started.
         moves = any(c.kind in _WHOLE for c in self.told.collectives)
         log = (self.told.log if self.told.log is not None else self._apart().log) if moves else ""
         stages = self._trials.stages
@@ -225,6 +228,7 @@ class BesideXla(Answer):
 
     def parts(self) -> Parts:
         """Return both sums, the shardings that differ, and the collectives of each line."""
+        # Equal shardings are counted in a sentence, and not listed.
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
         warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
         head = (self._headline(), *self._gathered_once(), self.kinds, self._agreement(), differ)
@@ -244,6 +248,7 @@ class BesideXla(Answer):
     def _gathered_once(self) -> Iterator[str]:
         """Yield a sentence about `keep_gathers=True`, as XLA does, if it sends less."""
         trials, stages = self._trials, self._trials.stages
+        # Planning again is worthwhile only if copies are freed now and XLA sends less.
         if trials.options.keeping(stages.traced.roles) or self.wire_bytes <= self.xla_wire_bytes:
             return
         options = replace(trials.options, keep_gathers=True)
@@ -269,6 +274,7 @@ class BesideXla(Answer):
         names = (match.name, match.kind, match.ours.text(), match.theirs.text())
         if match.agrees:
             return (*names, "agree", None, None)
+        # The fair comparison is our own planner with XLA's sharding of this one value.
         now = self.wire_bytes
         stages = self._trials.stages
         wanted = replace(match.theirs, unspecified_dims=())
@@ -382,6 +388,7 @@ UNPLACED = "(unknown line)"
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
+    """Yield a row per source line and phase, in program order, with collectives of both sides."""
     graph, asked = stages.graph, told.graph or stages.graph
     mine = _grouped((_line(graph, _node(stages, m)), m) for m in stages.traffic.collectives)
     other = _grouped((_line(asked, node_of(c.op_name, asked)), c) for c in told.collectives)
@@ -395,7 +402,14 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
     unplaced = sums.get(NO_LINE, (0, 0))
     for line, (sent, xla_sent) in sums.items():
         here, there = mine.get(line, []), other.get(line, [])
-        names = _named(_ours(stages, m) for m in here), _named(map(_theirs, there))
+        names = (
+            _named(f"{m.alike[0]} {','.join(stages.mesh.texts(m.digits))}" for m in here),
+            # A device keeps one block of such an all_reduce: TPUs and GPUs run a reduce_scatter.
+            _named(
+                f"{'reduce_scatter' if c.is_scattered else c.kind} {','.join(c.axes)}"
+                for c in there
+            ),
+        )
         verdict = _line_verdict(line, (sent, xla_sent), unplaced)
         rows = ", ".join(str(m.number) for m in here)
         alike = verdict == "even" and names[0] == names[1]
@@ -419,6 +433,7 @@ def _line_verdict(line: Line | str, sent: tuple[Any, Any], unplaced: tuple[Any, 
         return verdict
     if line == NO_LINE:
         return ""
+    # Worst case for the side that seems better: all its unplaced bytes belong to this line.
     if verdict == "XLA better":
         return verdict if ours > theirs + unplaced[1] else ""
     return verdict if ours + unplaced[0] < theirs else ""
@@ -439,6 +454,7 @@ def _node(stages: Stages, moved: MovedValue) -> int | None:
     """
     made, program = stages.traffic.made_by, stages.program
     local, node = moved.step.instruction.operands[0], moved.step.instruction.node
+    # Follow the pending sum back to the first operator that made parts of it.
     while program.locals[local].sharding.unreduced and local in made:
         node = made[local].node
         parts = [o for o in made[local].operands if program.locals[o].sharding.unreduced]
@@ -453,19 +469,11 @@ def _line(graph: Graph, node: int | None) -> Line:
 
 
 def _order(graph: Graph) -> Callable[[Line], int]:
+    """Return a sort key for lines: the first operator of each; unknown lines come last."""
     places: dict[Line, int] = {}
     for node in graph.walk():
         places.setdefault((node.source, node.phase), len(places))
     return lambda line: places.get(line, len(places))
-
-
-def _ours(stages: Stages, moved: MovedValue) -> str:
-    return f"{moved.alike[0]} {','.join(stages.mesh.texts(moved.digits))}"
-
-
-def _theirs(collective: HloCollective) -> str:
-    kind = "reduce_scatter" if collective.is_scattered else collective.kind
-    return f"{kind} {','.join(collective.axes)}"
 
 
 def _named(names: Iterable[str]) -> str:

@@ -139,6 +139,7 @@ def holds(plan: Plan, sizes: Mapping[str, int]) -> bool:
     point = point_of(plan.sizes, sizes)
     if guards_hold(plan, point):
         return True
+    # Comparing needs a plan at the point, which takes as long as planning: the answer is kept.
     key = tuple(point.items())
     if key not in plan._compared:
         plan._compared[key] = _is_same_at(plan, point)
@@ -160,6 +161,7 @@ def _is_same_at(plan: Plan, point: Mapping[str, int]) -> bool:
     except ShardalgError:
         # The function is another program there, or a loaded plan has no function to trace.
         return False
+    # The formula of the peak is checked below, where its bytes count and not its place.
     if any(row["kind"] != "peak" for row in here.changes):
         return False
     named = plan._named
@@ -190,11 +192,13 @@ def sweep(
     from shardalg.costs.analyses.sweep import Sweep
     from shardalg.sizes.symbolic.symbols import points_of
 
+    # Sizes given as numbers are put into the formulas; only arrays are swept.
     known, swept = points_of(plan.sizes, sizes)
     chip = machine(hardware)
     key = (chip, overlap, tuple(known.items()))
     sweepers = plan._sweepers
     if key not in sweepers:
+        # The oldest entry goes first: dicts keep the order of insertion.
         while len(sweepers) >= _KEPT:
             sweepers.pop(next(iter(sweepers)))
         sweepers[key] = _sweeper(plan, chip, overlap, known)

@@ -101,6 +101,7 @@ class Overview(Answer):
     @property
     def counted_once(self) -> str:
         """A line per `while` loop of unknown length, which counts as one iteration."""
+        # All totals count one iteration of such a loop, so the figures above need this line.
         rows = self.plan._warnings_table.where(op="while")
         return "\n".join(f"While loop at {row['source']}: {row['warning']}." for row in rows)
 
@@ -132,6 +133,7 @@ class Overview(Answer):
 
     def parts(self) -> Parts:
         """Return the sentence, your `jax.jit`, bytes per axis, and the warnings."""
+        # The row about `jax.jit` is a sentence of its own, so it is not repeated in the table.
         own = tuple(filter(None, (self.beside, self.cheaper)))
         per_axis = self.table.select("mesh_axes", "devices", "collectives", "sent", "time")
         shown = Table(per_axis.columns, tuple((",".join(r[0]), *r[1:]) for r in per_axis.rows))
@@ -152,6 +154,8 @@ def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:
     A chip that is asked for must have a peak for the item types of the function's products.
     """
     text = chip_of(plan, hardware)
+    # A chip that was asked for is refused if it has no peak for a product's type; the default chip
+    # is not, so that every plan can be printed.
     if hardware is not None:
         return Overview(plan, plan.cost(hardware), hardware, text)
     chip = plan.options.hardware
@@ -188,6 +192,7 @@ def plan_page(plan: Plan) -> str:
     """Return the overview and the folded program as HTML."""
     from shardalg.show.program_view import ProgramView
 
+    # Several plans can be on one page: the key keeps their elements apart.
     key = f"p{id(plan):x}"
     path = partial(path_of, plan)
     view = ProgramView(plan.program, plan.graph, plan.listing(), path, key)

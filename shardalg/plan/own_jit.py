@@ -74,6 +74,7 @@ class OwnJit:
     @cached_property
     def _followed(self) -> Stages:
         """The plan in the partitioner's shardings."""
+        # The plan has these shardings already: it need not be made again.
         if self.options.policy in ("jit", self.partitioner):
             return self.stages
         followed = replace(self.options, policy="jit")
@@ -173,6 +174,7 @@ def xla_prices(
         row = sums.setdefault((kind, ",".join(one.axes)), [0, 0, 0.0])
         row[0] += one.count
         row[1] += one.count * one.wire_bytes
+        # A group that is not along mesh axes has no known links, so the row has no seconds.
         if row[2] is not None and UNNAMED not in one.axes:
             taken = collective_s(kind, spans(_digits(mesh, one.axes)), one.operand_bytes)
             row[2] += one.count * float(total(taken.values()))
@@ -190,9 +192,11 @@ def _rows(sums: dict[tuple[str, str], list[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _digits(mesh: Mesh, axes: Iterable[str]) -> Digits:
-    return tuple(mesh.ref_digit(_ref(text)) for text in axes)
-
-
-def _ref(text: str) -> AxisRef:
-    found = _SUB_AXIS.fullmatch(text)
-    return AxisRef(text) if found is None else AxisRef(found["name"], int(found[2]), int(found[3]))
+    """Return the digits of axes and sub-axes, as `X:(1)2`, of a replica group."""
+    refs = []
+    for text in axes:
+        sub = _SUB_AXIS.fullmatch(text)
+        refs.append(
+            AxisRef(text) if sub is None else AxisRef(sub["name"], int(sub[2]), int(sub[3]))
+        )
+    return tuple(mesh.ref_digit(ref) for ref in refs)

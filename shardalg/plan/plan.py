@@ -407,8 +407,8 @@ class Plan:
         `executions` includes trip counts; `wire_bytes_per_step` is `wire_bytes * executions`. With
         named sizes, group sizes, counts and bytes are sympy expressions. The last rows have the
         kind "border" (only in numbers): uneven results, which JAX arrays cannot have. A call of the
-        lowered program returns them on the longest even prefix of their axes, and `padded` returns
-        them with their padding.
+        lowered program returns them on the longest even prefix of their axes, and `lowered.padded`
+        returns them with their padding.
 
         Args:
           by: "module": one row per module, kind and axes, with the bytes that it sends per step
@@ -806,7 +806,7 @@ class Plan:
     def verify(self, program: SpmdProgram | None = None) -> Report:
         """Prove that the program computes the function, claim by claim.
 
-        The report is `ok` only if each claim is proved, or trusted because it is tested.
+        The report is ok only if each claim is proved, or trusted because it is tested.
 
         Args:
           program: another program for the same function, such as `plan.program` with a change.

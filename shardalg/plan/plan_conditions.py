@@ -80,10 +80,12 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
 
 def _asked_facts(guards: Guards) -> Iterator[AskedFact]:
     """Yield every fact once, preferably with the comparison of two choices that asked it."""
+    # Facts of the run itself first, then those of its memoised calls.
     own = {**dict.fromkeys(guards.traced), **guards.whole.facts}
     found = {f: AskedFact(f, asked or RunQuestion("")) for f, asked in own.items()}
     for call, asked in _askers(guards.whole).items():
         for fact, about in call.facts.items():
+            # A comparison of two choices says more than the bare fact.
             if fact not in found or (about and not found[fact].about):
                 found[fact] = AskedFact(fact, asked, call, about)
     yield from found.values()
@@ -97,6 +99,7 @@ def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[Decided
     found: dict[DecidedCall, RunQuestion] = {}
     for used, about in call.uses.items():
         found.setdefault(used, asked or about)
+        # Its comparisons are recorded with the choice.
         if type(used.result) is not NodePlan:
             found = {**_askers(used, asked or about), **found}
     return found
@@ -132,6 +135,7 @@ def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
     """Return `> 0` in place of `>= 0` and `!= 0` about one formula; None for the redundant fact."""
     here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
     both = here | opposite
+    # x >= 0 and x != 0 together are x > 0: one row is enough.
     if fact.relation == NONZERO:
         return None if both & {POSITIVE, NONNEGATIVE} else fact
     if fact.relation == NONNEGATIVE and both & {POSITIVE, NONZERO}:

@@ -147,6 +147,7 @@ def parsed(text: str, path: object) -> PlanFile:
 
 def _check_digest(path: object, told: object, text: str) -> None:
     found = digest(text)
+    # The digest detects damage and edits by hand. It is no protection against an attacker.
     if found != told:
         raise PlanFileError(
             f"{path} was edited: its content has digest {found[:12]}, the file says "
@@ -172,6 +173,7 @@ def _json(path: object, text: str) -> Any:
         ) from None
     except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
         raise PlanFileError(f"{path} is not a plan file: {error}. Save the plan again.") from None
+    # Deep nesting would overflow the stack in later checks.
     files.check_depth(whole)
     return whole
 
@@ -191,6 +193,7 @@ def versions(options: Options) -> dict[str, str]:
     """
     given = machine(options.hardware)
     figures = digest(body(given.chip.to_json()))[:12]
+    # The name of a chip is an option; its figures can change between versions.
     made = {"shardalg": __version__, "jax": jax_version()}
     made["hardware"] = f"{options.hardware} (figures {figures})"
     return made | ({"partitioner": options.partitioner} if options.policy == JIT else {})
@@ -219,12 +222,14 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     traced = read_traced(saved.inputs)
     annotations = read_annotations(saved.inputs["annotations"], traced.graph, traced.first_mesh)
     told = saved.inputs["options"]
+    # Only another version may lack settings: in a file of this version that is an edit.
     if isinstance(told, dict) and saved.is_of_other_version:
         told = {**Options().settings, _DEFAULT: False, **told}
     settings = files.read(_Settings, told, "options")
     options = Options.of({n: v for n, v in vars(settings).items() if n != _DEFAULT})
     if settings.hardware_is_default:
         options = replace(options, hardware=DefaultChip(options.hardware))
+    # The name changed its meaning after this schema: the plan must not change with it.
     if saved.schema == WITH_GSPMD and options.policy == "gspmd":
         warn_renamed("a plan file's policy 'gspmd'", "'paper', as which it is loaded")
         options = replace(options, policy="paper")
@@ -253,15 +258,15 @@ _Saved = make_dataclass(
 def annotations_json(annotations: Annotations) -> dict[str, Any]:
     """Return annotations as plain data."""
     mesh = {name: getattr(annotations.mesh, name) for name in _MESH}
-    sides = {side: [_plain(layout) for layout in getattr(annotations, side)] for side in _SIDES}
+    sides = {
+        side: [
+            None if layout is None else files.values(layout, _Layout)
+            for layout in getattr(annotations, side)
+        ]
+        for side in _SIDES
+    }
     orders = [[side, number, mesh.device_ids] for side, number, mesh in annotations.orders]
     return {**mesh, **sides, "orders": orders}
-
-
-def _plain(layout: Sharding | None) -> dict[str, Any] | None:
-    if layout is None:
-        return None
-    return files.values(layout, _Layout)
 
 
 def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Annotations:
@@ -288,6 +293,8 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
 def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
     if saved is None:
         return None
+    # An edited file may hold digits that no axis has: each is checked before it is used. On a
+    # mesh with named sizes only whole axes exist.
     whole = {mesh.digit(name) for name in mesh.axis_names}
     for digit in chain(*saved.dims, saved.unreduced, saved.replicated, saved.manual):
         if min(digit) < 1 or (mesh.symbolic and digit not in whole):

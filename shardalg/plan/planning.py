@@ -58,8 +58,10 @@ def planned_call(
     Raises:
       An exception of the user's function, with the user's frames of its traceback alone.
     """
+    # Wrong types are reported before the function is traced, which may take long.
     strategy, options = strategy_from(strategy), options_from(options or Options())
     try:
+        # A call of another framework may have other arguments inside (split state).
         call = opened(fn, *given)
         given = call.given or given
         if donate_argnums is not None:
@@ -130,6 +132,7 @@ def replanned(
         return planned_strategy(traced, strategy, options)
     if mesh is None:
         return planned_annotations(plan._traced, plan._annotations, options)
+    # Shardings keep their axis names, whatever the sizes of these axes are there.
     there = mesh if isinstance(mesh, Mesh) else Mesh.from_jax(mesh)
     traced = plan._traced.on(there, before=plan.mesh)
     graphs = (plan.graph, traced.graph)

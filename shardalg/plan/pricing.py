@@ -43,6 +43,7 @@ def cost_on(
     from shardalg.costs.cost import Elsewhere
     from shardalg.show.tables import costs_by_module
 
+    # With named sizes the program has formulas, and so have all prices.
     program = plan._symbolised or plan.program
     made = priced(plan._traced, program, chip, overlap=overlap)
     return replace(

@@ -60,8 +60,10 @@ class Reshard(Answer):
         links = links_on(self.source.mesh, self.hardware, ITEM_SIZES[self.dtype])
         context = PartitionContext(graph, ("unknown",), links=links)
         first = context.new_local(self.source.shard_shape, self.dtype, self.source, 0)
+        # On another device order, the path ends with one permute to that order.
         turned = self._here is not self.target
         last = first
+        # Equal blocks in another device order need only that permute.
         if not (turned and self.source.parts == self.target.parts and not self.source.unreduced):
             last = context.move(first, self.source, self._here, Cause(None))
         if turned:
@@ -95,6 +97,7 @@ class Reshard(Answer):
     @property
     def least_wire_bytes(self) -> Any:
         """A lower bound for every path: the bytes of the target that some device lacks."""
+        # The sharper bound of a path is for one device order; this one holds in any order.
         bound = lacking if self._here is not self.target else reshard_bound
         return bound(self.source, self.target) * ITEM_SIZES[self.dtype]
 
@@ -230,6 +233,7 @@ def reshard(
         raise ShardingError(
             f"reshard from {source!r} to {target!r}: the shapes differ. Reshape the tensor first."
         )
+    # Digits of the source's mesh may express the order of another mesh; then no permute is needed.
     stated = in_order(target, source.mesh)
     if stated is None:
         raise ShardingError(

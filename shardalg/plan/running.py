@@ -35,6 +35,7 @@ def bound(plan: Plan, fn: Callable[..., Any] | None, args: Sequence[Any] | None)
     Raises:
       LoweringError: a loaded plan without the function, or a function with another graph.
     """
+    # A plan that was made in this process still has its function.
     if plan._traced.call is not None and fn is None:
         return plan._traced
     if fn is None:
@@ -77,6 +78,7 @@ def executable(
 
     pairs = zip(traced.graph.sites, plan._annotations.sites, strict=True)
     sites = {site.node: sharding for site, sharding in pairs if sharding is not None}
+    # JAX lowers for devices that are not here on an abstract mesh.
     mesh = None if platform is None else mesh_to_abstract(plan.mesh)
     made = lower(plan.program, traced.graph, devices, donate=traced.donated, mesh=mesh, sites=sites)
     return replace(made, platform=platform, drawn=partial(Timeline, of="measured"))
@@ -96,6 +98,7 @@ def lowered(
     from shardalg.verify.report import refuse_refuted
 
     traced = bound(plan, fn, args)
+    # A program that is proved wrong must not run: its results would be wrong without an error.
     refuse_refuted(plan.verify())
     made = executable(plan, traced, devices)
     hints = hints_text(plan, plan.sizes)
@@ -168,6 +171,7 @@ def named_shardings(plan: Plan, devices: Sequence[Any] | None) -> tuple[Any, Any
         raise LoweringError(
             "a loaded plan has no pytrees. Plan the function again, or read plan.shardings()."
         )
+    # The executable decides which prefix of axes is even, so it is the source here too.
     made = executable(plan, plan._traced, devices)
     outer = ([b.outer for b in side] for side in (made.arguments, made.results))
     pairs = zip(plan.graph.trees, outer, strict=True)

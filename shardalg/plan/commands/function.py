@@ -76,6 +76,7 @@ def planned(options: argparse.Namespace) -> Plan:
     Raises:
       CommandError: no such module, function or specs, or the user's code fails.
     """
+    # Planning needs no accelerator, and starting one takes seconds.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     return plan_of(*loaded(options), options)
 
@@ -148,19 +149,19 @@ def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
     place, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise CommandError(f"{text!r} is not a function: write module:function, as model:step.")
-    module = _run_file(Path(place)) if place.endswith(".py") else _module(place)
+    if place.endswith(".py"):
+        module = _run_file(Path(place))
+    elif all(part.isidentifier() for part in place.split(".")):
+        # As with `python -m`, modules of the working directory can be imported.
+        sys.path.insert(0, str(Path.cwd()))
+        module = _run_user_code(lambda: importlib.import_module(place), f"module {place}")
+    else:
+        raise CommandError(f"{place!r} is not a module: write package.model, or a .py file.")
     if not callable(getattr(module, name, None)):
         near = difflib.get_close_matches(name, [n for n in dir(module) if n[:1] != "_"], 3)
         hint = f"; did you mean {' or '.join(near)}" if near else ""
         raise CommandError(f"{place} has no function {name!r}{hint}. Name one that it defines.")
     return module, getattr(module, name)
-
-
-def _module(name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise CommandError(f"{name!r} is not a module: write package.model, or a .py file.")
-    sys.path.insert(0, str(Path.cwd()))
-    return _run_user_code(lambda: importlib.import_module(name), f"module {name}")
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -170,6 +171,7 @@ def _run_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise CommandError(f"{path} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
+    # As with `python FILE`, the file can import its neighbours.
     sys.path.insert(0, str(path.resolve().parent))
     _run_user_code(lambda: spec.loader.exec_module(module), str(path))  # type: ignore[union-attr]
     return module
@@ -184,6 +186,7 @@ def _run_user_code(run: Callable[[], Any], what: str) -> Any:
     try:
         return run()
     except Exception as error:
+        # The named module or one of its packages is missing; an import inside it is the user's.
         missing = f"module {error.name}" if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{what}.".startswith(f"{missing}."):
             words = f"{what}: there is no {missing}. Write the name as in an import statement."

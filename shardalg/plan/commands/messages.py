@@ -62,6 +62,7 @@ def in_options(message: str, options: argparse.Namespace) -> str:
     >>> in_options("mesh: 'X' in 'X'; write NAME=SIZE", options)
     "--mesh: 'X' in 'X'; write NAME=SIZE"
     """
+    # Remedies name Python arguments; on the command line they are options.
     for pattern, words in _PHRASES:
         message = re.sub(pattern, words, message)
     for name in vars(options):
@@ -129,6 +130,7 @@ def records(table: Table | DataFrame) -> list[dict[str, Any]]:
     found = [dict(zip(names, map(plain, row), strict=True)) for row in table.rows]
     for name in found[0] if found else ():
         values = [row[name] for row in found if row[name] is not None]
+        # Readers of JSON expect one type per key.
         if any(isinstance(value, str) for value in values):
             for row in found:
                 row[name] = None if row[name] is None else str(row[name])

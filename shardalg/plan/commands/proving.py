@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.notation.read import mesh_of, shape_of
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import NotationError, ProofError
@@ -71,9 +70,16 @@ def run_prove(options: argparse.Namespace) -> int:
     if len(meshes) > 2:
         raise NotationError(f"--mesh is given {len(meshes)} times; there are two shardings.")
     texts, shape = (options.first, options.second), shape_of(options.shape)
-    pair = _on_meshes(texts, shape, meshes) if meshes else _on_own_meshes(texts, shape)
+    # With one mesh both shardings are on it; with two, each has its own.
+    first, second = texts
+    pair = (
+        (Sharding.parse(first, shape, meshes[0]), Sharding.parse(second, shape, meshes[-1]))
+        if meshes
+        else _on_own_meshes(texts, shape)
+    )
     verdict, seconds = _decided(options.relation, pair, options.policy)
     proofs = [prove(verdict, "all" if options.all_sizes else "concrete")]
+    # Without a proof for all sizes, a proof for these sizes is still worth having.
     if options.all_sizes and not proofs[0]:
         proofs.append(prove(verdict))
     if options.json:
@@ -110,13 +116,6 @@ def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tup
         assert verdict.reason
         seconds = time.thread_time() - start
     return verdict, seconds
-
-
-def _on_meshes(
-    texts: tuple[str, str], shape: tuple[int, ...], meshes: list[Mesh]
-) -> tuple[Sharding, Sharding]:
-    first, second = texts
-    return Sharding.parse(first, shape, meshes[0]), Sharding.parse(second, shape, meshes[-1])
 
 
 def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:

@@ -52,7 +52,10 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_plan_data(plan, options.hardware, report))
     else:
-        print(plan.overview(options.hardware), _collectives(plan) or "No collectives.", sep="\n\n")
+        rows = plan.collectives()
+        kept = [name for name in SHOWN if name in rows.columns]
+        collectives = Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
+        print(plan.overview(options.hardware), collectives or "No collectives.", sep="\n\n")
         if report is not None:
             print(f"\n{report}")
     if options.html is not None:
@@ -68,13 +71,8 @@ def page(plan: Plan, title: str) -> str:
     return f'<!doctype html>\n<html lang="en">{head}\n<body>{plan._repr_html_()}</body></html>\n'
 
 
-def _collectives(plan: Plan) -> Table:
-    rows = plan.collectives()
-    kept = [name for name in SHOWN if name in rows.columns]
-    return Table(tuple(kept), tuple(rows[kept].itertuples(index=False, name=None)))
-
-
 def _plan_data(plan: Plan, hardware: str | None, report: Report | None) -> dict[str, Any]:
+    """Return the plan as plain data."""
     seen = plan.overview(hardware)
     named = {name: plain(value) for name, value in seen.priced.hints.named()}
     return {

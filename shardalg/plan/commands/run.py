@@ -118,11 +118,13 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
     from shardalg.lower.running.processes import abandon, join, leave
 
     joined = join()
+    # Without a cluster, this process needs one CPU device per position of the mesh.
     if not joined and options.mesh is not None and FORCED not in os.environ.get("XLA_FLAGS", ""):
         host_devices(mesh_of(options.mesh).size)  # JAX reads it when it starts
     try:
         _planned_and_run(options, carry, joined=joined)
     except BaseException:
+        # The other processes would wait for this one.
         if joined:
             abandon()
         raise
@@ -139,18 +141,16 @@ def _planned_and_run(
     function, specs = loaded(options)
     plan = plan_of(function, specs, options)
     if joined:
-        _check_devices(plan, Job.this().devices)
+        found = Job.this().devices
+        if found != plan.mesh.size:
+            raise DeviceError(
+                f"{plan.mesh!r} has {plan.mesh.size} devices, but the job has {found}. Give --mesh "
+                f"{found} devices, or start the job with {plan.mesh.size}."
+            )
+        # Processes that run different programs would wait for each other without end.
         agree(plan.text(), "the plans")
     values = arguments(specs, "arrays" if hasattr(specs, "arrays") else "args")
     _run(options, plan, values, carry)
-
-
-def _check_devices(plan: Plan, found: int) -> None:
-    if found != plan.mesh.size:
-        raise DeviceError(
-            f"{plan.mesh!r} has {plan.mesh.size} devices, but the job has {found}. Give --mesh "
-            f"{found} devices, or start the job with {plan.mesh.size}."
-        )
 
 
 def _run(
@@ -173,9 +173,13 @@ def _run(
         print(f"{lowered!r}, {job.processes} processes", flush=True)
     ran = stepped(lowered, values, options.steps, carry, tell)
     if options.out is not None:
-        held = ran.on_host(lowered)  # every process takes part
+        held: Mapping[str, Any] = ran.on_host(lowered)  # every process takes part
         if first:
-            _write(options.out, held)
+            import numpy as np
+
+            content = io.BytesIO()
+            np.savez(content, **held)
+            write_whole(options.out, content.getvalue())
             if not options.json:
                 print(f"{len(held)} results in {options.out}", flush=True)
     if first and options.json:
@@ -209,11 +213,3 @@ def _machine(lowered: Lowered, plan: Plan, job: Job) -> dict[str, Any]:
         "capacity_bytes": int(capacity),
         "peak_memory_bytes": peak,
     }
-
-
-def _write(path: Path, held: Mapping[str, Any]) -> None:
-    import numpy as np
-
-    content = io.BytesIO()
-    np.savez(content, **held)
-    write_whole(path, content.getvalue())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from shardalg.algebra.digits import Digit, Digits, overlap, parts
+from shardalg.algebra.digits import Digits, overlap, parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.plan.explain.disagreements import Side
 from shardalg.plan.explain.explained import Annotated
@@ -103,6 +103,7 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
     """
     wanted = [side.layout for side in sides]
     for place, slots, before in islice(_places(stages, sides), MOST_PLACES):
+        # The sharding of either side makes both sides equal; uneven ones would add padding.
         same = [s.dims for s in wanted if s.shape == before.shape and s.is_even]
         for dims in dict.fromkeys((*_edits(before, digits), *same)):
             if dims != before.dims:
@@ -112,13 +113,12 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
 def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
     """Yield a change per annotation of two sides: without any of the collective's axes."""
     for place, slots, before in _places(stages, sides):
-        kept = tuple(tuple(d for d in dim if not _meets(d, digits)) for dim in before.dims)
+        kept = tuple(
+            tuple(d for d in dim if not any(d == other or overlap(d, other) for other in digits))
+            for dim in before.dims
+        )
         if kept != before.dims:
             yield AnnotationChange(place, slots, before, before.with_dims(kept))
-
-
-def _meets(digit: Digit, digits: Digits) -> bool:
-    return any(digit == other or overlap(digit, other) for other in digits)
 
 
 def _places(
@@ -127,7 +127,7 @@ def _places(
     """Yield the annotations of two sides with their entries and sharding, each spec once."""
     seen: set[tuple[Slot, ...]] = set()
     for place in dict.fromkeys(place for side in sides for place in side.annotations):
-        slots = _slots(stages.traced, stages.annotations, place)
+        slots = _SLOTS[place.kind](stages.traced, stages.annotations, place.number)
         if slots in seen or _is_region_spec(stages, place):
             continue
         seen.add(slots)
@@ -161,14 +161,10 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
         found[rest] = None
         for at, dim in enumerate(rest):
             longer = (*dim, *group)
+            # An uneven annotation would trade the collective for padding.
             if layout.shape[at] % parts(longer) == 0:
                 found[(*rest[:at], longer, *rest[at + 1 :])] = None
     yield from found
-
-
-def _slots(traced: Traced, annotations: Annotations, place: Annotated) -> tuple[Slot, ...]:
-    """Return all entries that one spec of the user sets, sorted."""
-    return _TOGETHER[place.kind](traced, annotations, place.number)
 
 
 def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
@@ -191,17 +187,19 @@ def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> 
 
 
 def _result(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
+    """Return the entry of a result, with its argument if it is a state that the step takes."""
     for argument, result in _states(traced, annotations):
         if result == number:
             return (("arguments", argument), ("results", result))
     return (("results", number),)
 
 
-_TOGETHER: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
+_SLOTS: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
     "site": _sites,
     "argument": slots_of_argument,
     "result": _result,
 }
+"""The entries that one spec of the user sets, by the kind of the annotated place."""
 
 
 def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int]]:
@@ -218,6 +216,6 @@ def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int
             alike = graph.values[graph.results[result]].type == kind
             same = annotations.arguments[argument] == annotations.results[result]
             if alike and same and graph.result_paths[result].endswith(tail):
-                del free[result]
+                del free[result]  # a result belongs to one argument
                 yield argument, result
                 break

@@ -90,8 +90,10 @@ class CollectiveExplanation(Answer):
     @cached_property
     def together(self) -> tuple[Trial, ...]:
         """A trial that changes as many annotations as necessary; empty if two suffice."""
+        # Fewer changes are easier to make: larger sets are planned only if no pair removes it.
         if any(trial.removes for trial in (*self.trials, *self.pairs)):
             return ()
+        # A set needs many plans: without effort left, the text offers `thorough=True` instead.
         if self._effort.is_spent:
             self._effort.leaves_out = True
             return ()
@@ -113,6 +115,7 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def _removing(self) -> list[Trial]:
+        # All three are empty, or planned on first use: single changes come first.
         found = (*self.trials, *self.pairs, *self.together)
         return [trial for trial in ranked(found) if trial.removes]
 
@@ -124,6 +127,7 @@ class CollectiveExplanation(Answer):
         If no change removes it, the only row is the nearest one. `helps` says whether the step is
         then cheaper.
         """
+        # Changes that another one beats in all figures would only lengthen the table.
         found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
         return Table(CHANGE_COLUMNS, tuple(_trial_row(trial) for trial in found))
 
@@ -143,6 +147,7 @@ class CollectiveExplanation(Answer):
 
     def _remedies(self) -> tuple[str, ...]:
         """Return the advice, and a note if the program is too large to plan all changes."""
+        # A switch that keeps the annotations comes before changes of annotations.
         loop = self._after_the_loop()
         if loop:
             return (loop,)
@@ -194,11 +199,13 @@ class CollectiveExplanation(Answer):
             if not self.helps:
                 what = f"It can be removed, but no change makes a step cheaper. {what}"
             return f"{what}: {best.change}. {_effect(now, best.outcome, chip)}"
+        # A collective in a `shard_map`, or of a choice by cost, has no annotation behind it.
         if not self.trials:
             return f"No annotation causes it, so no change of a strategy removes it (now: {now})."
         tried = f"None of {len(self.trials)} single changes" + (
             f" and {len(self.pairs)} pairs" if self.pairs else ""
         )
+        # Nothing removes it: name the change that leaves the fewest bytes at the operator.
         near = ranked([*self.trials, *self.pairs])[0]
         return (
             f"{tried} removes it. The nearest is {near.change}. {_effect(now, near.outcome, chip)}"
@@ -324,6 +331,7 @@ def _by_number(stages: Stages, table: Table, which: Any) -> int | None:
 
 def _by_row(stages: Stages, table: Table, which: Any) -> int | None:
     """Return the label of a row of the DataFrame, or None if its content was changed."""
+    # The label of a row is its number, but rows of another plan have labels too.
     at = _by_number(stages, table, which.name)
     if at is None or not 0 <= at < len(table):
         return None

@@ -26,7 +26,6 @@ from shardalg.planner.stages import CHANGE_COLUMNS, Stages, priced
 from shardalg.show.tables import collectives
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.symbolic.retrace import Alignment, Difference
-from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Answer, Parts, Table, counted
@@ -57,21 +56,42 @@ def changes(
     border), "peak" (the formula of the peak memory gives another number than this plan), "formula"
     (another formula does). If the traces are different programs, only the first kinds are listed.
     """
-    made = () if constant is None else ((constant.kind, "", constant.source, "", constant.text),)
-    if constant is not None and Alignment(hints.graph, here.graph).difference is not None:
-        return Table(CHANGE_COLUMNS, made)
-    rows = (*made, *_splits(named, point), *_choices(hints, here), *_shardings(hints, here))
-    rows = (*rows, *_collectives(hints, here))
-    if named is None:
-        return Table(CHANGE_COLUMNS, rows)
-    return Table(
-        CHANGE_COLUMNS, (*rows, *_peak(here, named, point), *_prices(hints, here, named, point))
-    )
+    rows: list[ChangeRow] = []
+    if constant is not None:
+        rows.append((constant.kind, "", constant.source, "", constant.text))
+        # Operators of different programs do not correspond, so they cannot be compared.
+        if Alignment(hints.graph, here.graph).difference is not None:
+            return Table(CHANGE_COLUMNS, tuple(rows))
+
+    # Conditions of the formulas: even and uneven splits, and axes that are used in part.
+    for fact in named.conditions if named else ():
+        if not fact.holds(point):
+            rows.append((fact.kind, fact.where, "", str(fact), fact.otherwise(point)))
+
+    # Decisions of the planner, in the order in which they are taken.
+    first, second = _assignments(hints.program), _assignments(here.program)
+    for number in sorted(first.keys() | second.keys()):
+        pair = first.get(number, ""), second.get(number, "")
+        if pair[0] != pair[1]:
+            rows.append(("choice", *place(hints.graph, number), *pair))
+    rows += _shardings(hints, here)
+    moves, other_moves = _moved(hints.program), _moved(here.program)
+    for number in sorted(moves.keys() | other_moves.keys()):
+        one, other = ("; ".join(side.get(number, ())) for side in (moves, other_moves))
+        if one != other:
+            where = ("border", "") if number == BORDER else place(hints.graph, number)
+            rows.append(("collectives", *where, one, other))
+
+    # Equal decisions should make the formulas exact; a wrong formula is reported, not hidden.
+    if named is not None:
+        rows += [*_peak(here, named, point), *_prices(hints, here, named, point)]
+    return Table(CHANGE_COLUMNS, tuple(rows))
 
 
 def _peak(here: Stages, named: Symbolised, point: Mapping[str, int]) -> Iterator[ChangeRow]:
     """Yield a row if the formula of the peak memory is wrong, with or without rebuilt values."""
     donated = tuple(here.traced.donated)
+    # Chips differ in whether their compiler rebuilds values in the backward pass: check both.
     for rebuild in (False, True):
         formula = peak_formula(named, donated, rebuild).at(point)
         found = peak_bytes(here.program, here.graph, donated=donated, rebuild=rebuild)
@@ -96,6 +116,7 @@ def _prices(
 
 
 _ROUNDED = 1e-9
+"""Seconds by formula and by plan are sums of floats in different orders."""
 _PRICES: Mapping[str, Callable[[Totals], Any]] = {
     "wire_bytes": lambda totals: totals.sum("wire_bytes"),
     "flops": lambda totals: totals.sum("flops"),
@@ -107,25 +128,9 @@ _PRICES: Mapping[str, Callable[[Totals], Any]] = {
 def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
     """Return the name and source line of the instruction at the peak."""
     peak = memory.instruction
-    return ("the arguments", "") if peak is None else _whose(graph, peak)
-
-
-def _splits(named: Symbolised | None, point: Mapping[str, int]) -> Iterator[ChangeRow]:
-    for fact in named.conditions if named else ():
-        if not fact.holds(point):
-            yield fact.kind, fact.where, "", str(fact), fact.otherwise(point)
-
-
-def _whose(graph: Graph, instruction: Instruction) -> tuple[str, str]:
-    return ("border", "") if instruction.node is None else place(graph, instruction.node)
-
-
-def _choices(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
-    first, second = _assignments(hints.program), _assignments(here.program)
-    for number in sorted(first.keys() | second.keys()):
-        pair = first.get(number, ""), second.get(number, "")
-        if pair[0] != pair[1]:
-            yield ("choice", *place(hints.graph, number), *pair)
+    if peak is None:
+        return "the arguments", ""
+    return ("border", "") if peak.node is None else place(graph, peak.node)
 
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
@@ -156,10 +161,12 @@ def place(graph: Graph, node: int) -> tuple[str, str]:
 
 
 def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
+    """Yield a row per value of both plans with different shardings."""
     graph = hints.graph
     partner = Alignment(graph, here.graph).partner
     text = cache(Sharding.text)
     for value, other in zip(graph.values, partner, strict=True):
+        # A value without a partner exists only at the hints.
         if other >= 0:
             first, second = hints.sharded.shardings[value.index], here.sharded.shardings[other]
             pair = text(first), text(second)
@@ -169,31 +176,20 @@ def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
                 yield ("sharding", value.name, source, *pair)
 
 
-def _collectives(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
-    first, second = _moved(hints.program), _moved(here.program)
-    for number in sorted(first.keys() | second.keys()):
-        one, other = ("; ".join(side.get(number, ())) for side in (first, second))
-        if one != other:
-            where = ("border", "") if number == BORDER else place(hints.graph, number)
-            yield ("collectives", *where, one, other)
-
-
 def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
+    """Return the collectives of each node as texts: kind, dimensions, axes and role."""
     found: dict[int, list[str]] = {}
     for step in walk(program):
         instruction = step.instruction
         attributes = instruction.attributes
         if is_collective(attributes):
             node = BORDER if instruction.node is None else instruction.node
-            words = f"{_words(program, attributes)} ({instruction.role})"
-            found.setdefault(node, []).append(words)
+            dims = attributes.dims
+            of = f" of dimension {' to '.join(map(str, dims))}" if dims else ""
+            axes = _axes(program.mesh, attributes.digits)
+            text = f"{attributes.sent_as}{of} along {axes} ({instruction.role})"
+            found.setdefault(node, []).append(text)
     return found
-
-
-def _words(program: SpmdProgram, attributes: Collective) -> str:
-    of = f" of dimension {' to '.join(map(str, attributes.dims))}" if attributes.dims else ""
-    axes = _axes(program.mesh, attributes.digits)
-    return f"{attributes.sent_as}{of} along {axes}"
 
 
 KEYS = ("kind", "mesh_axes", "role", "phase", "op", "source")
@@ -230,10 +226,9 @@ class PlanDifference(Answer):
     def table(self) -> Table:
         """All differences in one table: kind, place, and both plans."""
         rows = [("sharding", r["value"], r["sharding"], r["other_sharding"]) for r in self.values]
-        rows += [
-            (f"{r['kind']} wire_bytes", _where(r), *(r[c] for c in COLLECTIVE_COLUMNS[-2:]))
-            for r in self.collectives
-        ]
+        for r in self.collectives:
+            at = f"{r['mesh_axes']} {r['op']} ({r['source']}) {r['role']} {r['phase']}"
+            rows.append((f"{r['kind']} wire_bytes", at, *(r[c] for c in COLLECTIVE_COLUMNS[-2:])))
         rows += [("total", r["quantity"], r["this"], r["other"]) for r in self.totals]
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
@@ -247,28 +242,33 @@ class PlanDifference(Answer):
         return (f"{sharded}; {differ}.", self.totals, self.collectives, self.values)
 
 
-def _where(row: Mapping[str, object]) -> str:
-    return f"{row['mesh_axes']} {row['op']} ({row['source']}) {row['role']} {row['phase']}"
-
-
 def difference(this: Stages, other: Stages) -> PlanDifference:
     """Return the differences of two plans in numbers; named sizes have their hints."""
-    return PlanDifference(
-        _values(this, other), _collective_changes(this, other), _totals(this, other)
-    )
-
-
-def _values(this: Stages, other: Stages) -> Table:
+    # Values and collectives are matched by name, because both plans may have different graphs.
     first, second = _layouts(this.sharded), _layouts(other.sharded)
-    rows = [
+    values = [
         (name, one[0], two[0], one[1], two[1])
         for name in dict.fromkeys((*first, *second))
         if (one := first.get(name, ("", None))) != (two := second.get(name, ("", None)))
     ]
-    return Table(VALUE_COLUMNS, tuple(rows))
+    sent, other_sent = _sent(this), _sent(other)
+    moved = [
+        (*key, a[0], b[0], a[1], b[1])
+        for key in dict.fromkeys((*sent, *other_sent))
+        if (a := sent.get(key, (0, 0))) != (b := other_sent.get(key, (0, 0)))
+    ]
+    amounts, other_amounts = dict(_quantities(this)), dict(_quantities(other))
+    names = dict.fromkeys((*amounts, *other_amounts))
+    pairs = [(name, amounts.get(name, 0), other_amounts.get(name, 0)) for name in names]
+    return PlanDifference(
+        Table(VALUE_COLUMNS, tuple(values)),
+        Table(COLLECTIVE_COLUMNS, tuple(moved)),
+        Table(TOTAL_COLUMNS, tuple((n, mine, its, its - mine) for n, mine, its in pairs)),
+    )
 
 
 def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
+    """Return the sharding of each value as text, and the bytes of its shard, by name."""
     found = {}
     for value, layout in zip(sharded.graph.values, sharded.shardings, strict=True):
         size = value.type.itemsize
@@ -276,16 +276,6 @@ def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
             size *= extent
         found[value.name] = (layout.text(), size)
     return found
-
-
-def _collective_changes(this: Stages, other: Stages) -> Table:
-    first, second = _sent(this), _sent(other)
-    rows = [
-        (*key, one[0], two[0], one[1], two[1])
-        for key in dict.fromkeys((*first, *second))
-        if (one := first.get(key, (0, 0))) != (two := second.get(key, (0, 0)))
-    ]
-    return Table(COLLECTIVE_COLUMNS, tuple(rows))
 
 
 def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
@@ -299,14 +289,8 @@ def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
     return {key: (counts[key], sent[key]) for key in counts}
 
 
-def _totals(this: Stages, other: Stages) -> Table:
-    first, second = dict(_quantities(this)), dict(_quantities(other))
-    names = dict.fromkeys((*first, *second))
-    pairs = [(name, first.get(name, 0), second.get(name, 0)) for name in names]
-    return Table(TOTAL_COLUMNS, tuple((n, one, two, two - one) for n, one, two in pairs))
-
-
 def _quantities(plan: Stages) -> Iterator[tuple[str, float]]:
+    """Yield the totals of a plan by name: collectives, wire bytes, peak memory and its classes."""
     groups = _sent(plan).values()
     yield "collectives", sum(count for count, _ in groups)
     yield "wire_bytes", sum(sent for _, sent in groups)

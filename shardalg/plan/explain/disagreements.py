@@ -53,6 +53,7 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> 
     """Return the sharding that the value has and the one that is needed, with their annotations."""
     reading = _Reading(sharded, traffic, moved)
     has, needs = reading.has(), reading.needs()
+    # No completed sharding caused the move: name the nearest annotations instead.
     if has.annotations or needs.annotations:
         return has, needs
     return replace(has, annotations=reading.nearest()), needs
@@ -116,11 +117,13 @@ class _Reading:
         """Return the side of the target: an operator's loops, a result, or a loop's border."""
         layout, value = self.ends[1].sharding, self.moved.value
         number = self.moved.step.instruction.node
+        # Only results of the function move without an operator.
         if number is None:
             return Side(layout, self._leaves(), self._results(value))
         node = self.graph.nodes[number]
         readers = self.traffic.readers.get(self.ends[1].index, ())
         runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
+        # The operator itself reads the moved operand: its split loops ask for the sharding.
         if runs and value not in node.results:
             split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
             askers = split or [(result, None) for result in node.results]
@@ -139,6 +142,7 @@ class _Reading:
             return "is in the function's own shard_map"
         if first.unreduced:
             return "is where the parts are combined"
+        # Equal dims without a pending sum: a halo exchange, or a shift.
         if first.dims == last.dims:
             return "reads blocks of neighbours"
         made_here = self.moved.value in node.results
@@ -162,6 +166,7 @@ class _Reading:
         for value in self._around():
             own = held(self.sharded.shardings[value], digits)
             found = annotations_of(self.sharded, value, own or None)
+            # Annotations of the collective's own axes explain more than those that are only near.
             if found and own:
                 return found
             fallback = fallback or found
@@ -170,6 +175,7 @@ class _Reading:
     def _around(self) -> Iterator[int]:
         """Yield values by their distance from the moved value, also across borders of regions."""
         graph, tied = self.graph, defaultdict(list)
+        # A value inside a loop body is as near as the value outside that enters it.
         for tie in graph.region_arguments:
             tied[tie.source].append(tie.target)
             tied[tie.target].append(tie.source)
@@ -210,6 +216,7 @@ class _Reading:
     def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
         """Yield the tensors whose digits the operator took for its result, against completion."""
         made = self.traffic.made_by.get(local)
+        # Skip the chain of moves, to the operator that made the value.
         while made is not None and isinstance(made.attributes, MOVES):
             made = self.traffic.made_by.get(made.operands[0])
         if made is not None:

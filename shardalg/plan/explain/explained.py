@@ -54,6 +54,7 @@ def value_named(graph: Graph, name: str) -> int:
       StrategyError: no value has this name; the message lists similar names.
     """
     found = {value.name: value.index for value in graph.values}
+    # Paths of results are names too; a value of the same name has precedence.
     found = {**dict(zip(graph.result_paths, graph.results, strict=True)), **found}
     if not isinstance(name, str) or name not in found:
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
@@ -75,6 +76,7 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
     Each change comes once per axis. If no annotation propagates to the value, the only step says
     that it is replicated.
     """
+    # Completion never changed the value: its only reason is the initial one.
     if value not in sharded.changes:
         yield Link(0, (), sharded.reasons[value])
         return
@@ -86,6 +88,7 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
     seen = set()
     while waiting:
         depth, moment, reason, brought = waiting.pop()
+        # A step can be reached through several values; it is listed where it comes first.
         if (moment, brought) in seen:
             continue
         seen.add((moment, brought))
@@ -103,6 +106,7 @@ def arrivals(
     Completion can remove a digit and bring it again. A digit therefore belongs to the first change
     of the latest run of layouts that have it on the same dimensions.
     """
+    # Later changes did not exist yet when the step before read the value.
     changes = [change for change in sharded.changes.get(value, ()) if change[0] < before]
     if not changes:
         return []
@@ -243,6 +247,7 @@ def explanation(sharded: ShardedGraph, value: str) -> ValueExplanation:
     start = value_named(sharded.graph, value)
     links = tuple(chain(sharded, start))
     rows = tuple(_row(sharded, link) for link in links)
+    # Conflicts of the value itself come before those of its sources.
     nearest = sorted(links, key=lambda link: link.depth)
     refused = refusals(sharded, tuple(dict.fromkeys(link.reason.value for link in nearest)))
     behind = annotations_behind(sharded, links)

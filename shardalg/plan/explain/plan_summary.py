@@ -70,6 +70,7 @@ def summary(stages: Stages, seal: str) -> PlanSummary:
     """
     shardings: dict[str, list[str]] = {}
     for value, sharding in zip(stages.graph.values, stages.sharded.shardings, strict=True):
+        # Most values of a large plan are replicated: the file stays small without them.
         if any(sharding.dims) or sharding.unreduced or sharding.manual:
             shardings.setdefault(sharding.text(), []).append(value.name)
     sent = collectives_by_module(collectives(stages.program, stages.graph))
@@ -134,6 +135,7 @@ def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str],
         found.append(
             ("step time", f"{saved.step_time_s:.6g} s in the file, {here.step_time_s:.6g} s here")
         )
+    # The digests differ although all figures agree: instructions, order or inputs changed.
     if not found and saved.seal != here.seal:
         found.append(("program", "other inputs or instructions with the same figures"))
     return tuple(found)

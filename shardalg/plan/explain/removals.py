@@ -85,6 +85,7 @@ def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
 
 
 def _rank(trial: Trial) -> tuple[object, ...]:
+    # The price of a plan without effect is not needed, so it is not computed.
     if not trial.removes:
         return True, trial.left_bytes, trial.wire_bytes
     return False, *trial.outcome.price, trial.change.changed_dims
@@ -117,6 +118,7 @@ def singles(
     The most promising changes are tried first, until the effort is spent.
     """
     found, tried = list(changes(trials.stages, sides, moved.digits)), {}
+    # Trials run in the order of promise, but the result is in the order of `changes`.
     for number in _promising(found, sides):
         if effort.is_spent:
             break
@@ -145,6 +147,7 @@ def pairs(
     trials: Trials, moved: MovedValue, tried: tuple[Trial, ...], effort: Effort
 ) -> tuple[Trial, ...]:
     """Return trials of two changes, in the order of `ranked`; the first change was tried alone."""
+    # A pair is one more plan of the whole graph: large graphs get fewer pairs.
     most = min(MOST_PAIRS, MOST_NODES // max(1, len(trials.stages.graph.nodes)))
     found: dict[Changes, Trial] = {}
     for pair in () if effort.is_spent else islice(_pairs(trials, moved, tried), most):
@@ -176,6 +179,7 @@ def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Itera
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
         sides = disagreement(stages.sharded, stages.traffic, left)
         for second in changes(stages, sides, left.digits):
+            # A second change of the same entries would only replace the first one.
             if not set(first.slots) & set(second.slots):
                 yield Changes((first, second))
 
@@ -187,6 +191,7 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
     # One half of the plans is for dropping axes, the other for undoing drops.
     for _ in range(most // 2):
         stages = trials.under(Changes(found).applied(trials.stages.annotations))
+        # Without new drops, axes come from a place that has no annotation.
         more = _dropped(trials, stages, moved, found)
         if more == found:
             break
@@ -217,6 +222,7 @@ def _fewest(
 ) -> Trial:
     """Return the trial without the changes that are not necessary, undone one after the other."""
     kept = None
+    # Undoing one drop can make another one unnecessary, so this iterates to a fixed point.
     while kept != trial:
         kept = trial
         for change in order:
@@ -231,6 +237,7 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
 
     At most `most` of either sort are returned; if there are none, all collectives of the same kind.
     """
+    # A collective of the same kind at a new place is the old one, moved by the change.
     known = {other.place for other in before.traffic.collectives}
     here = after.traffic.collectives
     new = [other for other in here if other.alike == moved.alike and other.place not in known]

@@ -49,6 +49,7 @@ def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
     if not outcomes:
         return ""
     name, (other, then) = min(outcomes.items(), key=lambda pair: pair[1][1].price)
+    # A faster plan that does not fit is no advice, unless the present one does not fit either.
     if then.step_time_s >= (1 - SHARE) * now.step_time_s or (now.fits and not then.fits):
         return ""
     found = _annotation(trials, other, then, given)
@@ -89,6 +90,7 @@ def _annotation(
 ) -> tuple[str, TrialOutcome] | None:
     """Return the first annotation, in program order, that makes a step as cheap as the other."""
     stages = trials.stages
+    # Values correspond only within one graph: a policy can rewrite it (transforms in stages).
     if other.graph is not stages.graph:
         return None
     pairs = zip(stages.sharded.shardings, other.sharded.shardings, strict=True)
@@ -99,6 +101,7 @@ def _annotation(
     ]
     for value, layout in islice(differ, MOST_TRIED):
         outcome = _outcome(trials.under(annotated_as(stages, value, layout)), hardware)
+        # One percent: the annotated plan need not equal the other policy's in every operator.
         if outcome.step_time_s <= 1.01 * then.step_time_s and outcome.fits >= then.fits:
             name = stages.graph.values[value].name
             return f"annotate {name} as {layout.text()}", outcome
@@ -106,8 +109,9 @@ def _annotation(
 
 
 def _change(now: TrialOutcome, then: TrialOutcome) -> str:
+    """Return seconds and bytes of a step before and after a change, as text."""
     return (
-        f"a step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
+        f"step {seconds_text(now.step_time_s)} to {seconds_text(then.step_time_s)}, sent "
         f"{bytes_text(now.wire_bytes)} to {bytes_text(then.wire_bytes)}"
     )
 
@@ -143,6 +147,7 @@ def switch_table(stages: Stages, options: Options) -> Table:
     settings["keep_gathers"] = options.keeping(stages.traced.roles)
     found = [(stages, _switch_outcome(stages))]
     rows = [("as planned", *found[0][1])]
+    # Without loops these switches change nothing, so their rows repeat the plan's figures.
     unread = frozenset() if any(n.bodies for n in stages.graph.nodes) else frozenset(IN_LOOPS)
     for name in FLIPPED if stages.traced.symbols is None else FLIPPED_OF_NAMED:
         flipped, outcome = not settings[name], found[0][1]
@@ -150,18 +155,19 @@ def switch_table(stages: Stages, options: Options) -> Table:
             other = Options.of({**settings, name: flipped})
             made = planned(stages.traced, stages.annotations, other, known=known)
             # Most switches change nothing: an equal program has the same price.
-            alike = [priced for other, priced in found if _is_same(other, made)]
+            alike = [
+                priced
+                for other, priced in found
+                if other.graph is made.graph and other.program == made.program
+            ]
             outcome = alike[0] if alike else _switch_outcome(made)
             found += [] if alike else [(made, outcome)]
         rows.append((f"{name}={flipped}", *outcome))
     return Table(SWITCH_COLUMNS, tuple(rows))
 
 
-def _is_same(one: Stages, other: Stages) -> bool:
-    return one.graph is other.graph and one.program == other.program
-
-
 def _switch_outcome(stages: Stages) -> tuple[object, ...]:
+    """Return the figures of a row of `switch_table`."""
     outcome = TrialOutcome.of(stages)
     steps = [step.instruction.attributes for step in walk(stages.program)]
     local = sum(not isinstance(attributes, Collective) for attributes in steps)

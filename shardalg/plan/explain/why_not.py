@@ -27,7 +27,7 @@ class WhyNot(Answer):
     Attributes:
       value, has, wanted: the value's name, its completed sharding, and the sharding in question.
       obstacle: the first step of completion that contradicts the wanted sharding, as text.
-      verdict: the verdict on that step's sharding and the wanted one, with `reason` and `witness`;
+      verdict: the verdict on that step's sharding and the wanted one, with a reason and a witness;
         None if no step contradicts it.
       refused: the operators that proposed the wanted sharding, or a coarser one, in vain; see
         `refusals`.
@@ -56,16 +56,13 @@ class WhyNot(Answer):
         costs = ("With this annotation, the plan would change:", *self.cost.parts()[1:])
         if self.cost.is_empty:
             costs = ("With this annotation, the plan would be the same.",)
-        return (head, *_contradiction(self.verdict), *refused, *costs)
-
-
-def _contradiction(verdict: Verdict | None) -> Parts:
-    """Return why a step's sharding and the wanted one contradict each other, with the witness."""
-    if verdict is None or verdict:
-        return ()
-    coarser = verdict.relation == "refines"
-    undone = "Completion only refines shardings, and would have to undo one: " if coarser else ""
-    return (undone + verdict.evidence,)
+        contradiction: Parts = ()
+        if self.verdict is not None and not self.verdict:
+            # The two shardings are compatible, but the wanted one is coarser than the step's.
+            coarser = self.verdict.relation == "refines"
+            undo = "Completion only refines shardings, and would have to undo one: "
+            contradiction = ((undo if coarser else "") + self.verdict.evidence,)
+        return (head, *contradiction, *refused, *costs)
 
 
 def why_not(trials: Trials, name: str, spec: object) -> WhyNot:

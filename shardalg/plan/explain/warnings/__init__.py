@@ -36,6 +36,7 @@ def warnings_table(plan: Plan) -> Table:
     fallbacks = roundabout.warnings(program, graph)
     quiet = (*roundabout.unread(graph).rows, *roundabout.left_out(graph).rows)
     trips = roundabout.unknown_trips(program, graph).rows
+    # Trials are cached and shared: rows are computed in this order, and printed in another.
     own = plan._own_jit.warnings().rows
     held = held_rows(trials)
     idle = (*idle_rows(trials), *whole_rows(trials))

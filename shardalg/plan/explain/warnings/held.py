@@ -50,6 +50,7 @@ def _uneven(trials: Trials) -> Iterator[Row]:
             block = -(-size // parts(digits))
             if size and block * parts(digits) - size > PADDED_SHARE * size:
                 alike[size, digits].append(value)
+    # Padding that the user asked for by an annotation is reported even without a remedy.
     annotated = stages.annotations
     given = [*annotated.arguments, *annotated.results, *annotated.sites]
     asked = {pair for a in given if a is not None for pair in zip(a.shape, a.dims, strict=True)}
@@ -57,6 +58,7 @@ def _uneven(trials: Trials) -> Iterator[Row]:
         _Uneven(size, digits, values, sum(_padding(stages, v, digits, size) for v in values))
         for (size, digits), values in alike.items()
     ]
+    # The groups with the most padding come first, because only these get trials.
     for place, group in enumerate(sorted(groups, key=lambda group: -group.padding)):
         is_asked = (group.size, group.digits) in asked
         even = [*_even_remedies(trials, group, equal=is_asked)] if place < MOST_TRIED else []
@@ -105,6 +107,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     that does. The other axes split another dimension, or nothing.
     """
     size, digits, (value, *_), _ = group
+    # Keep the longest major prefix of the axes that divides the size.
     kept = digits
     while kept and size % parts(kept):
         kept = kept[:-1]
@@ -113,6 +116,7 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
     major = Digit(cut.stride * cut.size // part, part)
     minor = Digit(cut.stride, cut.size // part)
     split, left = (*kept, *([major] if part > 1 else [])), (minor, *others)
+    # Fewest replicas first: all axes used, then without the rest, then major digits alone.
     choices = dict.fromkeys(((split, left), (split, ()), (kept, ())))
     found = [each for over in choices if (each := _evened(trials, value, (size, digits), over))]
     cheaper = [text for is_less, text in found if is_less]
@@ -151,6 +155,7 @@ def _evened(
     )
     then = trials.outcome(annotations)
     saved = now.peak_memory_bytes - then.peak_memory_bytes, now.wire_bytes - then.wire_bytes
+    # A sharding without padding may still cost more elsewhere.
     if min(saved) < 0:
         return None
     alike = f" and {counted(changed - 1, 'more annotation')} likewise" if changed > 1 else ""
@@ -193,9 +198,11 @@ def _donated(trials: Trials) -> Iterator[Row]:
     graph, block, donated = stages.graph, stages.program.block, stages.traced.donated
     taken = reused(stages.program, donated)
     kept = set(taken.values())
+    # Results that reuse no donated memory could still take an argument's place.
     free = [place for place, local in enumerate(block.results) if local not in taken]
     for position in donated:
         argument, value = held[block.arguments[position]], graph.arguments[position]
+        # Reused memory needs no warning, and an empty block wastes nothing.
         if argument.index in kept or not argument.bytes:
             continue
         path, layout = graph.argument_paths[position], stages.sharded.shardings[value]
@@ -228,6 +235,7 @@ def _replicated(trials: Trials) -> Iterator[Row]:
     alike: defaultdict[Digits, list[int]] = defaultdict(list)
     for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
         layout = stages.sharded.shardings[value]
+        # Axes of size 1 replicate nothing.
         used = {digit for dim in layout.dims for digit in dim}
         free = tuple(d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used)
         free = tuple(digit for digit in free if digit.size > 1)
@@ -236,6 +244,7 @@ def _replicated(trials: Trials) -> Iterator[Row]:
     for digits, found in alike.items():
         values = sorted(found, key=lambda value: -_held(stages, value))
         held = sum(_held(stages, value) for value in values)
+        # Sharding along these axes would leave one part per device: compare what it saves.
         if held * (1 - 1 / parts(digits)) > REPLICATED_SHARE * peak:
             yield _replicated_row(trials, digits, values, held)
 

@@ -42,12 +42,13 @@ def _stack_rows(trials: Trials, other: TrialOutcome) -> Iterator[tuple[object, .
     moved: dict[int, float] = {}
     for one in stages.traffic.collectives:
         moved[one.value] = moved.get(one.value, 0) + one.step.count * number(one.wire_bytes)
+    # Of the two plans, the one that gathers stacks before the loop has the larger peak.
     gathered = trials.now if not stages.streams else other
     for node in stages.graph.nodes_of(["scan"]):
         found = [
             (stack, layer)
             for stack, layer in stacks(stages.graph, node)
-            if _is_divided(stages, stack)
+            if stages.sharded.shardings[stack].dims[0]  # the layers are sharded
         ]
         held = sum(_whole(stages, stack) for stack, _ in found)
         if found and held >= SHARE * gathered.peak_memory_bytes:
@@ -90,10 +91,6 @@ def _change(trials: Trials, then: TrialOutcome) -> str:
     )
 
 
-def _is_divided(stages: Stages, stack: int) -> bool:
-    return bool(stages.sharded.shardings[stack].dims[0])
-
-
 def _whole(stages: Stages, stack: int) -> int:
     """Return the bytes of a stack on a device that has all of its layers."""
     layout, kind = stages.sharded.shardings[stack], stages.graph.values[stack].type
@@ -118,6 +115,7 @@ def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
     found = sorted(
         idle(stages.program, graph), key=lambda one: (graph.nodes[one.node].source, one.axes)
     )
+    # Operators of one source line (layers of a model) share a row and a remedy.
     lines = groupby(found, key=lambda one: (graph.nodes[one.node].source, one.axes))
     groups = sorted((tuple(group) for _, group in lines), key=lambda group: -redundant_flops(group))
     return tuple(
@@ -157,6 +155,7 @@ def _remedy(trials: Trials, one: Idle) -> str:
             )
             rank = left, outcome.wire_bytes
             sent = f"{bytes_text(now.wire_bytes)} to {bytes_text(outcome.wire_bytes)} sent"
+            # Less repeated work alone is no remedy: the annotation may cost more traffic.
             cheaper = left < before and outcome.price < now.price
             if cheaper and (best is None or rank < best[0]):
                 words = f"annotate {stages.graph.values[value].name} as {layout.text()}"

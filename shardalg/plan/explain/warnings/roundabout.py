@@ -51,6 +51,7 @@ def left_out(graph: Graph) -> Table:
     >>> row[0], row[1].endswith(":2"), row[4]
     ('debug_print', True, 'its effect is left out: no device runs it')
     """
+    # Effects of one source line share a row, however often the line was traced.
     counts: Counter[tuple[str, str]] = Counter()
     for effect in graph.left_out:
         counts[effect.primitive, effect.source] += effect.count
@@ -76,6 +77,7 @@ def unknown_trips(program: SpmdProgram, graph: Graph) -> Table:
     >>> row[0], row[2:4], row[4]
     ('while', (1, 4), 'the number of iterations, trips_1, is unknown; each sends 4 B: ...')
     """
+    # Only loops of unknown length need the walk over the program.
     unknown = [loop for loop in while_loops(graph) if loop.iterations is None]
     steps = list(walk(program)) if unknown else []
     rows = []
@@ -159,6 +161,7 @@ def _warning(
             "shardalg/graph/ops/local_parameters.py"
         )
     moved = sum(step.count * _sent(program, step) for step in caused)
+    # A loop that stays whole without traffic (an unsharded dimension) costs nothing.
     if rows is not None and not moved:
         return None
     trips = graph.trip_count(node)

@@ -50,6 +50,7 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
         node = stages.graph.nodes[at]
         rows = () if node.bodies else rules(node.signature) or ()
         found = [moved for moved in found if moved.value in node.operands]
+        # Loops that could be partitioned later have a row of another kind (`roundabout`).
         if not found or not rows or not rows[0].whole:
             continue
         sent = sum(moved.step.count * moved.wire_bytes for moved in found)
@@ -98,6 +99,7 @@ def _remedy(trials: Trials, found: list[MovedValue]) -> str:
     for value in dict.fromkeys(moved.value for moved in found):
         for layout in _layouts(stages.sharded.shardings[value]):
             outcome = trials.outcome(annotated_as(stages, value, layout))
+            # Every candidate is planned: replication can be cheaper than a gather in each call.
             if outcome.price < now.price and (best is None or outcome.price < best[0]):
                 best = outcome.price, value, layout, outcome
     if best is None:
