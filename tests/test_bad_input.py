@@ -397,7 +397,8 @@ ALGEBRA = {
         LoweringError, "no partitioner", r"\[\]", "gspmd",
     ),
     "at() of a plan in numbers": (
-        lambda: plan_dot().at(X=4), sa.SymbolError, "sizes of this plan are fixed", "X cannot be changed", r"sa\.dims",
+        lambda: plan_dot().at(X=4),
+        sa.SymbolError, "sizes of this plan are fixed", "X cannot be changed", r"sa\.dims",
     ),
 }  # fmt: skip
 ALL = {**SHARDINGS, **TREES, **FUNCTIONS, **MESHES, **ALGEBRA}
