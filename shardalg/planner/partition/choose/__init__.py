@@ -8,12 +8,13 @@ sending, and divided otherwise. A contraction uses at least the devices on which
 are the digits that completion assigned to its operands and results. The choice is a pure function
 of (row, available copies, completed results, rates), made once per distinct key. If all tensors
 have the shardings of one assignment already, no other candidate is built
-(`Component.local_assignment`). The instructions of a node are a `Recipe` (`emit/node.py`), derived
-once per operator class (`node_classes.py`) and available copies, then found by integers.
-`make xla-bytes` compares the result with XLA on random programs. A copy that one operator needed is
-available to the next choice of its phase (`PartitionContext.enter`): a gather that serves several
-operators costs the first one alone. Partial sums stay pending while their only reader can pass them
-on (`x + y` of two pending sums is one pending sum), so gradients of q, k and v are reduced once.
+(`Component.local_assignment`). The instructions of a node are a `Recipe`
+(`planner/partition/emit/node.py`), derived once per operator class (`node_classes.py`) and
+available copies, then found by integers. `make xla-bytes` compares the result with XLA on random
+programs. A copy that one operator needed is available to the next choice of its phase
+(`PartitionContext.enter`): a gather that serves several operators costs the first one alone.
+Partial sums stay pending while their only reader can pass them on (`x + y` of two pending sums is
+one pending sum), so gradients of q, k and v are reduced once.
 
 Nesting: the paper partitions nested patterns by groups of devices (section 4.4): a context per
 group, whose collectives and partition ids are rewritten to the devices of all groups. Here digits

@@ -79,8 +79,8 @@ def choose(key: NodeKey) -> Choice:
 def cheapest_choice(key: NodeKey, component: Component) -> Choice:
     """Return the partitioning of one connected group of loops that takes the least time.
 
-    Time is what a device sends, computes and writes, at the rates of the hardware. An operator
-    without arithmetic is compared by bytes. `least_time` says how ties are broken.
+    It counts the time in which a device sends, computes and writes, at the rates of the hardware.
+    An operator without arithmetic is compared by bytes. `least_time` says how ties are broken.
     """
     # Shortcut 1: every tensor already has the sharding that its loops need. Nothing is sent and all
     # available digits divide the work, so no other choice can be cheaper.

@@ -25,7 +25,7 @@ class NodeKey(NamedTuple):
       values: per operand, the number of the first operand that is the same value.
       sources: per operand, the shardings of its available copies, unreduced digits included.
       value_shardings: per result, the completed sharding.
-      rates: what a byte costs in floating-point operations.
+      rates: floating-point operations that take as long as one byte sent or written.
       loops: per component, the digits on its loops if they are decided already; else empty.
       unread: results that no node reads. They are not moved to their completed sharding.
       padded: whether blocks may be padded while they are moved (`Switches.pad_blocks`).

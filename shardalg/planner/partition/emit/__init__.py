@@ -2,26 +2,27 @@
 
 Windows: a dimension that sharded loops read through a window (`graph/ops/windows.py`: strided,
 shifted, dilated, reversed) has the blocks of its widest loop. Every device fetches the interval
-that its iterations read (`choose/windows.py`, `planner/reshard/exchanges.py`). Rounds in which
-different devices send share a permute (`algebra/halos/transfers.py`), also rounds of several
-windows and tensors. A rotation is therefore one permute, and a device sends of each operand of a
-concatenation in its turn. A `HaloExchange` has one result per round. The pieces are concatenated,
-then sliced at a start in closed form, masked if elements may not exist, and dilated explicitly if
-the phase of the dilation depends on the device. The local operator is the same one with its own
-padding. For a selection (the gradient of a max pooling) a device runs all windows that overlap its
-block, and cuts the block out of the result. A fetched halo serves every operator that reads the
-same window, in the backward pass too. To gather the dimension is another candidate, taken if it
-sends less.
+that its iterations read (`planner/partition/choose/windows.py`, `planner/reshard/exchanges.py`).
+Rounds in which different devices send share a permute (`algebra/halos/transfers.py`), also rounds
+of several windows and tensors. A rotation is therefore one permute, and a device sends of each
+operand of a concatenation in its turn. A `HaloExchange` has one result per round. The pieces are
+concatenated, then sliced at a start in closed form, masked if elements may not exist, and dilated
+explicitly if the phase of the dilation depends on the device. The local operator is the same one
+with its own padding. For a selection (the gradient of a max pooling) a device runs all windows that
+overlap its block, and cuts the block out of the result. A fetched halo serves every operator that
+reads the same window, in the backward pass too. To gather the dimension is another candidate, taken
+if it sends less.
 
 Boxes: a box at run-time starts (`spmd/instructions/slices.py`: dynamic slice, dynamic update slice)
 is read and written in the blocks that contain it. Starts are clamped alike on all devices, then
 counted from the device's block. Elements outside the block are read as 0 and combined as bits
-(`passes/unread.py`), so that a zero keeps its sign. Gathers and scatters of many starts
-(`graph/ops/local_parameters.py`) run on the blocks: indices are counted from the block. If a window
-may straddle the border of the block, the block gets a margin as wide as the window. Indices of
-windows outside the block are masked, or their updates are dropped. One element of a dimension
-(`x[0]`, `x[:, -1]`) is an owner select (`choose/owner_select.py`, `OwnerSelect`): a partial sum, 0
-on all devices except the owner, which is reduced or scattered as its reader requires.
+(`planner/partition/passes/unread.py`), so that a zero keeps its sign. Gathers and scatters of many
+starts (`graph/ops/local_parameters.py`) run on the blocks: indices are counted from the block. If a
+window may straddle the border of the block, the block gets a margin as wide as the window. Indices
+of windows outside the block are masked, or their updates are dropped. One element of a dimension
+(`x[0]`, `x[:, -1]`) is an owner select (`planner/partition/choose/owner_select.py`, `OwnerSelect`):
+a partial sum, 0 on all devices except the owner, which is reduced or scattered as its reader
+requires.
 
 Combines: partial results that no all-reduce combines are gathered and combined on every device
 (`spmd/instructions/joins.py`): a best value with its index (`ArgReduce`), the best k (`Top`), a
@@ -31,8 +32,8 @@ then an all-to-all there and back.
 
 Reshapes: dimensions that nest keep their digits (loops). If the borders of blocks move (uneven, or
 not nested), the dimensions with the same elements become one (`Regroup`), an exchange fetches the
-flat interval of the device's result block, and the new dimensions follow (`choose/regroup.py`).
-`verify/moves/pads.py` proves it.
+flat interval of the device's result block, and the new dimensions follow
+(`planner/partition/choose/regroup.py`). `verify/moves/pads.py` proves it.
 
 Numbers are computed, not sent: a value of numbers alone (zeros, an iota) is computed again in each
 required sharding. A value that repeats a smaller one is repeated again, if that sends less

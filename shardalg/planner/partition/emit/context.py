@@ -183,7 +183,7 @@ class PartitionContext(BlockListing):
     def inside(
         self, locals_: list[Local], available: list[int], first: list[int]
     ) -> PartitionContext:
-        """Return the context of a body, in which only these values are at hand."""
+        """Return the context of a body, in which only these copies are available."""
         return PartitionContext(
             self.graph, self.roles, self.options, locals_, kept=self.kept, links=self.links,
             tuples=self.tuples, available=list(available), first=list(first), phase=self.phase,
