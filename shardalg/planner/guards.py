@@ -1,9 +1,10 @@
-"""Where a plan with named sizes is the same plan: all that planning ever asked of the sizes.
+"""The conditions under which a plan with named sizes is the same plan.
 
-The plan is made once more, on sizes that keep a record (`sizes.recorded`) in place of the hints.
-What planning compares is thus complete by construction; `at` checks it at a point in a millisecond.
+The plan is made once more, with sizes that record (`sizes.recorded`) in place of the hints. So
+every comparison that planning makes on sizes is known by construction. `Plan.at` checks the
+recorded comparisons at a point in a millisecond.
 
-Whether the formulas of a plan with named sizes are right for a plan that was made at a point.
+`formulas_hold` compares the formulas of such a plan with a plan that was made at a point.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
 
 
 def locals_made(program: SpmdProgram) -> set[int]:
-    """Return the local values that a device holds at some time: others have no formula."""
+    """Return the local values that a device holds at some time; others have no formula."""
     found = set(program.block.arguments)
     for step in walk(program):
         found.update(step.instruction.results)
@@ -92,19 +93,18 @@ def locals_made(program: SpmdProgram) -> set[int]:
 
 
 def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:
+    """Return whether the prices of both costs are equal at a point, seconds up to rounding."""
     first, second = (dict(_prices(cost)) for cost in costs)
     if first.keys() != second.keys():
         return False
     for key, price in first.items():
-        number, other = Formula.of(price).at(point) if _is_exact(price) else price, second[key]
+        # Only seconds are floats; every other price may be a formula.
+        number = price if type(price) is float else Formula.of(price).at(point)
+        other = second[key]
         seconds = key[-1] in SECONDS
         if not (math.isclose(number, other, rel_tol=ROUNDED) if seconds else number == other):
             return False
     return True
-
-
-def _is_exact(price: Any) -> bool:
-    return type(price) is not float
 
 
 SECONDS = ("seconds", "useful_s", "step_time_s")
@@ -133,14 +133,14 @@ Place = tuple[int, tuple[str | int, ...]]
 def guards(
     stages: Stages, options: Options, named: Callable[[], Symbolised | None]
 ) -> tuple[Guards | None, str]:
-    """What ties a plan to its hints, and why that is not known where it is not.
+    """Return the guards of a plan with named sizes; if there are none, None and the reason.
 
-    Where it holds, no decision is another one. It says nothing of what Python code decides on a
-    size while it is traced; a second trace found none (`symbols.name_sizes`). Where a size was made
-    in Python, all dimensions are held at their hints.
+    If the guards hold at a point, planning decides the same there. They do not cover decisions of
+    Python code on a size while it is traced; a second trace found none (`symbols.name_sizes`). If a
+    size was made in Python, the guards fix all dimensions at their hints.
 
     Args:
-      named: the program with a formula for each of its sizes; asked for once.
+      named: returns the program with a formula for each of its sizes; called once.
     """
     if options.policy == "cost":
         return None, "the plan was chosen by cost, which compares more than is kept"
@@ -158,8 +158,8 @@ def recorded_shapes(
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...] | None:
     """Return the formulas of the global and the local shape of every local value of a plan.
 
-    They are right where the questions that planning asked have the answers of the hints (`guards`).
-    None if planning on recorded sizes ends in an error or gives another program.
+    They are right where the guards hold (`guards`). None if planning on recorded sizes ends in an
+    error or gives another program.
     """
     if options.policy == "cost":
         return None
@@ -180,13 +180,14 @@ def recorded_shapes(
 
 
 def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards | None, str]:
+    """Return the guards, or None and the reason, from a second planning on recorded sizes."""
     recorded = recorder(named.sizes.hints)
     sizes = _Sizes(stages, named.sizes, recorded)
     try:
         with collection_paused():
             program = _planned_again(stages, options, sizes)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # Code of planning that computes what a record cannot follow.
+        # Planning computed something that recorded sizes cannot do.
         return None, f"planning on recorded sizes ends with {type(error).__name__}: {error}"
     lines = (p.text(stages.graph).splitlines() for p in (program, stages.program))
     for again, first in zip_longest(*(tuple(text)[1:] for text in lines), fillvalue=""):
@@ -202,7 +203,7 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
 
 
 def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
-    """Return facts that blocks are what their formulas say, where planning recorded others."""
+    """Yield facts that blocks have the sizes of their formulas, where planning recorded others."""
     found: dict[tuple[Any, Any], None] = {}
     for index in sorted(locals_made(recorded) | locals_made(named)):
         again, local = recorded.locals[index], named.locals[index]
@@ -215,10 +216,10 @@ def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
 
 
 def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) -> DecidedCall:
-    """Return the peak of memory as a call: the plan holds where its formula gives the peak there.
+    """Return the peak of memory as a call: the plan holds where its formula gives the peak.
 
-    Where something else is written over, or kept for the backward pass, the peak is looked for in
-    the program with the sizes of that point.
+    Elsewhere other values may be overwritten, or kept for the backward pass. The peak is then
+    computed again from the program with the sizes of that point.
     """
     how: Any = {"donated": stages.traced.donated, "rebuild": rebuild}
     largest = peak_formula(named, tuple(stages.traced.donated), rebuild)
@@ -230,11 +231,11 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
 
 
 class RunQuestion(NamedTuple):
-    """What a question is about that the run itself asks: the part of `plan.changes` and the node.
+    """The part of `plan.changes` and the node that a question of the run itself belongs to.
 
     Attributes:
       kind: "sharding" or "collectives".
-      node: None at the program's border, and of what is not about one node.
+      node: None at the program's border, and for questions about no single node.
     """
 
     kind: str
@@ -242,7 +243,7 @@ class RunQuestion(NamedTuple):
 
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
-    """All of planning that `at` compares, on recorded sizes."""
+    """Return the program of all of planning that `at` compares, on recorded sizes."""
     recorded, axes = sizes.recorded, sizes.sizes.axes
     recorded.about = RunQuestion("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
@@ -253,7 +254,7 @@ def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgr
 
 
 class _Telling(Partitioner):
-    """A partitioner that tells the recorder which node it asks for."""
+    """A partitioner that tells the recorder for which node it compares sizes."""
 
     def __init__(self, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -289,8 +290,8 @@ class _Sizes:
     """A graph with recorded sizes, in its shapes, trip counts and parameters.
 
     Attributes:
-      bound: the first parameter that is another one in the second trace and has no formula, in
-        words; "" if there is none.
+      bound: in words, the first parameter that differs in the second trace and has no formula; ""
+        if there is none.
     """
 
     stages: Stages
@@ -300,7 +301,7 @@ class _Sizes:
 
     @cached_property
     def second(self) -> Retrace | None:
-        """The function at other sizes, which shows what its parameters are; None if loaded."""
+        """The function at other sizes, to find formulas of its parameters; None if loaded."""
         symbols = self.stages.symbols
         if symbols.tracer is None:
             return None
@@ -322,7 +323,7 @@ class _Sizes:
                 yield Fact(symbol(name) - size.hint, ZERO)
 
     def graph(self) -> Graph:
-        """The graph at the hints, every size of which is recorded."""
+        """Return the graph at the hints with every size recorded."""
         graph = self.stages.graph
         if self.second is None:
             return graph
@@ -345,7 +346,7 @@ class _Sizes:
         return replace(graph, values=values, nodes=tuple(nodes), regions=regions)
 
     def params(self, node: Node, other: Node) -> Params:
-        """A node's parameters; numbers that are others in the second trace become formulas."""
+        """Return a node's parameters; numbers that differ in the second trace become formulas."""
         values = (*node.operands, *node.results)
         near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
         known = tuple(dict.fromkeys((*near, *self.names)))
@@ -367,7 +368,10 @@ class _Sizes:
     def param(
         self, pair: tuple[Any, Any], known: tuple[Size, ...], place: Place
     ) -> tuple[Any] | None:
-        """Return one parameter, from what it is in both traces, in a tuple; None if it binds."""
+        """Return one parameter in a tuple, from its values in both traces, or None.
+
+        None if a number in it has no formula.
+        """
         here, there = pair
         # Of code only the name is kept, and planning does not read the name of a jaxpr.
         if is_same(here, there) or (is_code(here) and is_code(there)):
@@ -387,10 +391,10 @@ class _Sizes:
         return None if found is None else (self.recorded.size(found),)
 
     def formula(self, pair: tuple[int, int], known: tuple[Size, ...], place: Place) -> Size | None:
-        """Return the number as the nearest size, or sum of two, plus a number, right in all traces.
+        """Return the formula of a number: the nearest size, or sum of two, plus a number.
 
-        Two traces may agree by accident, except on a size or the number next to it: a third trace
-        decides.
+        The formula is right in all traces. Two traces may agree by accident, except on a size or
+        the number next to it; a third trace decides. None if there is no such formula.
         """
         assert self.second is not None, "parameters are formulas by a second trace"
         here, there = pair
@@ -414,7 +418,7 @@ class _Sizes:
         return tuple(symbol(name) for name in self.stages.symbols.sizes)
 
     def is_right(self, formula: Size, place: Place) -> bool:
-        """Return whether a parameter is what its formula says in a third trace."""
+        """Return whether a parameter has the value of its formula in a third trace."""
         if self.third is None:
             return False
         node, (name, *inside) = place
@@ -425,7 +429,10 @@ class _Sizes:
 
     @cached_property
     def third(self) -> Retrace | None:
-        """The function at sizes that are no others' in the first two traces; None if it fails."""
+        """The function at sizes that differ from all others in the first two traces, or None.
+
+        None if the function fails at such sizes.
+        """
         from shardalg.algebra.dims import Size, second_hints
 
         assert self.second is not None, "a third trace comes after a second one"

@@ -1,4 +1,4 @@
-"""Padding of samples that do not divide, while a reshape merges them with another dimension.
+"""Padding of samples that do not divide, and loops that fetch one layer per iteration.
 
 A batched convolution merges the samples with its features: 13 samples of 2 features become one
 dimension of 26. On 4 devices, a block of 13 samples has 4 samples, which are 8 features. A block of
@@ -10,13 +10,12 @@ to 16 samples, every device has 4 samples and the same 8 features:
 Each operator between merge and split computes every sample on its own, or sums over the samples. A
 sum reads zeros in place of the added samples.
 
-Loops over stacks whose layers are divided among devices: one layer is fetched per iteration.
-
-A loop reads one layer in each iteration, so that its stack cannot be sharded along the layers
-inside the loop. The layers of a stack are therefore gathered before the loop. The alternative here
-exchanges the blocks once, so that each device has a part of every layer, and an iteration gathers
-the parts of one layer. It sends one part in `n` more on `n` devices, and no device ever holds the
-stack. Gradients that the loop stacks are scattered in each iteration and exchanged after the loop.
+A loop reads one layer of a stack in each iteration, so that its stack cannot be sharded along the
+layers inside the loop. If the layers are divided among devices, they are therefore gathered before
+the loop. `by_layer` is the alternative: the blocks are exchanged once, so that each device has a
+part of every layer, and an iteration gathers the parts of one layer. On `n` devices it sends one
+part in `n` more, and no device ever holds the stack. Gradients that the loop stacks are scattered
+in each iteration and exchanged after the loop.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ from shardalg.planner.propagate.sharded import Reason, ShardedGraph
 
 
 def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
-    """Return the layouts in which loops fetch one layer per iteration; None if no stack is divided.
+    """Return the shardings with which loops fetch one layer per iteration, or None.
 
-    Only the layers inside the loops have other layouts: nothing is completed from them. By cost the
-    layouts at the borders of loops are chosen already.
+    None if no stack is divided. Only the layers inside the loops have other shardings; nothing is
+    completed from them. With policy "cost", the shardings at the borders of loops are chosen
+    already.
     """
     if sharded.borders:
         return None
@@ -69,10 +69,10 @@ def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
-    """Return the layer's layout with the digits of the stack on its largest dimension that fits.
+    """Return the layer's sharding with the stack's digits on its largest dimension that fits.
 
-    Dimensions that the digits divide come first. None if a dimension has the digits already, or
-    if every dimension has fewer elements than there are parts.
+    Dimensions that the digits divide come first. None if a dimension has the digits already, or if
+    every dimension has fewer elements than there are parts.
     """
     used = [digit for dim in layer.dims for digit in dim]
     if not digits or any(overlap(own, digit) for own in used for digit in digits):
@@ -257,7 +257,7 @@ class _Region:
         return self.graph.values[value].type.shape[dim]
 
     def types(self) -> Mapping[int, ValueType]:
-        """The padded types of the merged values."""
+        """Return the padded types of the merged values."""
         return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
 
     def _wider(self, value: int, dim: int, factor: int) -> ValueType:

@@ -1,4 +1,4 @@
-"""From a sharded graph to the program that every device runs: the passes in their order.
+"""The partitioning stage: a sharded graph becomes the program of every device, in passes.
 
 `partition` emits a program (`EMIT`) and then runs `PASSES`, each a pure function from one program
 to the next. `Plan.stages()` prints the program after each of them.
@@ -93,7 +93,7 @@ class ProgramStage:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the pass changed the program."""
+        """True if the pass changed the program."""
         return self.program != self.before
 
     def text(self, graph: Graph) -> str:
@@ -149,9 +149,10 @@ def partition(
 ) -> SpmdProgram:
     """Turn completed shardings into the program that every device runs.
 
-    Each node is computed where its operands and results suggest, on the most devices and then with
-    the fewest wire bytes; what has to move is moved by explicit collectives (GSPMD,
-    arXiv:2105.04663, section 4). Partial sums wait where operators let them (`Rule.passes`).
+    Each node is partitioned as its operands' and results' shardings suggest, on the most devices
+    and then with the fewest wire bytes. Values are moved by explicit collectives (GSPMD,
+    arXiv:2105.04663, section 4). Partial sums are deferred where operators allow it
+    (`Rule.passes`).
 
     Args:
       roles: of every graph value, for the table of collectives.

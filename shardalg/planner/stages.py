@@ -1,6 +1,6 @@
-"""The stages of planning, each the input of the next: function, annotations, layouts, program.
+"""The stages of planning: a function, its annotations, its shardings and its program.
 
-What was asked for on one mesh, asked for on another one, by the names of its axes.
+The module also restates the annotations of one mesh on another one, by the names of its axes.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
 def annotations_on_mesh(
     graphs: tuple[Graph, Graph], given: Annotations, there: Mesh, first_mesh: Mesh | None
 ) -> Annotations:
-    """The annotations on another mesh: each keeps its axes, whatever their sizes are there.
+    """Return the annotations on another mesh: each keeps its axes, whatever their sizes are there.
 
     Args:
-      graphs: here and there, which is another one where an axis is manual. first_mesh: as of
-        `resolve`.
+      graphs: on the first and on the second mesh; they differ if an axis is manual. first_mesh: as
+        of `resolve`.
 
     Raises:
-      StrategyError: an axis that the mesh does not have, or a layout in another order of devices.
+      StrategyError: an axis that the mesh does not have, or a sharding in another order of devices.
     """
     if given.orders:
         raise StrategyError(
-            f"{len(given.orders)} layouts of the plan lie in another order of the devices of "
+            f"{len(given.orders)} shardings of the plan have another order of the devices of "
             f"{given.mesh!r}, which {there!r} does not have. Give a Strategy for that mesh."
         )
     meshes = (given.mesh, there)
@@ -67,19 +67,20 @@ def annotations_on_mesh(
         for graph, mesh in zip(graphs, meshes, strict=True)
     )
     pairs = zip(was, given.sites, strict=True)
-    said = [None if old == new else (new,) for old, new in pairs]
-    places = _partners(graphs, [i for i, new in enumerate(said) if new], there)
-    told = [None if i is None else said[i] for i in places]
+    # Only annotations that the function does not bring itself are restated.
+    changed = [None if old == new else (new,) for old, new in pairs]
+    places = _partners(graphs, [i for i, new in enumerate(changed) if new], there)
+    moved = [None if i is None else changed[i] for i in places]
     try:
-        sites = tuple(None if new is None else new[0] for new in told)
+        sites = tuple(None if new is None else new[0] for new in moved)
         made = annotations_at(replace(given, sites=sites), graphs[1], there)
     except MeshError as error:
         raise StrategyError(
-            f"what is annotated on {given.mesh!r} cannot be said on {there!r}: {error} Give a "
-            "Strategy with layouts for that mesh."
+            f"the annotations on {given.mesh!r} cannot be expressed on {there!r}: {error} Give a "
+            "Strategy with shardings for that mesh."
         ) from None
-    rows = zip(told, here, made.sites, strict=True)
-    return replace(made, sites=tuple(own if new is None else moved for new, own, moved in rows))
+    rows = zip(moved, here, made.sites, strict=True)
+    return replace(made, sites=tuple(own if new is None else site for new, own, site in rows))
 
 
 def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annotations:
@@ -119,10 +120,10 @@ def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -
 
 
 def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) -> list[int | None]:
-    """Per site of the second graph the one of `asked` that it is, by name and turn.
+    """Return per site of the second graph the equal one of `asked`, by name and order.
 
     Raises:
-      StrategyError: sites of such a name are more there, or fewer.
+      StrategyError: there are more or fewer sites of such a name in the second graph.
     """
     if graphs[0] is graphs[1]:
         return [i if i in asked else None for i in range(len(graphs[1].sites))]
@@ -131,9 +132,9 @@ def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) ->
         first, second = ([i for i, s in enumerate(g.sites) if s.name == name] for g in graphs)
         if len(first) != len(second):
             raise StrategyError(
-                f"site {name or '(no name)'} stands {len(second)} times in the function on "
-                f"{there!r}, {len(first)} times here: the blocks of a manual axis are others "
-                "there. Give a Strategy for that mesh."
+                f"site {name or '(no name)'} occurs {len(second)} times in the function on "
+                f"{there!r}, {len(first)} times here: a manual axis has other blocks there. "
+                "Give a Strategy for that mesh."
             )
         for old, new in zip(first, second, strict=True):
             found[new] = old if old in asked else None
@@ -148,10 +149,10 @@ NO_CHANGES = Table(CHANGE_COLUMNS, ())
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """What planning makes of a function.
+    """The results of the stages of planning a function.
 
     Attributes:
-      annotations: what was asked for, on a mesh. sharded: completed. program: partitioned.
+      annotations: the user's, on a mesh. sharded: completed. program: partitioned.
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
       streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
       kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
@@ -172,12 +173,12 @@ class Stages:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that all of it is for."""
+        """The mesh of all stages."""
         return self.annotations.mesh
 
     @property
     def is_named(self) -> bool:
-        """Whether sizes have names."""
+        """True if sizes have names."""
         return is_named(self.traced, self.annotations)
 
     @cached_property
@@ -187,7 +188,7 @@ class Stages:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Return the bytes that a device of the options' chip holds at the peak."""
+        """The bytes that a device of the options' chip holds at the peak."""
         from shardalg.costs.memory import liveness
         from shardalg.costs.topology import machine
 
@@ -197,7 +198,7 @@ class Stages:
 
     @cached_property
     def as_written(self) -> Liveness:
-        """What a device holds at the peak if nothing is rebuilt in the backward pass."""
+        """The memory of a device at the peak if nothing is rebuilt in the backward pass."""
         from shardalg.costs.memory import liveness
 
         roles, donated = self.traced.roles, self.traced.donated
@@ -205,7 +206,7 @@ class Stages:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The program's collectives, and who makes and reads what they move."""
+        """The program's collectives, with the producers and readers of their values."""
         return Traffic(self.program, self.graph)
 
     @property
@@ -217,7 +218,7 @@ class Stages:
 
 
 def is_named(traced: Traced, annotations: Annotations) -> bool:
-    """Whether sizes of arguments or axes have names."""
+    """Return whether sizes of arguments or axes have names."""
     return traced.symbols is not None or annotations.mesh.symbolic
 
 
@@ -228,14 +229,15 @@ def planned(
     *,
     known: Completions | None = None,
 ) -> Stages:
-    """Complete, partition and check.
+    """Return the stages of a function under annotations, checked.
 
-    Fourier transforms run in stages, and samples are padded while they are merged, where the
-    program then sends less. A graph with annotations of single values is not rewritten.
+    Fourier transforms run in stages, and samples are padded while they are merged, if the program
+    then sends less. A graph with annotations of single values is not rewritten.
 
     Args:
       known: completions that several plans of these annotations share.
     """
+    # Some switches do not work on formulas.
     options = options.where(named=is_named(traced, annotations))
     known = Completions(annotations) if known is None else known
     if annotations.values:
@@ -243,7 +245,7 @@ def planned(
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     traced = traced.with_trips(dict(options.trips))
     best = made = _planned(traced, known, options)
-    # an exchange may leave another transform's operand sharded, so that it is staged next
+    # An exchange may leave another transform's operand sharded, so that it is staged next.
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
         made = _planned(made.traced.staged(orders), known, options)
         best = min(best, made, key=_sent)
@@ -304,7 +306,10 @@ def _streamed(made: Stages, options: Options) -> Stages:
 
 
 def _is_better(other: Stages, made: Stages) -> bool:
-    """Whether the other plan is the only one that fits, or is faster and sends no more."""
+    """Return whether the other plan is the only one that fits, or is faster and sends no more.
+
+    If neither fits, the plan with the smaller peak of memory is better.
+    """
     fits = [
         machine(one.hardware).chip.hbm_bytes >= one.cost.peak_memory_bytes for one in (other, made)
     ]
@@ -343,6 +348,7 @@ def _joined(made: Stages, options: Options) -> Stages:
 
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
+    # The objects that planning builds stay, so collecting garbage only costs time (`pause.py`).
     with collection_paused():
         made = [known.of(traced.graph, CompletionOptions.of(own)) for own in options.completions]
         if options.policy == "cost":
@@ -378,17 +384,18 @@ def completed(
     *,
     turned: frozenset[int] = frozenset(),
 ) -> ShardedGraph:
-    """The completed graph; axes of a loop's stages are nothing else inside of it.
+    """Return the completed graph.
 
-    By the paper's policy what nothing reaches lies as it is made.
+    Inside of a loop, an axis of its stages is used for nothing else. By the paper's policy, values
+    that no annotation reaches get the sharding in which they are computed.
 
     Args:
       turned: contested products whose second operand wins.
     """
     sharded = propagate(graph, annotations, options, turned=turned)
-    apart = exclude_stage_axes(sharded, meetings=options.order == "paper")
-    if apart:
-        more = replace(annotations, values=(*annotations.values, *apart))
+    excluded = exclude_stage_axes(sharded, meetings=options.order == "paper")
+    if excluded:
+        more = replace(annotations, values=(*annotations.values, *excluded))
         again = propagate(graph, more, options, turned=turned)
         sharded = replace(again, annotations=annotations)
     if options.order != "paper":
@@ -400,14 +407,13 @@ def completed(
 def planned_at(
     hints: Stages, point: Mapping[str, int], options: Options
 ) -> tuple[Stages, Difference | None]:
-    """The same function traced and planned again at other sizes.
+    """Return the function planned at other sizes, and the first constant that differs.
 
-    Also the first constant that is another one there: a size that Python computed, or the blocks of
-    a region along an axis.
+    Such a constant is a size that Python computed, or the blocks of a region along an axis.
 
     Raises:
       SymbolError: the function is another program there, or cannot be traced there.
-      StrategyError: an axis is manual, and the function is not at hand (a loaded plan).
+      StrategyError: an axis is manual, and the function is not available (a loaded plan).
     """
     from shardalg.sizes.symbolic.symbols import mesh_at
 
@@ -424,7 +430,7 @@ def planned_at(
 
 
 def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
-    """The function in the numbers of a point, there on other meshes too."""
+    """Return the function at the sizes of a point, on other meshes, too."""
     from shardalg.sizes.symbolic.symbols import numbers_only
 
     symbols, again = traced.symbols or numbers_only(traced.graph), traced.again
@@ -440,7 +446,7 @@ def priced(
     *,
     overlap: str = "none",
 ) -> Cost:
-    """A program of a function on a chip, or on a machine of many."""
+    """Return the cost of a function's program on a chip, or on a machine of many chips."""
     from shardalg.costs.step_time import estimate
     from shardalg.costs.topology import machine
 

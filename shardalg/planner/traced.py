@@ -1,4 +1,4 @@
-"""What planning needs of a function: its graph, and what stands at its border."""
+"""The facts about a function that planning needs: its graph and its arguments."""
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ Axes = Mapping[str, int] | None
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What planning needs of a function, on any mesh: traced once, planned many times.
+    """A function, traced once and planned many times, on any mesh.
 
     Attributes:
       graph: normalised.
       argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
       own_shardings: per flattened argument, the NamedSharding it already carries, or None.
       donated: indices of flattened arguments whose memory the step may reuse.
-      call: the function as it is called, and the way from the user's arguments to it; None in a
-        loaded plan.
-      symbols: the formulas of its sizes; None where all are numbers.
-      first_mesh: on which it was planned first; layouts that bring this mesh follow the plan's.
-      narrow: the graph as it was traced, where sums of `graph` were made wide.
+      call: the function's call, with the conversion of the user's arguments; None in a loaded plan.
+      symbols: the formulas of its sizes; None if all are numbers.
+      first_mesh: the mesh on which it was planned first; shardings on this mesh follow the plan's.
+      narrow: the graph as it was traced, if sums of `graph` were made wide.
       orders: the rewrites of `graph`: per rewrite, pairs (node, stages) of Fourier transforms, or
         the padding of samples.
-      whole: the graph before these rewrites; None where there was none.
-      again: traces the function on axes of other sizes; None where none of their sizes is in the
+      whole: the graph before these rewrites; None if there was none.
+      again: traces the function on axes of other sizes; None if none of their sizes is in the
         graph, and in a loaded plan.
     """
 
@@ -80,14 +79,17 @@ class Traced:
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
-        """Role of every value."""
+        """The role of every value."""
         return roles(self.graph, self.argument_roles)
 
     def with_sums(self, *, wide: bool) -> Traced:
-        """The same with sums of narrow floats in float32 (`Switches.wide_sums`), or as traced.
+        """Return the function with sums of narrow floats in float32, or as it was traced.
+
+        Args:
+          wide: whether they are in float32 (`Switches.wide_sums`).
 
         Raises:
-          StrategyError: they are to be wide, and sizes have names.
+          StrategyError: they should be wide, and sizes have names.
         """
         if not wide:
             return self if self.narrow is None else replace(self, graph=self.narrow, narrow=None)
@@ -95,7 +97,7 @@ class Traced:
             return self
         if self.symbols is not None:
             raise StrategyError(
-                "wide_sums=True is for plans in numbers, and sizes of this one have names. Leave "
+                "wide_sums=True is for plans in numbers, but sizes of this plan have names. Leave "
                 "it out, or plan with the numbers of plan.at."
             )
         return replace(self, graph=normalise(self.graph, wide_sums=True), narrow=self.graph)
@@ -121,10 +123,10 @@ class Traced:
         return without_trips(self.narrow or self.whole or self.graph)
 
     def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
-        """The function on another mesh, traced again where the size of a manual axis is another.
+        """Return the function on another mesh; it is traced again if a manual axis changes size.
 
         Raises:
-          StrategyError: it has to be traced again and is not at hand (a loaded plan).
+          StrategyError: it has to be traced again, but a loaded plan does not have the function.
         """
         both = sorted(self.graph.traced_axes & before.shape.keys() & mesh.shape.keys())
         other = [name for name in both if before.shape[name] != mesh.shape[name]]
@@ -133,8 +135,8 @@ class Traced:
         if self.again is None:
             said = ", ".join(f"{n}={mesh.shape[n]}, not {before.shape[n]}" for n in other)
             raise StrategyError(
-                f"a loaded plan has no function to trace at {said}: a region is manual there, so "
-                "that its blocks are others. Plan the function again, or change other axes."
+                f"a loaded plan has no function to trace at {said}: a region is manual along these "
+                "axes, so that its blocks change. Plan the function again, or change other axes."
             )
         made = self.again(mesh.shape)
         return replace(self._of(made.graph), symbols=made.symbols)
@@ -154,18 +156,18 @@ class Traced:
 
     @cached_property
     def hash(self) -> str:
-        """Of the graph: tells whether a function is the one that was planned."""
+        """The hash of the graph, which tells whether a function is the one that was planned."""
         return graph_hash(self.original)
 
     def bound(self, fn: Callable[..., Any], args: Sequence[Any] | None, axes: Axes) -> Traced:
-        """A loaded plan's function, given again.
+        """Return a loaded plan's function with the function that the user gives again.
 
         Args:
-          args: as they were planned; None where each is a single array.
+          args: as they were planned; None if each is a single array.
           axes: of the mesh.
 
         Raises:
-          LoweringError: its graph, the formulas of its sizes or what it donates are others, or it
+          LoweringError: its graph, the formulas of its sizes or its donated arguments differ, or it
             does not take these arguments.
         """
         from shardalg.graph.arguments import planned_arguments
@@ -182,7 +184,7 @@ class Traced:
                 "was planned, and args=... where its arguments are pytrees."
             ) from None
         if made.hash != self.hash:
-            # JAX promotes numbers of Python otherwise than arrays, and a file does not tell them.
+            # JAX promotes Python numbers unlike arrays, and a file does not tell them apart.
             numbers = "" if args else " If a number of Python was an argument, pass args=... too."
             raise LoweringError(
                 f"the function's graph is {made.hash[:12]}, the plan was made for "
@@ -208,10 +210,10 @@ class Traced:
         return replace(bound, graph=replace(bound.graph, regions=self.graph.regions))
 
     def with_layouts(self, strategy: Strategy) -> Strategy:
-        """A strategy with one entry per leaf for its prefixes, else for the function's own.
+        """Return a strategy with one entry per leaf, from its prefixes or the function's own.
 
         Raises:
-          StrategyError: a prefix that is none of the function's arguments, or of its results.
+          StrategyError: a prefix that does not fit the function's arguments or results.
         """
         call = self.call
         if call is None:
@@ -220,7 +222,7 @@ class Traced:
         return replace(strategy, in_shardings=entered, out_shardings=left)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the function, as plain data."""
+        """Return everything except the function, as plain data."""
         return {
             "graph": to_json(self.original),
             "symbols": None if self.symbols is None else self.symbols.to_json(),
@@ -233,7 +235,7 @@ class Traced:
 def trace_call(
     call: Call, axes: Axes, *, given: Given, roles: Any, explicit: Explicit | None = None
 ) -> Traced:
-    """Trace a call as `plan` takes it, with the formulas of its sizes where they have names.
+    """Trace a call as `plan` does, with formulas of its sizes if they have names.
 
     Args:
       axes: of the mesh, for constraints by bare specs.
@@ -263,14 +265,14 @@ def trace_call(
 
 
 def _types(given: Given) -> Given:
-    """The user's arguments without their arrays."""
+    """Return the user's arguments without their arrays."""
     from shardalg.graph.arguments import types_of
 
     return types_of(given[0]), *types_of([given[1]])
 
 
 class _Hints(NamedTuple):
-    """What a trace needs beside function and arguments, as `trace` takes it."""
+    """The arguments of `trace` besides the function and its arguments."""
 
     mesh_shape: Axes
     paths: tuple[str, ...]
@@ -278,7 +280,7 @@ class _Hints(NamedTuple):
 
 
 def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, int]], Graph]:
-    """Traces the function where names have the sizes of a point, the others their hints."""
+    """Return a function that traces with the sizes of a point; other names have their hints."""
     from shardalg.algebra.dims import evaluate
     from shardalg.graph.arguments import with_shapes
 
@@ -298,7 +300,7 @@ def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
 
 
 def read_traced(content: Mapping[str, Any]) -> Traced:
-    """What `Traced.to_json` wrote, without the function.
+    """Return the `Traced` that `to_json` wrote, without the function.
 
     Raises:
       PlanFileError: values that their types do not allow, a graph that no trace makes, or a
@@ -322,7 +324,7 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
 
 
 def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
-    """An argument's own NamedSharding counts where the strategy says nothing."""
+    """Return the annotations, with an argument's own NamedSharding where the strategy has none."""
     types = [traced.graph.values[v].type for v in traced.graph.arguments]
     own = traced.own_shardings or (None,) * len(types)
     arguments = tuple(
@@ -338,7 +340,7 @@ def with_own_shardings(annotations: Annotations, traced: Traced) -> Annotations:
 def _own_layout(
     carried: Any, shape: tuple[int, ...], mesh: Mesh, *, first_mesh: Mesh | None
 ) -> Sharding:
-    """By the names of its axes, or on the mesh that it is on where that is another one."""
+    """Return an argument's own sharding by the names of its axes, or on its own mesh."""
     there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
     if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):

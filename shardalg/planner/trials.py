@@ -1,7 +1,7 @@
-"""Plans under other annotations, of one trace.
+"""Plans of one trace under other annotations.
 
-A trial is `stages.planned`, which is what `plan.replan` runs. Every figure is that of the plan that
-it gives; with named sizes, at the hints.
+A trial is `stages.planned`, which `plan.replan` runs, too. Every figure is that of the plan which
+it returns; with named sizes, at the hints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardalg.tables import bytes_text
 
 @dataclass(frozen=True, eq=False)
 class TrialOutcome:
-    """What a plan sends and holds, per device and step.
+    """The bytes sent and held, and the time, of a plan, per device and step.
 
     Attributes:
       collectives: instructions; wire_bytes: of all their executions.
@@ -42,9 +42,9 @@ class TrialOutcome:
 
     @property
     def price(self) -> tuple[bool, float, int | float]:
-        """What plans are ranked by: whether the memory overflows, seconds, bytes held.
+        """The key that ranks plans: whether the memory overflows, seconds, bytes held.
 
-        Seconds to four figures, so that rounding ranks nothing.
+        Seconds have four significant figures, so that rounding does not decide.
         """
         return not self.fits, float(f"{self.step_time_s:.4g}"), self.peak_memory_bytes
 
@@ -70,9 +70,9 @@ class TrialOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """A plan, and plans of the same trace under other annotations.
+    """A plan, and outcomes of plans of the same trace under other annotations.
 
-    Of those only the outcomes are kept, each made once.
+    Each outcome is computed once; the other plans are not kept.
     """
 
     stages: Stages
@@ -86,13 +86,13 @@ class Trials:
         return chip_text(self.options.hardware, self.stages.mesh.size, OF_OPTIONS)
 
     def under(self, annotations: Annotations) -> Stages:
-        """The plan under these annotations."""
+        """Return the plan under these annotations."""
         if annotations == self.stages.annotations:
             return self.stages
         return planned(self.stages.traced, annotations, self.options)
 
     def outcome(self, annotations: Annotations) -> TrialOutcome:
-        """What the plan under these annotations sends and holds."""
+        """Return the outcome of the plan under these annotations."""
         if annotations not in self._outcomes:
             self._outcomes[annotations] = TrialOutcome.of(self.under(annotations))
         return self._outcomes[annotations]
@@ -100,7 +100,7 @@ class Trials:
     def traffic(
         self, annotations: Annotations, is_priced: Callable[[TrialOutcome], bool]
     ) -> TrialOutcome:
-        """Return the outcome under these annotations, without a price where none is needed.
+        """Return the outcome under these annotations, without a price if none is needed.
 
         A price takes about as long as a plan.
 
@@ -117,16 +117,16 @@ class Trials:
 
     @cached_property
     def deferred(self) -> TrialOutcome:
-        """What the plan sends and holds where sums wait until their loop is over."""
+        """The outcome of the plan that defers sums out of loops (`Switches.defer_in_loops`)."""
         options = Options.of({**self.options.settings, "defer_in_loops": True})
         return TrialOutcome.of(planned(self.stages.traced, self.stages.annotations, options))
 
     @cached_property
     def other_layers(self) -> TrialOutcome | None:
-        """Return the bytes sent and held if loops read stacks of layers the other way.
+        """The outcome if loops read stacks of layers the other way.
 
-        They fetch one layer per iteration, or gather the stack before the loop, as
-        `Options.stream_layers` says. None if the layers of no stack are divided among devices.
+        They fetch one layer per iteration, or gather the stack before the loop
+        (`Options.stream_layers`). None if the layers of no stack are divided among devices.
         """
         stages = self.stages
         if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
@@ -136,5 +136,5 @@ class Trials:
 
     @property
     def now(self) -> TrialOutcome:
-        """What the plan itself sends and holds."""
+        """The outcome of the plan itself."""
         return self.outcome(self.stages.annotations)

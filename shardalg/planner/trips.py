@@ -1,4 +1,4 @@
-"""Iterations of `while` loops: counted where a constant bounds a counter, else given by the user.
+"""Iterations of `while` loops: from a counter with a constant bound, or given by the user.
 
 A graph records in its regions how often each one runs per step. A loop whose number of iterations
 is unknown counts as one iteration of its condition and one of its body. A loop of `n` known
@@ -36,13 +36,13 @@ class WhileLoop:
 
     @property
     def text(self) -> str:
-        """The loop as messages name it."""
+        """The loop's name in messages."""
         at = f" at {self.node.source}" if self.node.source else ""
         return f"the while loop{at}"
 
     @property
     def remedy(self) -> str:
-        """The option that supplies the number."""
+        """The option that gives the number of iterations."""
         return f"pass Options(trips={{{self.key!r}: number of iterations}})"
 
 
@@ -62,7 +62,7 @@ def executions_text(graph: Graph, loops: Iterable[Instruction], count: Any) -> s
     """Return how often an instruction runs: "3 times a step", or per iteration of a loop.
 
     Args:
-      loops: the instructions around it.
+      loops: the instructions of the loops around it.
       count: its executions, if each loop of unknown length runs once.
     """
     around = {instruction.node for instruction in loops}
@@ -148,21 +148,22 @@ def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
 
 
 def _counted(graph: Graph, node: Node) -> int | None:
-    """The iterations of a loop that adds a constant to a counter until a constant bound; else None.
+    """Return the iterations of a loop with a constant step and a constant bound, or None.
 
-    The bound is a literal, a constant of the condition, or a carried value that the body returns as
-    it is (`fori_loop` of bounds that are arrays).
+    The bound is a literal, a constant of the condition, or a carried value that the body returns
+    unchanged (`fori_loop` of bounds that are arrays).
     """
-    tied = _Tied(graph, node)
+    loop = _CountedLoop(graph, node)
     condition = graph.regions[node.bodies[0]]
     maker = graph.producer[condition.results[0]]
     if maker is None or graph.nodes[maker].primitive not in _TESTS:
         return None
     test = graph.nodes[maker]
-    turned = (test.operands, _TESTS[test.primitive]), (test.operands[::-1], _TURNED[test.primitive])
-    for (counter, bound), passes in turned:
-        step, limit = tied.step(counter), tied.fixed(bound)
-        start = None if step is None else tied.start(counter)
+    # The counter may be either operand of the comparison.
+    both = (test.operands, _TESTS[test.primitive]), (test.operands[::-1], _TURNED[test.primitive])
+    for (counter, bound), passes in both:
+        step, limit = loop.step(counter), loop.fixed(bound)
+        start = None if step is None else loop.start(counter)
         if step is None or limit is None or start is None:
             continue
         count, (least, most) = _iterations(start, step, limit, passes), _range(graph, counter)
@@ -172,7 +173,7 @@ def _counted(graph: Graph, node: Node) -> int | None:
 
 
 def _range(graph: Graph, value: int) -> tuple[int, int]:
-    """The least and the largest number of an integer type."""
+    """Return the least and the largest number of an integer type."""
     dtype = graph.values[value].type.dtype
     bits = int(dtype.lstrip("uint"))
     return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -201,15 +202,15 @@ def _iterations(start: int, step: int, limit: int, passes: Test) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Tied:
-    """The values of a loop, as the numbers that they are before and after an iteration."""
+class _CountedLoop:
+    """The values of a loop, as their numbers before and after an iteration."""
 
     graph: Graph
     node: Node
 
     @property
     def carried(self) -> dict[int, int]:
-        """Position in the carry of each argument of the condition and of the body."""
+        """The position in the carry of each argument of the condition and of the body."""
         params = self.node.signature.param
         counts = params("cond_nconsts"), params("body_nconsts")
         found: dict[int, int] = {}
@@ -219,13 +220,13 @@ class _Tied:
         return found
 
     def start(self, value: int) -> int | None:
-        """The number with which a carried value enters the loop."""
+        """Return the number with which a carried value enters the loop, or None."""
         place, params = self.carried.get(value), self.node.signature.param
         count = params("cond_nconsts") + params("body_nconsts")
         return None if place is None else self.number(self.node.operands[count + place])
 
     def step(self, value: int) -> int | None:
-        """The constant that the body adds to a carried value; None if it does something else."""
+        """Return the constant that the body adds to a carried value, or None."""
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return None
@@ -242,7 +243,7 @@ class _Tied:
         return None if self.carried.get(counter) != place or number is None else sign * number
 
     def fixed(self, value: int) -> int | None:
-        """The number that a value of the condition is in every iteration."""
+        """Return the number that a value of the condition has in every iteration, or None."""
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return self.number(value)
@@ -250,7 +251,10 @@ class _Tied:
         return self.start(value) if is_kept else None
 
     def number(self, value: int) -> int | None:
-        """The integer that a constant is, also one that enters a loop or a branch as a constant."""
+        """Return the integer of a constant, or None.
+
+        A constant may enter a loop or a branch.
+        """
         if value in self.graph.numbers:
             number = self.graph.numbers[value]
             return number if type(number) is int else None

@@ -143,7 +143,9 @@ def test_a_saved_plan_goes_to_another_mesh_too(tmp_path):
     here, loaded = first.replan(mesh=small), sa.load_plan(tmp_path / "plan").replan(mesh=small)
     assert loaded.text() == here.text()
     assert "2@X" in here.text()
-    with pytest.raises(StrategyError, match=r"cannot be said on Mesh.Z=4.*'X'.*Give a Strategy"):
+    with pytest.raises(
+        StrategyError, match=r"cannot be expressed on Mesh.Z=4.*'X'.*Give a Strategy"
+    ):
         first.replan(mesh=sa.Mesh({"Z": 4}))
 
 

@@ -142,7 +142,7 @@ def test_a_conflict_names_the_axes_that_are_taken(given, logical, why):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        (3, "3 are no logical-axis rules: write them as"),
+        (3, "3 are no logical-axis rules. Write them as"),
         ([("embed",)], r"\('embed',\) is no logical-axis rule"),
         (["embed"], "'embed' is no logical-axis rule"),
         ([("embed", 3)], r"the logical-axis rule \('embed', \(?3"),

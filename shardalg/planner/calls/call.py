@@ -1,6 +1,6 @@
-"""A call of a function of arrays, and the way to it from what its user passes.
+"""A call of a function of arrays, and the conversion from the user's arguments to it.
 
-Arguments that a function changes in place: what a trace of it would lose.
+The module also finds arguments that a function changes in place, which a trace would lose.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from shardalg.planner.calls.found_roles import by_path, found_roles
 def watched(
     fn: Callable[..., Any], paths: Sequence[str], lost: list[str], name: str
 ) -> Callable[..., Any]:
-    """`fn`, with the arrays that it replaces in its arguments and does not return, in `lost`.
+    """Return `fn` with a record in `lost` of the arrays that it replaces and does not return.
 
-    A dict or a list is a copy of the caller's inside of a trace, and may be a scratch pad; an
-    object of another class that is changed is state.
+    A dict or a list inside a trace is a copy of the caller's, and may be a scratch pad. A changed
+    object of another class is state.
 
     Args:
-      paths: what the arrays of the arguments are called. name: of `fn`, in messages.
+      paths: the names of the arguments' arrays. name: of `fn`, in messages.
 
     Raises:
       TraceError: state is changed, and not returned.
@@ -69,32 +69,35 @@ def watched(
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]
 """The user's arguments of a call, by position and by name."""
 Inner = Callable[..., Any]
-"""What runs on arrays, in the middle of a call."""
+"""The function of arrays in the middle of a call."""
 Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
-"""(inner, args, kwargs) -> what the user's function returns; `inner` is called once within."""
+"""(inner, args, kwargs) -> the result of the user's function; `inner` is called once within."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A function of pytrees of arrays, called.
+    """A call of a function of pytrees of arrays.
 
     Attributes:
       fn: called with `args`; traced only inside of `through`.
       args: pytrees of arrays, or of `jax.ShapeDtypeStruct`s.
-      paths: what each of their leaves is called, `params['w']`.
-      through: from the user's own arguments to `fn`'s, and from its results to the user's own.
+      paths: the name of each of their leaves, `params['w']`.
+      through: the conversion from the user's arguments to `fn`'s, and from its results to the
+        user's.
       outer: the arguments as prefixes of shardings and roles count them: all but static ones.
-      places: per leaf of `args`, the leaf of `outer` that it is.
-      returned: of the tree of results, per leaf the leaf of `outer` whose next state it is, or
-        None, and the tree that a prefix of output shardings counts; None: the results themselves.
+      places: per leaf of `args`, its leaf of `outer`.
+      returned: a function of the tree of results. It returns per leaf the leaf of `outer` whose
+        next state it is, or None, and the tree that a prefix of output shardings counts. None: the
+        results themselves.
       in_shardings, out_shardings: the function's own, prefixes of `args` and of its results.
       donated: numbers of the leaves whose memory the function may reuse.
       keywords: whether the last of `outer` is the dict of keyword arguments.
-      given: the user's arguments where the function brings them; None: those of the call.
-      lost: what the last trace of `fn` changed in the arguments, and did not return.
-      names: of `outer`. own_roles: per leaf of `args`, where the framework says them.
-      static: positions of arguments that are no arrays; a prefix may count them, or leave them out.
-      mesh: the mesh that a text states; None: the mesh of the layouts, or of the call.
+      given: the user's arguments if the function brings them; None: those of the call.
+      lost: the arrays that the last trace of `fn` changed in the arguments, and did not return.
+      names: of `outer`. own_roles: per leaf of `args`, if the framework knows them.
+      static: positions of arguments that are not arrays; a prefix may count them, or leave them
+        out.
+      mesh: the mesh that a text states; None: the mesh of the shardings, or of the call.
     """
 
     fn: Callable[..., Any]
@@ -116,10 +119,10 @@ class Call:
     mesh: Mesh | None = None
 
     def roles(self, given: Any) -> tuple[str | None, ...]:
-        """Per leaf its role: as given, by a prefix or by paths, else as the trees say it.
+        """Return the role of each leaf: as given, by a prefix or by paths, else as the trees tell.
 
         Raises:
-          RoleError: a prefix that does not fit, a path that there is not.
+          RoleError: a prefix that does not fit, or a path that does not exist.
         """
         if isinstance(given, Mapping) and all(isinstance(path, str) for path in given):
             return by_path(given, self.paths)
@@ -131,7 +134,7 @@ class Call:
         return tuple(found[place] for place in self.places)
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `work` makes of the arrays that a call hands to `fn`; the call ends there.
+        """Return the result of `work` for the arrays that a call passes to `fn`, and end the call.
 
         >>> plain(lambda x: -x, (1.0,), {}).inside(lambda *arrays: arrays, (2.0,), {})
         (2.0,)
@@ -147,10 +150,10 @@ class Call:
         raise AssertionError("a call calls its function")
 
     def spread(self, prefix: Any, what: str) -> tuple[Any, ...]:
-        """The entry of a prefix of the user's arguments for every leaf of `args`.
+        """Return the entry of a prefix of the user's arguments for every leaf of `args`.
 
         Raises:
-          StrategyError, RoleError: it is no prefix of them.
+          StrategyError, RoleError: the prefix does not fit the arguments.
         """
         if isinstance(prefix, tuple):
             prefix = self._per_argument(prefix)
@@ -158,14 +161,14 @@ class Call:
         return tuple(entries[place] for place in self.places)
 
     def _per_argument(self, prefix: tuple[Any, ...]) -> tuple[Any, ...]:
-        """One entry per argument that is no static one; without keywords they are open."""
+        """Return one entry per argument that is not static; missing keyword arguments have None."""
         positional = len(self.outer) - self.keywords
         if self.static and len(prefix) >= positional + len(self.static):
             prefix = tuple(entry for n, entry in enumerate(prefix) if n not in self.static)
         return (*prefix, None) if self.keywords and len(prefix) == positional else prefix
 
     def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
-        """Numbers of the leaves of the arguments at these positions.
+        """Return the numbers of the leaves of the arguments at these positions.
 
         Raises:
           StrategyError: a position that no argument has.
@@ -184,11 +187,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """Whose next state each result is, and the results as the user's prefixes count them.
+    """The results that are the next state of arguments, and the results that prefixes count.
 
     Attributes:
       states: per leaf of the results, the leaf of the call's `args`, or None.
-      tree: what the user's function returns; places: per leaf that is no state, its leaf of `tree`.
+      tree: the result of the user's function; places: per leaf that is no state, its leaf of
+        `tree`.
     """
 
     states: tuple[int | None, ...]
@@ -197,7 +201,7 @@ class Returned:
 
 
 class _Stopped(BaseException):
-    """Ends a call where its function would run; no handler of errors is to hold it."""
+    """The end of a call where its function would run; no handler of errors should catch it."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
@@ -211,7 +215,7 @@ def plain(
     paths: tuple[str, ...] | None = None,
     of: Callable[..., Any] | None = None,
 ) -> Call:
-    """A call of a function whose arguments are pytrees of arrays; keywords are one more argument.
+    """Return a call of a function of pytrees of arrays; keywords are one more argument.
 
     Args:
       paths: what the leaves are called; None: by the parameters of `fn`.
@@ -243,7 +247,7 @@ def plain(
 def leaf_paths(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What every leaf of a call is called, in the order of `(*args, kwargs)`."""
+    """Return the name of every leaf of a call, in the order of `(*args, kwargs)`."""
     named = [*zip(parameter_names(fn, len(args)), args, strict=True)]
     named += [(name, kwargs[name]) for name in sorted(kwargs)]
     return tuple(
@@ -252,17 +256,17 @@ def leaf_paths(
 
 
 def named(fn: Callable[..., Any]) -> str:
-    """A function as messages say it: `train_step (model.py:41)`."""
+    """Return a function's name for messages: `train_step (model.py:41)`."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
     name = getattr(fn, "__name__", type(fn).__name__)
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]:
-    """What the results are called: of state the argument's name, of others `result[0]`.
+    """Return the names of the results: `result[0]`, or for state the argument's name.
 
     Args:
-      tree: of the results of `call.fn`. paths: as a trace says them.
+      tree: of the results of `call.fn`. paths: the names from a trace.
     """
     if call.returned is None:
         return tuple(paths)

@@ -1,12 +1,12 @@
-"""Roles of arguments where their trees say them: a TrainState, states of optax, parameters.
+"""Roles of arguments that their trees tell, and named scopes for modules of frameworks.
 
-Nothing is guessed of a call without an optimizer's state: its arguments keep no role.
+Roles are found if an argument is a TrainState or a state of optax. Without an optimizer's state,
+arguments keep no role; nothing is guessed.
 
-Named scopes for modules of frameworks that give them none: each by its place in its parent.
-
-linen and haiku run every module in a `jax.named_scope` of its name; modules of nnx and equinox do
-not know their names. While a function is traced, methods of their classes run in a scope: of a
-module inside the one that calls it, its place there (`layers_3/mlp`), of any other its class.
+linen and haiku run every module in a `jax.named_scope` of its name, but modules of nnx and equinox
+do not know their names. While a function is traced, methods of their classes therefore run in a
+scope. A module inside the calling module is named after its place there (`layers_3/mlp`), any other
+module after its class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ PARAMETERS, OPTIMIZER_STATE, DATA = "parameters", "optimizer_state", "data"
 
 
 def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None, ...]:
-    """Per leaf of a call's arguments its role, if one of them holds a state of optax.
+    """Return the role of each leaf of a call's arguments, if one argument holds a state of optax.
+
+    A train state has `params` and `opt_state`. Otherwise, parameters are the arguments of which an
+    optimizer keeps moments (equal shapes in equal order), or that are named so. All other leaves
+    are data.
 
     A state has `params` beside `opt_state`; else parameters are what an optimizer keeps moments of
     (the same shapes in the same order), or an argument that is called so. All else is data.
@@ -49,7 +53,7 @@ def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None,
 
 
 def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None, ...]:
-    """Per leaf the role that is given for its path, or for the longest beginning of it.
+    """Return the role of each leaf that is given for its path, or for the longest start of it.
 
     Raises:
       RoleError: a path that no argument has.
@@ -84,7 +88,7 @@ def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
 
 
 def _parts(state: Any) -> Iterator[tuple[Any, str]]:
-    """The children of a train state in the order of its leaves, with their roles."""
+    """Yield the children of a train state in the order of its leaves, with their roles."""
     children, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is not state)
     for path, child in children:
         name = getattr(path[0], "name", getattr(path[0], "key", ""))
@@ -106,7 +110,7 @@ def _holds_state(arg: Any) -> bool:
 
 
 def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
-    """Shapes of the trees that states of optax keep: moments, traces."""
+    """Return the shapes of the trees that states of optax keep: moments, traces."""
     states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
     fields = [part for state in states for part in _children(state)]
     inner = [shapes for part in fields if _holds_state(part) for shapes in _mirrors(part)]
@@ -126,12 +130,12 @@ Path = tuple[Any, ...]
 
 
 class Framework(NamedTuple):
-    """What must be known of a framework's modules.
+    """The facts about a framework's modules.
 
     Attributes:
-      base: their class. inside: (path, module) of each module in a module, itself too.
-      function: of what a class holds under a method's name, the function, or None.
-      held: of another function, what the class is to hold.
+      base: their class. inside: returns (path, module) of each module in a module, itself included.
+      function: returns the function of a class attribute that is a method, or None.
+      held: returns the class attribute for another function in place of a method's.
     """
 
     base: type
@@ -141,7 +145,7 @@ class Framework(NamedTuple):
 
 
 def plain_function(held: Any) -> FunctionType | None:
-    """A method that is a plain function."""
+    """Return the class attribute if it is a plain function, else None."""
     return held if isinstance(held, FunctionType) else None
 
 
@@ -168,7 +172,7 @@ def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
 
 
 class _Calls:
-    """The modules that are being called, and what each is called inside the one before."""
+    """The modules that are being called, and the name of each inside its caller."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
@@ -176,7 +180,7 @@ class _Calls:
         self._inside: dict[int, tuple[Any, dict[int, str]]] = {}
 
     def named(self, method: FunctionType) -> Callable[..., Any]:
-        """The method in a scope of its module."""
+        """Return the method in a scope of its module's name."""
 
         @wraps(method)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +208,7 @@ class _Calls:
 
 
 def _text(path: Path) -> str:
-    """`layers_3/mlp`: keys joined, places in lists behind the list.
+    """Return a path as text, `layers_3/mlp`: list indices are appended to the list's name.
 
     >>> _text(("layers", 3, "mlp"))
     'layers_3/mlp'

@@ -1,4 +1,4 @@
-"""Functions that `jax.jit` has jitted, and their traces: what they say themselves of a call."""
+"""Functions that `jax.jit` has jitted, and their traces, as calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _JITTED = type(jax.jit(abs))
 
 
 def is_jitted(fn: Any) -> bool:
-    """Whether `jax.jit` made it, as a function or as a method.
+    """Return whether `jax.jit` made an object, as a function or as a method.
+
+    `functools.wraps` of a jitted function copies all its attributes, but is another function.
 
     What `functools.wraps` makes of a jitted function has all its attributes, and is another one.
 
@@ -29,9 +31,9 @@ def is_jitted(fn: Any) -> bool:
 
 
 def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call of a jitted function, with its own shardings, donated and static arguments.
+    """Return a call of a jitted function, with its own shardings, donated and static arguments.
 
-    A static argument stays what it is at this call: another one is another function.
+    A static argument keeps the value of this call: another value makes another function.
 
     >>> power = jax.jit(lambda x, n: x**n, static_argnames="n", donate_argnums=0)
     >>> call = of_jitted(power, (2.0,), {"n": 3})
@@ -69,7 +71,7 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call of a jitted method: of the function in the class, on the object."""
+    """Return a call of a jitted method: a call of the class's function with the object."""
     own = method.__self__
     made = of_jitted(method.__func__, (own, *args), kwargs)
 
@@ -81,7 +83,7 @@ def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def of_trace(traced: Any) -> Call:
-    """The call that `jax.jit(f).trace(...)` has traced.
+    """Return the call that `jax.jit(f).trace(...)` has traced.
 
     >>> one = jax.ShapeDtypeStruct((2, 2), "float32")
     >>> call = of_trace(jax.jit(lambda x, w: x @ w, donate_argnums=1).trace(one, one))
@@ -109,7 +111,7 @@ def of_trace(traced: Any) -> Call:
 
 
 STATED = "_shardalg_stated"
-"""Attribute of a trace with the layouts that a text states, which JAX may have no words for."""
+"""The attribute of a trace with the shardings that a text states, which JAX may not express."""
 
 
 class Stated(NamedTuple):
@@ -121,14 +123,14 @@ class Stated(NamedTuple):
 
 
 def _own(tree: Any, leaves: Sequence[Any]) -> Any:
-    """A prefix as it was given to `jax.jit`; None where it says nothing."""
+    """Return a prefix as it was given to `jax.jit`; None if it leaves everything unspecified."""
     said = [None if type(s).__name__ == "UnspecifiedValue" else s for s in leaves]
     return None if all(s is None for s in said) else jax.tree.unflatten(tree, said)
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class _Part:
-    """Some of a call's arguments, by position and by name, with their values."""
+    """A part of a call's arguments, by position and by name, with their values."""
 
     count: int
     values: dict[int, Any]
@@ -150,26 +152,26 @@ class _Part:
     def others(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """All but these."""
+        """Return the arguments outside of this part."""
         positional = tuple(arg for i, arg in enumerate(args) if i not in self.values)
         return positional, {name: v for name, v in kwargs.items() if name not in self.named}
 
     def merged(self, others: Sequence[Any]) -> list[Any]:
-        """All positional arguments, these in their places."""
+        """Return all positional arguments: this part's in their places, the others between."""
         rest = iter(others)
         return [self.values[i] if i in self.values else next(rest) for i in range(self.count)]
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-        """Per leaf of the whole call, whether it is in one of these."""
+        """Return for each leaf of the whole call whether it is in this part."""
         owners = [(i in self.values, arg) for i, arg in enumerate(args)]
         owners += [(name in self.named, kwargs[name]) for name in sorted(kwargs)]
         return [on for on, arg in owners for _ in jax.tree.leaves(arg)]
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise unless these have the same values in another call.
+        """Raise unless the arguments of this part have the same values in another call.
 
         Raises:
-          TraceError: one has another.
+          TraceError: one has another value.
         """
         now = {i: args[i] if i < len(args) else None for i in self.values}
         pairs = [(f"argument {i}", was, now[i]) for i, was in self.values.items()]

@@ -1,10 +1,10 @@
 """Logical-axis rules: names of dimensions to mesh axes, as flax, haliax and MaxText write them.
 
-A rule says on which mesh axes a dimension of that name lies. For an array the rules are gone
-through in order: one whose name the array has, on a dimension that no earlier rule has laid out,
-applies if none of its mesh axes is used in the array already (flax, `logical_to_mesh_axes`).
+A rule names the mesh axes along which a dimension is sharded. For an array, the rules are tried in
+order. A rule applies if the array has a dimension of its name that no earlier rule has taken, and
+none of its mesh axes is used in the array already (flax, `logical_to_mesh_axes`).
 
-A rule that applies nowhere does so without a word in all of these; `LogicalRules.idle` names it.
+All of these libraries ignore a rule that never applies; `LogicalRules.idle` names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN = re.compile(r"(?:\s|#[^\n]*)*(?P<token>[\[\],]|'[^']*'|\"[^\"]*\"|[^\s\[
 
 @dataclass(frozen=True)
 class LogicalRule:
-    """One rule: `axes` are empty where it says that the dimension is not split."""
+    """One rule; without `axes`, the dimension is not sharded."""
 
     name: str
     axes: Axes
@@ -53,7 +53,7 @@ class LogicalRules:
     mesh: Mesh
 
     def spec(self, names: Sequence[str | None]) -> PartitionSpec:
-        """The layout of an array whose dimensions have these names; None has none.
+        """Return the sharding of an array whose dimensions have these names; None is no name.
 
         Raises:
           StrategyError: a name twice.
@@ -70,7 +70,11 @@ class LogicalRules:
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
     def _laid(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
-        """Dimension to the rule that lays it out."""
+        """Return the rule of each dimension that a rule shards or keeps whole.
+
+        Raises:
+          StrategyError: a name twice.
+        """
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
             raise StrategyError(
@@ -91,7 +95,7 @@ class LogicalRules:
         return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
 
     def specs(self, logical: Any) -> Any:
-        """`spec` of every entry of a pytree of logical axes, for `in_shardings`.
+        """Return `spec` of every entry of a pytree of logical axes, for `in_shardings`.
 
         Args:
           logical: tuples of names, or PartitionSpecs of names as `nn.get_partition_spec` and
@@ -104,7 +108,10 @@ class LogicalRules:
         return jax.tree.map(self.spec, logical, is_leaf=_names)
 
     def idle(self, logical: Any) -> Table:
-        """The rules, or axes of them, that lay out no array of a pytree of logical axes, and why.
+        """Return the rules, or axes of them, that apply to no array of a pytree, and why.
+
+        The table also has names of dimensions without a rule. It is empty if every rule applies
+        somewhere.
 
         Also names that arrays have and no rule speaks of. Empty where every rule does something.
 
@@ -185,21 +192,21 @@ class LogicalRules:
         return "; ".join(reasons)
 
     def check(self, logical: Any) -> LogicalRules:
-        """The rules themselves, if each of them does something.
+        """Return the rules themselves, if each of them applies to some array.
 
         Raises:
-          StrategyError: one does nothing, with the reason.
+          StrategyError: one applies to none, with the reason.
         """
         idle = self.idle(logical)
         if len(idle):
             raise StrategyError(
-                f"{len(idle)} logical-axis rules do nothing:\n{idle}\nLeave them out, or mend "
+                f"{len(idle)} logical-axis rules do nothing:\n{idle}\nLeave them out, or correct "
                 "their names."
             )
         return self
 
     def linen(self) -> tuple[tuple[str, str | Axes | None], ...]:
-        """For `flax.linen.logical_axis_rules` and nnx.
+        """Return the rules for `flax.linen.logical_axis_rules` and nnx.
 
         >>> logical_rules({"embed": ("data", "model"), "mlp": None}, Mesh({"data": 2})).linen()
         (('embed', ('data', 'model')), ('mlp', None))
@@ -207,7 +214,7 @@ class LogicalRules:
         return tuple((rule.name, _said(rule.axes)) for rule in self.rules)
 
     def haliax(self) -> dict[str, str | Axes]:
-        """For `haliax.axis_mapping`, which has one rule per name and none that splits nothing.
+        """Return the rules for `haliax.axis_mapping`, which has one rule per name, with an axis.
 
         Raises:
           StrategyError: two rules for one name.
@@ -216,13 +223,13 @@ class LogicalRules:
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise StrategyError(
-                f"rules for {twice[0]!r} stand {counts[twice[0]]} times, and an axis mapping of "
-                "haliax has one: keep the one that it needs."
+                f"there are {counts[twice[0]]} rules for {twice[0]!r}, but an axis mapping of "
+                "haliax has one per name. Keep one of them."
             )
         return {rule.name: said for rule in self.rules if (said := _said(rule.axes)) is not None}
 
     def yaml(self) -> str:
-        """For a configuration of MaxText.
+        """Return the rules as text for a configuration of MaxText.
 
         >>> print(logical_rules({"embed": "data", "mlp": None}, Mesh({"data": 2})).yaml())
         logical_axis_rules: [
@@ -235,7 +242,7 @@ class LogicalRules:
 
 
 def logical_rules(rules: object, mesh: Any) -> LogicalRules:
-    """Logical-axis rules of flax, haliax or MaxText, for a mesh.
+    """Return logical-axis rules of flax, haliax or MaxText, for a mesh.
 
     Args:
       rules: pairs of a name and a mesh axis, several, or None (linen, nnx); a dict of them
@@ -257,13 +264,13 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
         rules = _read(rules)
     pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
-        raise StrategyError(f"{rules!r:.80} are no logical-axis rules: write them as {_EXAMPLE}.")
+        raise StrategyError(f"{rules!r:.80} are no logical-axis rules. Write them as {_EXAMPLE}.")
     return LogicalRules(tuple(map(_rule, pairs)), mesh)
 
 
 def _rule(pair: Any) -> LogicalRule:
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-        raise StrategyError(f"{pair!r:.80} is no logical-axis rule: write them as {_EXAMPLE}.")
+        raise StrategyError(f"{pair!r:.80} is no logical-axis rule. Write rules as {_EXAMPLE}.")
     name, axes = pair
     several = isinstance(axes, Sequence) and not isinstance(axes, str)
     listed = () if axes is None else tuple(axes) if several else (axes,)
@@ -276,7 +283,7 @@ def _rule(pair: Any) -> LogicalRule:
 
 
 def _names(leaf: object) -> bool:
-    """Whether a leaf of a pytree is the logical axes of an array."""
+    """Return whether a leaf of a pytree is the logical axes of an array."""
     named = isinstance(leaf, tuple) and all(n is None or isinstance(n, str) for n in leaf)
     return isinstance(leaf, PartitionSpec) or (named and not hasattr(leaf, "_fields"))
 
@@ -286,7 +293,11 @@ def _said(axes: Axes) -> str | Axes | None:
 
 
 def _read(text: str | Path) -> list[Any]:
-    """The rules of a YAML text, or of a file of it."""
+    """Return the rules of a YAML text, or of a YAML file.
+
+    Raises:
+      StrategyError: there is no such file, or no rules in the text.
+    """
     place = "the text"
     if isinstance(text, Path) or (KEY not in text and "\n" not in text):
         place = str(text)
@@ -301,7 +312,11 @@ def _read(text: str | Path) -> list[Any]:
 
 
 def _list(text: str, at: int, place: str) -> list[Any]:
-    """A flow list of YAML from a position on: strings and lists, commas, comments."""
+    """Return a flow list of YAML from a position on: strings, lists, commas and comments.
+
+    Raises:
+      StrategyError: the list does not end.
+    """
     stack: list[list[Any]] = [[]]
     while found := _TOKEN.match(text, at):
         at, token = found.end(), found["token"]

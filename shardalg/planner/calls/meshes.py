@@ -1,6 +1,7 @@
-"""The mesh of a call, where it is not given: of the arguments, of the function, of what is set.
+"""The mesh of a call that names none, and prefixes of shardings as one entry per array.
 
-Prefixes of layouts as one entry per array: those of the user, else the function's own.
+The mesh is that of the arguments, of the function, or the one that is set. A prefix is the user's,
+or else the function's own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from shardalg.planner.propagate.strategy import PerLeaf, Strategy
 
 
 def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tuple[PerLeaf, PerLeaf]:
-    """Per leaf of the arguments, and of the results, what a strategy says of it.
+    """Return a strategy's entry per leaf of the arguments, and per leaf of the results.
 
-    State that a framework hands out again lies as it came in, where nothing else is said.
+    State that a framework returns again keeps the sharding of its argument, if nothing else is
+    given.
 
     Raises:
-      StrategyError: a prefix that is none of the arguments, or of the results.
+      StrategyError: a prefix that does not fit the arguments or the results.
     """
     arguments = entered(call, strategy.in_shardings)
     results = trees[1].unflatten(range(trees[1].num_leaves))
@@ -43,7 +45,7 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
 
 
 def entered(call: Call, prefix: Any) -> PerLeaf:
-    """Per leaf of the arguments what a prefix says of it; None: what the function itself says."""
+    """Return a prefix's entry per leaf of the arguments; None means the function's own prefix."""
     if isinstance(prefix, PerLeaf):
         return prefix
     if prefix is not None:
@@ -61,18 +63,18 @@ def _returned(call: Call, tree: Any) -> Returned:
 
 
 class Placed(NamedTuple):
-    """A strategy with its mesh, and how JAX types values along axes that it knows as explicit."""
+    """A strategy with its mesh, and the types that JAX gives values along its explicit axes."""
 
     strategy: Strategy
     explicit: Explicit | None
 
 
 def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
-    """The strategy on a mesh: its own, or the one that the call or the context brings.
+    """Return the strategy on a mesh: its own, or the one that the call or the context brings.
 
-    A mesh of JAX becomes ours. In this order counts what is given, what arrays and layouts carry,
-    what `jax.set_mesh` has set, and what constraints and regions inside the function say, for which
-    it is traced.
+    A mesh of JAX becomes a `Mesh`. The order of precedence is: the given mesh, the meshes of arrays
+    and shardings, the mesh of `jax.set_mesh`, and the meshes of constraints and regions inside the
+    function, for which it is traced.
 
     Args:
       given: the user's arguments, by position and by name.
@@ -108,7 +110,7 @@ def _is_jax(mesh: Any) -> bool:
 
 
 def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
-    """Meshes of the layouts that arguments carry and that are asked for."""
+    """Yield the meshes of the arguments' own shardings and of the given shardings."""
     sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
     asked = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
     own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
@@ -118,7 +120,7 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
 
 
 def _inside(call: Call, given: Given) -> list[Any]:
-    """Meshes that the function itself names; of named sizes it is not asked."""
+    """Return the meshes that the function itself names; none for named sizes."""
     if hasattr(call.fn, "jaxpr"):
         return list(_at_sites(call.fn.jaxpr))
     if declared_dims(call.args) is not None:
@@ -127,7 +129,7 @@ def _inside(call: Call, given: Given) -> list[Any]:
 
 
 def _at_sites(jaxpr: Any) -> Iterator[Any]:
-    """Meshes of the constraints and regions of a jaxpr, those in its loops and branches too."""
+    """Yield the meshes of the constraints and regions of a jaxpr, including loops and branches."""
     for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
         for said in jax.tree.leaves([*equation.params.values()]):
             mesh = said.mesh if isinstance(said, NamedSharding) else said
@@ -137,7 +139,7 @@ def _at_sites(jaxpr: Any) -> Iterator[Any]:
 
 
 def _around() -> list[Any]:
-    """The mesh that is set, if one is: the concrete one where there is one."""
+    """Return the mesh that is set, if any, as a list; a concrete mesh is preferred."""
     for mesh in (jax.sharding.get_mesh(), jax.sharding.get_abstract_mesh()):
         if not mesh.empty:
             return [mesh]
@@ -146,7 +148,8 @@ def _around() -> list[Any]:
 
 def _only(meshes: list[Any]) -> Mesh:
     found = {Mesh.from_jax(mesh) for mesh in meshes}
-    if len(found) > 1:  # an abstract mesh is any of its axes
+    # An abstract mesh means any mesh with its axes, so that a concrete one decides.
+    if len(found) > 1:
         abstract = {mesh for mesh in found if mesh.device_ids is None}
         held = {mesh.axes for mesh in found - abstract}
         found -= {mesh for mesh in abstract if mesh.axes in held}
@@ -154,14 +157,14 @@ def _only(meshes: list[Any]) -> Mesh:
         return found.pop()
     which = ", ".join(sorted(map(repr, found))) or "none"
     raise StrategyError(
-        f"plan() needs a mesh: arguments, layouts and function carry {which}, and "
-        f"{len(found)} meshes are no answer. Pass mesh=sa.Mesh({{'X': 8, 'Y': 16}}), a mesh of "
-        "JAX, or a Strategy, or set one with jax.set_mesh."
+        f"plan() needs a mesh. The arguments, shardings and the function name {len(found)} meshes "
+        f"({which}). Pass mesh=sa.Mesh({{'X': 8, 'Y': 16}}), a mesh of JAX, or a Strategy, or set "
+        "one with jax.set_mesh."
     )
 
 
 def _specs(call: Call, strategy: Strategy) -> tuple[Any, ...]:
-    """Per leaf of the arguments its layout as a PartitionSpec, where one is known."""
+    """Return each argument leaf's sharding as a PartitionSpec, or None if it is not known."""
     leaves = jax.tree.leaves(call.args)
     asked = entered(call, strategy.in_shardings)
     pairs = zip(asked, (getattr(leaf, "sharding", None) for leaf in leaves), strict=True)

@@ -1,4 +1,4 @@
-"""Calls of flax nnx: modules and optimizers are split, and updated, by nnx itself."""
+"""Calls of flax nnx: nnx itself splits and updates its modules and optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardalg.planner.calls.jitted import of_jitted
 
 
 def is_nnx(fn: Any, args: Any) -> bool:
-    """Whether a call is one of `nnx.jit`, or passes modules of nnx."""
+    """Return whether a call is one of `nnx.jit`, or passes modules of nnx."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and (_is_wrapped(fn) or any(map(_is_node, _nodes(args))))
 
@@ -29,10 +29,10 @@ def _is_wrapped(fn: Any) -> bool:
 
 
 def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call of what `nnx.jit` makes of a function; a bare one is jitted so first.
+    """Return a call of a function that `nnx.jit` jitted; another function is jitted so first.
 
-    nnx takes the arrays out of its modules, and puts into them what comes out: in between, where it
-    would call its compiled function, the planned one is called.
+    nnx takes the arrays out of its modules, and puts the results back into them. The planned
+    function is called in place of nnx's compiled function.
     """
     wrapper = fn if _is_wrapped(fn) else sys.modules["flax.nnx"].jit(fn)
     jitted = wrapper.jitted_fn
@@ -73,12 +73,12 @@ def _framework() -> Framework:
 
 
 class _Caught(BaseException):
-    """Ends a call of nnx where its compiled function would run."""
+    """The end of a call of nnx where its compiled function would run."""
 
 
 @contextmanager
 def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
-    """Let nnx call `inner` where it would call its compiled function."""
+    """Let nnx call `inner` in place of its compiled function."""
     jitted, wrapper.jitted_fn = wrapper.jitted_fn, inner
     try:
         yield
@@ -87,7 +87,7 @@ def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
 
 
 def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """The call with the user's names and trees, where the arrays are those of the user's trees."""
+    """Return the call with the user's names and trees, if the user's trees have its arrays."""
     info = wrapper.jitted_fn._jit_info
     kwargs = {n: v for n, v in kwargs.items() if n not in (info.static_argnames or ())}
     every = zip(parameter_names(wrapper.fun, len(args)), args, strict=True)
@@ -119,7 +119,7 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _roles(arg: Any) -> Any:
-    """An argument with the role of each array in its place."""
+    """Return an argument with the role of each array in its place."""
     nnx: Any = sys.modules["flax.nnx"]
 
     def role(variable: Any) -> str:
@@ -136,13 +136,13 @@ def _roles(arg: Any) -> Any:
 
 
 def _step(key: Any) -> str:
-    """One step of a path as Python writes it."""
+    """Return one step of a path as Python writes it."""
     name = getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
     return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
 
 
 def _returned(made: Call) -> Callable[[Any], Returned]:
-    """What the results are: (arguments, keywords, result) of nnx's own function."""
+    """Return the function that tells state from results in (arguments, keywords, result) of nnx."""
     entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
     number = {path: leaf for leaf, path in enumerate(entered)}
 
@@ -173,7 +173,7 @@ def _is_node(value: Any) -> bool:
 
 
 def plain_state(tree: Any) -> Any:
-    """A tree with nested dicts of arrays (or of specs) in place of the modules and states of nnx.
+    """Return a tree with nested dicts in place of the modules and states of nnx.
 
     >>> plain_state({"x": 1})
     {'x': 1}

@@ -1,6 +1,6 @@
-"""Any call that a user writes, as one of a function of arrays.
+"""Any call that a user writes, as a call of a function of arrays.
 
-Calls of equinox: what is an array is traced, all else stays as it is.
+In calls of equinox, arrays are traced, and all other leaves stay as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardalg.planner.calls.nnx_call import is_nnx, of_nnx
 
 
 def is_equinox(fn: Any, args: Any) -> bool:
-    """Whether a call is one of `eqx.filter_jit`, or passes modules of equinox."""
+    """Return whether a call is one of `eqx.filter_jit`, or passes modules of equinox."""
     equinox = sys.modules.get("equinox")
     if equinox is None:
         return False
@@ -32,7 +32,7 @@ def is_equinox(fn: Any, args: Any) -> bool:
 
 
 def _modules(tree: Any, base: type) -> list[Any]:
-    """The outermost modules of a tree."""
+    """Return the outermost modules of a tree."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, base))
     return [node for node in nodes if isinstance(node, base)]
 
@@ -64,9 +64,10 @@ def _is_filtered(fn: Any) -> bool:
 
 
 def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call with its arrays taken out, as `eqx.filter_jit` takes them, and put back in.
+    """Return a call with its arrays taken out, as by `eqx.filter_jit`, and put back in.
 
-    What is no array of the arguments is that of this call, of the results that of the trace.
+    The other leaves of the arguments are those of this call, the other leaves of the results those
+    of the trace.
     """
     inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
@@ -115,10 +116,10 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
-    """Raise unless what is no array is what it was when the call was planned.
+    """Raise unless all leaves that are not arrays are the same as when the call was planned.
 
     Raises:
-      TraceError: it is something else.
+      TraceError: one is something else.
     """
     pairs = zip(planned, given, strict=False)
     other = [(was, now) for was, now in pairs if was is not None and was is not now and was != now]
@@ -131,7 +132,7 @@ def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
 
 
 def _donated(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-    """Per leaf of the call whether `eqx.filter_jit` donates it."""
+    """Return for each leaf of the call whether `eqx.filter_jit` donates it."""
     first, rest = getattr(fn, "donate_first", False), getattr(fn, "donate_rest", False)
     owners = [*args, dict(kwargs)]
     return [first if i == 0 else rest for i, arg in enumerate(owners) for _ in jax.tree.leaves(arg)]
@@ -146,7 +147,7 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """The call `fn(*args, **kwargs)`, from the outermost wrapper inwards.
+    """Return the call `fn(*args, **kwargs)`, unwrapped from the outermost wrapper inwards.
 
     Args:
       fn: a function; one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`; or what
@@ -178,7 +179,11 @@ def _of_trace(traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
 
 
 def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise unless `fn` is a function that takes the arguments, as far as its signature says."""
+    """Raise unless `fn` is a function that takes the arguments, as far as its signature tells.
+
+    Raises:
+      TraceError: it is not, or does not.
+    """
     if hasattr(fn, "compiler_ir") or hasattr(fn, "memory_analysis"):
         raise TraceError(
             f"{fn!r:.80} is lowered already, for one layout. Pass the function, or its trace: "
