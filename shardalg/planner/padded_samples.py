@@ -186,6 +186,7 @@ class _Region:
         todo = [(value, dim, factor)]
         while todo:
             value, dim, factor = todo.pop()
+            # A value may be reached twice, but only with the same place of its samples.
             if value in self.marks:
                 if self.marks[value] != (dim, factor):
                     return False
@@ -204,6 +205,7 @@ class _Region:
 
     def _is_inner(self, value: int) -> bool:
         """Return whether a value is neither an argument nor a result of the program or a region."""
+        # The types at the border of the program or of a region stay without padding.
         graph = self.graph
         ends = (*graph.results, *(v for region in graph.regions for v in region.results))
         return graph.producer[value] is not None and value not in ends
@@ -222,6 +224,7 @@ class _Region:
         loop = major[0], factor // major[1]
         if self.loops.get(node.index, loop) != loop:
             return None
+        # The operator sums over samples: the added ones must be zero.
         if loop[0] not in rule.result_loops:
             if node.primitive not in SUMS or rule.combine != SUM:
                 return None

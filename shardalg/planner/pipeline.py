@@ -188,6 +188,7 @@ def _emitted(
     kept: Kept,
 ) -> SpmdProgram:
     given = PartitionOptions.of(options, roles)
+    # A number of bytes: a first run finds the gathers, of which the best ones within it are kept.
     if not isinstance(options.keep_gathers, bool | None):
         first = partitioner(sharded, roles, given)
         first.run()

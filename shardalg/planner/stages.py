@@ -260,6 +260,7 @@ def planned(
 def _kept(made: Stages, options: Options) -> Stages:
     """Return the plan that keeps gathered copies without a higher peak, or the plan itself."""
     traced, chip = made.traced, machine(made.hardware).chip
+    # Without roles all gathered copies are kept already; an explicit `keep_gathers` decides itself.
     is_open = options.keep_gathers is None and options.keeping(traced.roles) is False
     if not (is_open and options.switches.keep_below_peak and options.switches.share_gathers):
         return made
@@ -294,6 +295,7 @@ class Completions:
 
 def _streamed(made: Stages, options: Options) -> Stages:
     """Return the plan whose loops fetch one layer of a stack per iteration, or the plan itself."""
+    # By default, the policies with XLA's shardings gather the stack, because XLA does.
     follows_xla = options.way != "paper"
     if options.stream_layers is False or (options.stream_layers is None and follows_xla):
         return made
@@ -322,6 +324,7 @@ def _is_better(other: Stages, made: Stages) -> bool:
 def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     """Return the plan; of contested products the other operand wins where that is better."""
     made = _joined(_completed_plan(traced, known, options), options)
+    # Products whose other operand agrees with the values beside their results.
     lost = made.sharded.contested
     if not (lost and options.switches.turn_products and options.policy != "cost"):
         return made
@@ -392,6 +395,7 @@ def completed(
     Args:
       turned: contested products whose second operand wins.
     """
+    # The stages of a pipeline are known only after a completion, so the graph is completed again.
     sharded = propagate(graph, annotations, options, turned=turned)
     excluded = exclude_stage_axes(sharded, meetings=options.order == "paper")
     if excluded:

@@ -195,6 +195,7 @@ class Traced:
                 "the function's sizes follow from the arguments' by other formulas than the plan "
                 "has. Plan it again."
             )
+        # A function that donates nothing itself may still be run with the plan's donation.
         own = call.donated
         if own and own != self.donated:
             raise LoweringError(

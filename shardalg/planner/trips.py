@@ -108,6 +108,7 @@ def with_trips(graph: Graph, given: Trips) -> Graph:
         number = given.get(loop.name, given.get(loop.node.source, _counted(graph, loop.node)))
         condition, body = loop.node.bodies
         counts[condition], counts[body] = (1, 1) if number is None else (number + 1, number)
+    # Parents come before their regions, so each trip count is the parent's times a ratio.
     regions: list[Region] = []
     for region in graph.regions:
         outer, before = 1, 1

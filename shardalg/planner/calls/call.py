@@ -50,6 +50,7 @@ def watched(
         same: Any = jax.tree.structure(given)
         if same != tree or len(paths) != len(after):
             return result
+        # Arrays are compared by identity, because tracers have no values to compare.
         kept = {id(leaf) for leaf in jax.tree.leaves(result)}
         pairs = enumerate(zip(before, after, strict=True))
         gone = [i for i, ((_, was), now) in pairs if was is not now and id(now) not in kept]

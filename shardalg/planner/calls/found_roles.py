@@ -44,6 +44,7 @@ def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None,
     >>> found_roles((params, x), ("params", "x"))
     (None, None)
     """
+    # An optimizer keeps moments in the shapes of the parameters, which identifies them.
     moments = [part for arg in outer for part in _mirrors(arg)]
     if not moments and not any(map(_holds_state, outer)):
         return (None,) * len(jax.tree.leaves(tuple(outer)))

@@ -83,6 +83,7 @@ class LogicalRules:
             )
         found: dict[int, LogicalRule] = {}
         used: set[str] = set()
+        # An earlier rule wins, both for a dimension and for a mesh axis (flax).
         for rule in self.rules:
             at = names.index(rule.name) if rule.name in names else None
             axes = self._present(rule)
@@ -254,7 +255,7 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
       StrategyError: what are no rules, with the first that is none.
 
     >>> logical_rules("logical_axis_rules: [['embed', ['fsdp']], ['mlp', 'tensor']]", {"fsdp": 4})
-    LogicalRules(rules=(Rule(name='embed', axes=('fsdp',)), ...), mesh=Mesh(fsdp=4))
+    LogicalRules(rules=(LogicalRule(name='embed', axes=('fsdp',)), ...), mesh=Mesh(fsdp=4))
     """
     if isinstance(mesh, Mapping):
         mesh = Mesh(dict(mesh))

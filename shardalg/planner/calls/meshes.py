@@ -88,6 +88,7 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     >>> placed(plain(abs, (x,), {}), Strategy(None)).strategy.mesh
     Mesh(x=2, y=4)
     """
+    # Later sources are used only if the earlier ones have no mesh.
     carried, around = list(_carried(call, strategy)), _around()
     asked: Any = strategy.mesh
     ours = Mesh.from_jax(asked) if _is_jax(asked) else asked or call.mesh

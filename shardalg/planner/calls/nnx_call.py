@@ -96,6 +96,7 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
     names, owners = [name for name, _ in traced], [arg for _, arg in traced]
     outer = tuple(map(plain_state, owners))
     paths: list[str] = []
+    # One array may occur several times in the trees, so each identity has a queue of places.
     known = defaultdict[int, deque[int]](deque)
     for name, tree in zip(names, outer, strict=True):
         for path, leaf in tree_flatten_with_path(tree)[0]:

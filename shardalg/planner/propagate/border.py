@@ -200,6 +200,7 @@ def _loose_arguments(graph: Graph, annotations: Annotations, policy: str) -> lis
     pairs = [*zip(graph.arguments, annotations.arguments, strict=True)]
     used = {tie.source for tie in graph.region_arguments} | set(graph.results)
     free = [v for v, s in pairs if s is None and (graph.users[v] or v in used)]
+    # If no argument is open, GSPMD fixes all of them.
     if policy != "gspmd" or not free:
         return []
     return [v for v, s in pairs if s is not None and not s.unspecified_dims and not s.priorities]
@@ -224,6 +225,7 @@ def _make_even(
     longest prefix of its axes that divides; a result is cut so only at the border, and may be
     uneven inside.
     """
+    # Shardy cuts an uneven result only at the border (`results`), so its value is not listed.
     ends = [*zip(graph.arguments, annotations.arguments, strict=True)]
     if layouts.policy == "gspmd":
         ends += zip(graph.results, annotations.results, strict=True)

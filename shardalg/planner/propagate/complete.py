@@ -119,16 +119,16 @@ def propagate(
     table: Rules = rules,
     turned: frozenset[int] = frozenset(),
 ) -> ShardedGraph:
-    """Complete the shardings of a graph: a layout for every value, each with its reason.
+    """Complete the shardings of a graph: a sharding for every value, each with its reason.
 
-    Annotated values stay as they are but for open dimensions. The others take what their
-    neighbours ask for, in the order of XLA's sharding propagation: level by level
+    Annotated values keep their shardings, except for open dimensions. The others take the offers of
+    their neighbours in the order of XLA's sharding propagation: level by level
     (`planner/propagate/gspmd/image.py`), each to its fixed point, forward in XLA's order of
-    instructions
-    (`index.post_order`), then backward; between two layouts of one value `merge` decides. GSPMD,
-    arXiv:2105.04663, section 3.5. As Shardy completes, the order is that of `worklist.py`, and
-    `factors.py` decides. Dimensions that an annotation gives a priority take part from that round
-    on; each round is completed as a whole.
+    instructions (`index.post_order`), then backward. `merge` combines two shardings of one value.
+    Source: GSPMD, arXiv:2105.04663, section 3.5.
+
+    With Shardy's order, `worklist.py` orders the steps and `factors.py` decides them. Dimensions
+    with a priority take part from the round of this number on; each round is completed as a whole.
 
     Args:
       graph: normalised (implicit broadcasts explicit).
@@ -148,27 +148,32 @@ def propagate(
     >>> print(done.results[0].text(), "-", done.why(graph.results[0]))
     [x, y] - from x, w through dot_general (contraction, forward, level 1)
     """
+    # The graph as this order visits it, and the first shardings: annotations, else replicated.
     layouts = Layouts(annotations.mesh, options.partitioner)
     order = ORDERS[options.order]
     steps = order.steps(
         graph, table, border.visiting_facts(graph, annotations, options.partitioner)
     )
     numbers, seeds = border.start(graph, annotations, layouts, steps)
+    # The sweeps change `numbers` in place; the history is replayed from a copy.
     begin = tuple(numbers)
     fixpoint = order.order(steps, layouts, numbers, options.priorities)
     if options.order == "paper":
         fixpoint.turned = turned
     fixpoint.run()
+    # Dimensions of later priorities join round by round, each completed as a whole.
     for now, rows in border.rounds(graph, annotations, steps):
         for value, sharding in rows:
             fixpoint.begin_round(value, border.in_round(layouts, numbers[value], sharding, now))
         fixpoint.run()
+    # JAX takes and returns even shards, and a loop has one sharding per carry.
     border_changes = border.apply_border_rules(
         graph, annotations, layouts, numbers=numbers, seeds=seeds, is_carried=order.is_carried
     )
     own = frozenset(value for value, _ in border.given(graph, annotations))
     record = Record(graph, fixpoint, begin, seeds, border_changes, own)
     results = border.results(graph, annotations, layouts, numbers)
+    # After the results have their shardings: Shardy may compute a product in another sharding.
     fixpoint.finish()
     known = layouts.shardings()
     return ShardedGraph(

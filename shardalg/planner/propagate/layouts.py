@@ -81,6 +81,7 @@ class Layouts:
             return digits
         out: list[Digit] = []
         for digit in digits:
+            # Neighbouring digits: the one's stride is the other's end. A digit never spans axes.
             if out and out[-1].stride == digit.stride * digit.size:
                 both = Digit(digit.stride, out[-1].size * digit.size)
                 if any(_inside(both, axis) for axis in self._axes):
@@ -150,11 +151,13 @@ class Layouts:
         old, shape = self.dims[number], self.shapes[number]
         dims = tuple(map(self.fused, dims))
         offered = math.prod(parts(digits) for digits in dims)
+        # A replicated value takes any partitioned offer.
         if self.tiles[number] == 1:
             return self.number(shape, dims) if offered > 1 else number
         finer = extends(dims, old)
         if merging and not finer and not extends(old, dims):
             both = self.merged(shape, old, dims)
+            # A merge counts only if it has more tiles than both shardings.
             if both is not None:
                 new = self.number(shape, both)
                 if self.tiles[new] > max(self.tiles[number], offered):

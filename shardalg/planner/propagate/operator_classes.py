@@ -96,6 +96,7 @@ class OperatorClass:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The extent of each loop, in Shardy's order: a contraction's result first."""
+        # The order of loops breaks ties between equal ranks in Shardy.
         order = [*self.operands, *self.results]
         if self.role == image.CONTRACTION:
             order = order[::-1]
@@ -220,10 +221,12 @@ def operator_class(
     # The sharding of a sort's dimension propagates. A solve needs it whole on both sides.
     blocks = frozenset() if closed_operands else rule.whole & rule.result_loops & rule.operand_loops
     maps = row_maps(signature, rules, blocks)
+    # Whole loops that only the result has: no block of the result is a block of an operand.
     unmatched = rule.whole & rule.result_loops - rule.operand_loops
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
     sizes = tuple(math.prod(t.shape) * t.itemsize for t in types)
+    # XLA propagates from the indices of a gather before its data (kGather).
     indices = {symbol.operand for symbol in rule.symbols}
     return OperatorClass(
         role,

@@ -88,6 +88,7 @@ def elements(graph: Graph, place: Places) -> dict[int, list[Element]]:
     return found
 
 
+# JAX lowers a scan to a `while` whose tuple has its elements in this order.
 ORDER = ("carry", "ys", "xs", "const")
 
 
@@ -151,6 +152,7 @@ class _Loop:
             name = element.outer if element.outer is not None else element.result
             assert name is not None  # a stack that is written has a result
             shape = self.graph.values[name].type.shape
+            # A scalar has no dimension to shard.
             if not shape:
                 continue
             element.tuples = [self.place(name, shape)]
@@ -220,6 +222,7 @@ def read_literals(graph: Graph) -> dict[int, list[Literal]]:
             for v in node.operands
             if v in numbers
         ]
+        # XLA expands it to 1 / (1 + exp(-x)), which reads a tensor of ones.
         if node.primitive == "logistic":
             here.append((1.0, graph.values[node.results[0]].type))
         if here:

@@ -66,7 +66,9 @@ class Fixpoint:
         self.level, self.merging = 0, False
         self.due_steps, self.due_places = bytearray(steps), bytearray(places)
         self.retry_steps, self.retry_places = bytearray(steps), bytearray(places)
+        # Per direction and operator class, the first level at which its steps act.
         self.first = {d: [self._level(k.role, d) for k in index.kinds] for d in DIRECTIONS}
+        # An outcome depends on the direction and on whether shardings merge, not on the level.
         self.memos: dict[tuple[str, bool], list[Memo]] = {
             (d, merging): [{} for _ in index.kinds] for d in DIRECTIONS for merging in (False, True)
         }
@@ -124,6 +126,7 @@ class Fixpoint:
         if level == self._broadcast_level:
             for place, value in enumerate(self.index.order):
                 self.due_places[place] |= value in self.index.late_backward
+        # Steps that changed nothing without merging may change something now.
         if level == image.MERGING_LEVEL:
             self.due_steps = _bytewise_or(self.due_steps, self.retry_steps)
             self.due_places = _bytewise_or(self.due_places, self.retry_places)
@@ -175,6 +178,7 @@ class Fixpoint:
             after = key[:count] + outcome.layouts
         elif outcome is not None:
             after = outcome.layouts + key[count:]
+        # This is the outcome of the merging level, so its memo serves that level as well.
         memo = self.memos[direction, True][kind]
         if after not in memo:
             memo[after] = step(known, after, layouts, direction=direction, merging=True)
@@ -182,6 +186,7 @@ class Fixpoint:
 
     def _write_results(self, position: int, outcome: StepOutcome) -> bool:
         self.retry_steps[position] = outcome.retry
+        # A contested product: the readers further on may prefer the other operand.
         if outcome.other is not None:
             outcome = self._preferred_order(position, outcome)
         values = self.index.tensors[position]
@@ -204,6 +209,7 @@ class Fixpoint:
             due[position] = 1
         for place in self.index.operand_places[value]:
             places[place] = 1
+        # All places of one element of a tuple share its sharding.
         for other in self.index.related.get(value, ()):
             if self.numbers[other] != change.number and not self.layouts.fixed[self.numbers[other]]:
                 self._write(change._replace(value=other, step=None, sources=(value,)))
@@ -280,6 +286,7 @@ class Fixpoint:
         """
         index, layouts = self.index, self.layouts
         kind, values = index.kind(position), index.tensors[position]
+        # Search backwards through the values that would have given a result its sharding.
         todo = [*values[kind.num_operands :], values[0]]
         seen = set(todo)
         while todo:

@@ -88,6 +88,7 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
     The batch is the row's first loop. The other dimensions that are not features are spatial.
     """
     reads, results = rule.terms[0], rule.result_loops
+    # The image is the operand whose indices combine a loop of the result with a summed loop.
     position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
     image, kernel = reads[position], reads[1 - position]
     shared = {loop for index in kernel.dims for loop in index.variables}
@@ -158,6 +159,7 @@ def _is_small(sizes: Sizes) -> bool:
 
     From the third dimension on, three taps count as few.
     """
+    # XLA compares products over the first dimensions, and lets three taps pass from the third on.
     for number, (taps, results) in enumerate(sizes):
         before = [math.prod(column) for column in zip(*sizes[: number + 1], strict=True)]
         if taps >= results and (number < 2 or taps > 3 or before[0] >= before[1]):

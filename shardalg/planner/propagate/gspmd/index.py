@@ -145,6 +145,7 @@ def assembled(
     for position, (kind, _, _) in enumerate(steps):
         steps_of_kind[kind].append(position)
     known = [*(v.type.shape for v in graph.values), *shaped]
+    # Equal shapes share one number, so that initial layouts are made once per shape.
     shapes = {shape: i for i, shape in enumerate(dict.fromkeys(known))}
     shape_of = [shapes[v.type.shape] for v in graph.values]
     return SweepIndex(
@@ -253,6 +254,7 @@ class _ClassTable:
 def _single_readers(graph: Graph, results_given: bool) -> list[bool]:
     """Return per value whether it has exactly one user: a node, a region argument, or a result."""
     counts = [len(users) for users in graph.users]
+    # A call reads its operands through its region arguments, which are counted below.
     for node in graph.nodes:
         for value in set(node.operands) if node.bodies else ():
             counts[value] -= 1
@@ -305,6 +307,7 @@ def post_order(graph: Graph, number: int) -> list[int]:
     conflict the first wins. Nodes that no result needs come last.
     """
     region, producer, nodes = graph.regions[number], graph.producer, graph.nodes
+    # An explicit stack, because the depth of a graph exceeds Python's limit of recursion.
     waiting, order = bytearray(len(nodes)), []
     for node in region.nodes:
         waiting[node] = 1

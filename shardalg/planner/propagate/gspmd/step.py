@@ -155,6 +155,7 @@ def forward(
     merging = merging and kind.role != image.TUPLE
     for target, single in zip(kind.results, kind.single, strict=True):
         found = result_offers(kind, numbers, layouts, target)
+        # Without merging only one offer can win. A write into a stack keeps all of them in order.
         if not merging and len(found) > 1 and kind.role != image.STACK:
             found = [max(found, key=lambda offer: _tiles(offer[0]))]
         may_replace = single and (not merging or kind.num_operands == 1)

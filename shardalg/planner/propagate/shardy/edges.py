@@ -110,6 +110,7 @@ class _IndexBuilder:
         kind = made.kind
         if kind is None:
             return None
+        # Constants have no sharding in Shardy, so they neither give nor take one.
         known = tuple(v for v in made.operands if v not in self.absent)
         if made.is_edge:
             if not known:

@@ -59,14 +59,18 @@ def step(
         return None
     if kind.has_equal_maps and len({layouts.dims[number] for number in numbers}) == 1:
         return None
+    # 1. Split every tensor's sharding into its loops (Shardy's factors).
     tensors = [split(kind, k, layouts, number) for k, number in enumerate(numbers)]
+    # 2. Per loop, the digits on which all tensors agree.
     axes = {loop: _agreed(kind, tensors, loop, directions.get(loop, 0)) for loop in kind.sizes}
     if not any(axes.values()):
         return None
+    # 3. If loops compete for an axis, the loop of the largest source tensor goes first.
     sources = {loop: _source(kind, tensors, loop, digits) for loop, digits in axes.items()}
     order = sorted(kind.sizes, key=lambda loop: _rank(kind, sources[loop], axes[loop]))
     held = [layouts.held[number] for number in numbers]
     after: list[tuple[int, Numbers]] = [(number, ()) for number in numbers]
+    # 4. Extend results before operands: a pointwise operand must not surpass a result.
     for k in (*kind.results, *kind.operands):
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
         sources_of = _extend(tensors[k], kind, order, Extension(axes, held[k], limits))

@@ -58,6 +58,7 @@ class Worklist:
         for stage in range(LAST_STAGE + 1) if self.priorities else (LAST_STAGE,):
             self.level = stage
             self._pass_exits()
+            # The steps go onto the stack in reverse, so that the first one is visited first.
             outside = set(self.exits)
             self.todo = [p for p in range(len(self.waits) - 1, -1, -1) if p not in outside]
             for position in self.todo:
