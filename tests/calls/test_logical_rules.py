@@ -162,5 +162,5 @@ def test_a_name_that_stands_twice():
     rules = sa.logical_rules([("embed", "data"), ("embed", "fsdp")], MESH)
     with pytest.raises(sa.StrategyError, match="have 'embed' twice"):
         rules.spec(("embed", "embed"))
-    with pytest.raises(sa.StrategyError, match="rules for 'embed' stand 2 times"):
+    with pytest.raises(sa.StrategyError, match="there are 2 rules for 'embed'"):
         rules.haliax()
