@@ -130,7 +130,7 @@ MISTAKES = {
     "nowhere to load from": (lambda: sa.load_plan(None), "None cannot be read", "None", "Save it again"),
     "a block that does not divide": (lambda: sa.plan(sa.manual(dot, "X"), ONES[0][:7], ONES[1], mesh=MESH), "2 does not evenly divide 7", "trace dot", "Give arguments"),
     "a layout of a value without a name": (lambda: sa.plan(dot, X, W, strategy=sa.Strategy(MESH, sites={"h": P()})), "'h'", "sites are", r"sa\.annotate"),
-    "sizes of a plan in numbers": (lambda: plan().at(B=3), "B", "no named sizes", r"sa\.dims"),
+    "sizes of a plan in numbers": (lambda: plan().at(B=3), "B", "all sizes of this plan are fixed", r"sa\.dims"),
     "a spec for a strategy": (lambda: plan().replan(P("X")), r"P\('X',\)", "strategy", "as in Strategy"),
     "a mesh for a strategy": (lambda: plan().replan(sa.Mesh({"X": 4})), r"Mesh\(X=4\)", "strategy", r"replan\(mesh="),
     "a strategy and a mesh": (lambda: plan().replan(sa.Strategy(MESH), mesh=MESH), "a strategy", "replan", "give one"),
