@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
+# The place of a device in its mesh, or an array of places.
 Position = TypeVar("Position", int, "np.ndarray")
-"""The place of a device in its mesh, or an array of places."""
 
 
 class Digit(NamedTuple):

@@ -198,8 +198,8 @@ def second_hints(sizes: Iterable[Size], *, multiples: bool = False) -> dict[str,
     return found
 
 
+# A size in a file: a number, or an operation with its arguments.
 Data = int | str | tuple["Data", ...]
-"""A size in a file: a number, or an operation with its arguments."""
 LONGEST = 4096  # the most bits of a number in a formula; a file could name huge powers
 
 

@@ -40,8 +40,8 @@ from shardalg.sizes.symbolic.retrace import Alignment, Retrace
 from shardalg.spmd.instruction import Block
 from shardalg.spmd.program import SpmdProgram
 
+# Seconds are sums of floats: the order of summation changes their last digits.
 ROUNDED = 1e-9
-"""Seconds are sums of floats: the order of summation changes their last digits."""
 
 
 def formulas_hold(
@@ -126,8 +126,8 @@ def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield ("step_time_s",), totals.sum("time_s")
 
 
+# A node, and its parameter: by name, then by index in its tuples.
 Place = tuple[int, tuple[str | int, ...]]
-"""A node, and its parameter: by name, then by index in its tuples."""
 
 
 def guards(

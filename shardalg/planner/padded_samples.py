@@ -91,8 +91,8 @@ _OTHERS = (
     ["broadcast_in_dim", "conv_general_dilated", "dot_general", "reduce_max", "reduce_min"],
     ["reduce_prod", "reduce_sum", "reshape", "transpose"],
 )
+# Operators that can compute every sample on its own, padded samples included.
 MOVABLE = _POINTWISE.union(*_OTHERS)
-"""Operators that can compute every sample on its own, padded samples included."""
 SUMS = frozenset(("conv_general_dilated", "dot_general", "reduce_sum"))
 
 

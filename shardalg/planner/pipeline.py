@@ -59,8 +59,8 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
     return CollectiveMatmuls(list(program.locals), graph, times)
 
 
+# The first stage: per node, a choice and its instructions (`partition.Partitioner`).
 EMIT = "emit"
-"""The first stage: per node, a choice and its instructions (`partition.Partitioner`)."""
 PASSES = (
     # a mask moves to where its value is made: one mask for all readers, none where padding is known
     Pass("move_masks", _move_masks, "join_formatting"),

@@ -141,9 +141,8 @@ def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) ->
     return found
 
 
+# Columns of the decisions in which two plans of one function differ (`plan/explain/decisions.py`).
 CHANGE_COLUMNS = ("kind", "place", "source", "at_hints", "here")
-"""Columns of the decisions in which two plans of one function differ
-(`plan/explain/decisions.py`)."""
 NO_CHANGES = Table(CHANGE_COLUMNS, ())
 
 

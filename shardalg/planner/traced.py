@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shardalg.sizes.symbolic.symbols import Symbols
 
 _Roles = tuple[Literal["parameters", "optimizer_state", "data"] | None, ...]
+# Axis sizes of a mesh; None without one.
 Axes = Mapping[str, int] | None
-"""Axis sizes of a mesh; None without one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ import numpy as np
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.recorded import formula_of
 
+# Below it no sum of 64-bit integers overflows.
 _SAFE = 1 << 62
-"""Below it no sum of 64-bit integers overflows."""
 
 
 class ExactPoints:

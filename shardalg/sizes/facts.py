@@ -27,8 +27,8 @@ _HOLDS: dict[str, Callable[[Number], bool]] = {
     BROKEN: lambda number: type(number) is not int,
 }
 _REST = (WHOLE, BROKEN)
+# Bound below which sums of 64-bit integers do not overflow.
 _EXACT = float(1 << 62)
-"""Bound below which sums of 64-bit integers do not overflow."""
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ class Least:
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
+# Largest number of terms of a difference that is tested for positivity in sizes less 1.
 _SHIFTED_TERMS = 8
-"""Largest number of terms of a difference that is tested for positivity in sizes less 1."""
 
 
 def larger(first: Any, second: Any) -> Any:

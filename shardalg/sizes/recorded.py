@@ -24,8 +24,8 @@ from shardalg.sizes.facts import NONNEGATIVE, NONZERO, POSITIVE, WHOLE, ZERO, Fa
 from shardalg.sizes.formula import UNIT, Formula, Number, ceiling
 
 Compared = tuple[Number, Formula]
+# Result of an operation (a `Compared`, a number or a truth value), and its facts.
 Answer = tuple[Any, tuple[Fact, ...]]
-"""Result of an operation (a `Compared`, a number or a truth value), and its facts."""
 
 
 class Answers:
@@ -445,8 +445,8 @@ def weighted_sum(amounts: Iterable[tuple[Any, int]]) -> Any:
     return Formula(terms) + number if terms else number
 
 
+# Largest multiple of the number at the hints that `least_sum` checks.
 _FARTHEST = 1 << 10
-"""Largest multiple of the number at the hints that `least_sum` checks."""
 
 
 def least_sum(

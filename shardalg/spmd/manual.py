@@ -60,8 +60,8 @@ _USER_COLLECTIVES: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = 
     "psum_invariant": lambda s, d, mesh: spmd.AllReduce(d),
     "reduce_scatter": lambda s, d, mesh: spmd.ReduceScatter(s.param("scatter_dimension"), d),
 }
+# Primitives that are collectives of the user's.
 USER_COLLECTIVES = frozenset(_USER_COLLECTIVES)
-"""Primitives that are collectives of the user's."""
 
 
 def manual_layouts(node: Node, mesh: Mesh) -> tuple[Layouts, Layouts]:

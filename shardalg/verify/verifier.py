@@ -362,8 +362,8 @@ def _place(instruction: Instruction) -> str:
     return f"{type(instruction.attributes).__name__} ({results})"
 
 
+# Function that gives the claims, per kind of instruction with a body.
 CLAIMS: dict[type[Attributes], Callable[[Verifier, Any, Locals], Iterator[Claim]]] = {}
-"""Function that gives the claims, per kind of instruction with a body."""
 A = TypeVar("A", bound=Attributes)
 Claims = Callable[[Verifier, Instruction[A], Locals], Iterator[Claim]]
 

@@ -27,8 +27,8 @@ from shardalg.algebra.digits import Digits, canonical, complement, overlap, part
 from shardalg.algebra.halos.exchange import Exchange, once_each, piece, worth_sending
 from shardalg.algebra.halos.transfers import Pairs, Permute, Round
 
+# (source class, target class, number of steps from the class's source to the real source).
 Label = tuple[int, ...]
-"""(source class, target class, number of steps from the class's source to the real source)."""
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ def class_round(classes: Classes, exchange: Exchange, number: int) -> ClassRound
     return ClassRound(classes, exchange, number)
 
 
+# The largest mesh on which every device is visited; larger ones are planned by classes.
 FEW = 256
-"""The largest mesh on which every device is visited; larger ones are planned by classes."""
 
 
 def neighbours(digits: Digits, step: int, devices: int) -> Pairs:

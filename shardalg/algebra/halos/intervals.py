@@ -134,8 +134,8 @@ def _rests(start: Index, divisor: int, parts: Mapping[str, int]) -> set[int]:
     return found
 
 
+# Digits of every partition id in an index, by name.
 Ids = tuple[tuple[str, Digits], ...]
-"""Digits of every partition id in an index, by name."""
 
 
 def extremes(index: Index, ids: Ids, devices: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import NamedTuple, TypeAlias
 
+# (source, target) positions; or (source, target, distance) of device classes (`classes.py`).
 Pairs: TypeAlias = Collection[tuple[int, ...]]
-"""(source, target) positions; or (source, target, distance) of device classes (`classes.py`)."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Slot:
 
 
 Slots = tuple[Slot, ...]
+# Pairs, each with the number of its slot: edges of a bipartite graph of sources and targets.
 Edges = tuple[tuple[int, ...], ...]
-"""Pairs, each with the number of its slot: edges of a bipartite graph of sources and targets."""
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,8 @@ def _join(groups: list[_Group], slot: Slot) -> None:
         chosen.add(k, new)
 
 
+# The edge, by position and permute.
 Ends = defaultdict[int, dict[int, tuple[int, ...]]]
-"""The edge, by position and permute."""
 
 
 def in_permutes(edges: Edges) -> tuple[Edges, ...]:

@@ -67,12 +67,12 @@ def watched(
     return run
 
 
+# The user's arguments of a call, by position and by name.
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""The user's arguments of a call, by position and by name."""
+# The function of arrays in the middle of a call.
 Inner = Callable[..., Any]
-"""The function of arrays in the middle of a call."""
+# (inner, args, kwargs) -> the result of the user's function; `inner` is called once within.
 Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
-"""(inner, args, kwargs) -> the result of the user's function; `inner` is called once within."""
 
 
 @dataclass(frozen=True, eq=False)

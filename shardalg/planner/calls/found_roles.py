@@ -126,8 +126,8 @@ def _shapes(tree: Any) -> tuple[Any, ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
+# Keys from a module to one inside of it: attributes, and places in lists.
 Path = tuple[Any, ...]
-"""Keys from a module to one inside of it: attributes, and places in lists."""
 
 
 class Framework(NamedTuple):

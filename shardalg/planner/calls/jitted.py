@@ -110,8 +110,8 @@ def of_trace(traced: Any) -> Call:
     )
 
 
+# The attribute of a trace with the shardings that a text states, which JAX may not express.
 STATED = "_shardalg_stated"
-"""The attribute of a trace with the shardings that a text states, which JAX may not express."""
 
 
 class Stated(NamedTuple):

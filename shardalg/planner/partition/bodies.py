@@ -26,8 +26,8 @@ from shardalg.planner.propagate.sharded import Layouts, ShardedGraph
 from shardalg.spmd.instruction import Block, Why
 from shardalg.spmd.instructions import FirstMember
 
+# Sums that stay partial until a loop is over, each with its sharding.
 DeferredSums = tuple[tuple[LoopSum, Sharding], ...]
-"""Sums that stay partial until a loop is over, each with its sharding."""
 
 
 class BodyPartitioner(ABC):

@@ -19,12 +19,12 @@ from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.sharding import Sharding
 
 Layout = Sharding
+# A value, and a sharding of it.
 Asked = tuple[int, Layout]
-"""A value, and a sharding of it."""
+# The largest number of sweeps over all units.
 SWEEPS = 50
-"""The largest number of sweeps over all units."""
+# The number of neighbours that take their best options before a change is judged.
 NEAR = 3
-"""The number of neighbours that take their best options before a change is judged."""
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ from shardalg.spmd.program import SpmdProgram
 MOVING = {"parameters": "weight", "data": "activation"}
 
 
+# (value, sharding) of copies that outlive their phase.
 Kept = frozenset[tuple[int, Sharding]]
-"""(value, sharding) of copies that outlive their phase."""
 NONE: Kept = frozenset()
 
 

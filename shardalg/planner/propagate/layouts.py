@@ -221,10 +221,9 @@ def extends(fine: Dims, coarse: Dims) -> bool:
     return all(map(starts_with, fine, coarse))
 
 
+# The loops of a dimension, major first. Each has the extent that its digits must divide; 0 means
+# any.
 Loops = tuple[tuple[str, int], ...]
-"""The loops of a dimension, major first.
-
-Each has the extent that its digits must divide; 0 means any."""
 Map = tuple[Loops, ...]
 
 

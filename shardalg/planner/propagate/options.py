@@ -30,13 +30,13 @@ class Policy(NamedTuple):
     is_weighed: bool = False
 
 
+# A row per policy; "jit" has the row of the partitioner that the installed jax uses.
 POLICIES = {
     "paper": Policy("gspmd", "paper", "the paper's", is_weighed=True),
     "gspmd": Policy("gspmd", "gspmd", "XLA's (GSPMD)", is_weighed=True),
     "shardy": Policy("shardy", "shardy", "XLA's (Shardy)", is_weighed=True),
     "cost": Policy("gspmd", "paper", "chosen by cost"),
 }
-"""A row per policy; "jit" has the row of the partitioner that the installed jax uses."""
 JIT = "jit"
 _NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
 _Class = TypeVar("_Class")

@@ -216,10 +216,10 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
     return best[1]
 
 
+# The elements that a route sends beyond the goal's block, as a share of the tensor; the route.
 Priced = tuple[Fraction | None, Route | None]
-"""The elements that a route sends beyond the goal's block, as a share of the tensor; the route."""
+# Source and target dimension of an all-to-all, and its number of devices.
 Arc = tuple[int, int, int]
-"""Source and target dimension of an all-to-all, and its number of devices."""
 
 
 class Pool(NamedTuple):

@@ -43,12 +43,12 @@ from shardalg.spmd.instructions import (
     ReduceScatter,
 )
 
+# The largest number of digits that an all-to-all delivers in any order; more keep their order.
 EVERY_ORDER = 3
-"""The largest number of digits that an all-to-all delivers in any order; more keep their order."""
+# The number of states after which the search on unequal links gives up.
 MOST = 1000
-"""The number of states after which the search on unequal links gives up."""
+# Digits per dimension, and the digits along which partial sums are pending.
 State = tuple[Dims, Digits]
-"""Digits per dimension, and the digits along which partial sums are pending."""
 Move = (
     AllGather | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice | ReduceScatter
     | Retile
@@ -133,8 +133,8 @@ def _plain_state(state: State) -> State:
     return plain(state[0]), pending
 
 
+# The cost of some steps, the state after them, and the steps.
 Reached = tuple[Cost, State, list[SearchStep]]
-"""The cost of some steps, the state after them, and the steps."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Rule
 
+# (position, dimension); operands count first, then results. (-1, k) is the k-th inner loop.
 TensorDim = tuple[int, int]
-"""(position, dimension); operands count first, then results. (-1, k) is the k-th inner loop."""
 PRODUCT, SUM = "product", "sum"
 
 

@@ -25,8 +25,8 @@ from shardalg.sizes.symbolic.retrace import Difference, Retrace
 from shardalg.tables import Table
 
 Shape = tuple[Expr, ...]
+# Function that returns the normalised graph at sizes by name, with the others at their hints.
 Tracer = Callable[[Mapping[str, int]], Graph]
-"""Function that returns the normalised graph at sizes by name, with the others at their hints."""
 
 CONSTANT_COLUMNS = ("dimension", "source", "value", "varies")
 

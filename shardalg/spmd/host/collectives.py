@@ -37,8 +37,8 @@ _UFUNCS = {
     "xor": np.bitwise_xor,
     "logsumexp": np.logaddexp,
 }
+# Integers without extrema in numpy.
 _PARTS_OF_BYTES = ("int4", "uint4", "int2", "uint2")
-"""Integers without extrema in numpy."""
 
 
 def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:

@@ -136,8 +136,8 @@ class AllToAlls(Collective):
         return first
 
 
+# (source, target) positions.
 Pairs = tuple[tuple[int, int], ...]
-"""(source, target) positions."""
 
 
 @dataclass(frozen=True, slots=True)

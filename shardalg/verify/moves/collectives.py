@@ -101,8 +101,8 @@ def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
     return with_dim(step.operand, a.dim, declared), claims
 
 
+# Ways to combine that have instructions of their own instead of an all-reduce.
 _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
-"""Ways to combine that have instructions of their own instead of an all-reduce."""
 
 
 def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:

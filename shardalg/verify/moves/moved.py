@@ -13,10 +13,10 @@ from shardalg.verify.move import MOVES, CheckedInstruction, Goal, Result, X
 from shardalg.verify.moves import collectives, joins, masks, pads, slices
 from shardalg.verify.report import Decided
 
+# Instructions that take a part of a dimension unchanged, so that base dilation stays.
 PARTS = (DynamicSlice, OwnerSelect, Slice, SliceAt)
-"""Instructions that take a part of a dimension unchanged, so that base dilation stays."""
+# Modules that register their functions in `MOVES` when they are imported.
 REGISTERED = (collectives, joins, masks, pads, slices)
-"""Modules that register their functions in `MOVES` when they are imported."""
 
 
 # Pure, and many programs contain the same instruction.

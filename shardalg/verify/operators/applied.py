@@ -39,10 +39,10 @@ RESTATED = frozenset(
     "lhs_dilation base_dilation feature_group_count batch_group_count "
     "indices_are_sorted unique_indices mode".split()
 )
+# Hints for the operator, which is correct without them.
 PROMISES = ("indices_are_sorted", "unique_indices")
-"""Hints for the operator, which is correct without them."""
+# Operators of one operand whose results are elements of that operand.
 COPIES = SAME | {"rev", "slice"}
-"""Operators of one operand whose results are elements of that operand."""
 
 
 O_co = TypeVar("O_co", bound=Operator, covariant=True)
@@ -69,10 +69,10 @@ class CheckedOperator(Generic[O_co]):
     firsts: tuple[int, ...] = ()
 
 
+# Contents of the results, and the claims that they rest on.
 Outcome = tuple[tuple[Contents, ...], list[Goal]]
-"""Contents of the results, and the claims that they rest on."""
+# Function that gives contents and claims, per kind of operator.
 APPLIED: dict[type[Operator], Callable[[Any], Outcome]] = {}
-"""Function that gives contents and claims, per kind of operator."""
 O = TypeVar("O", bound=Operator)
 
 

@@ -76,8 +76,8 @@ from shardalg.verify.operators.local_rows import (
 from shardalg.verify.operators.selections import selection_claims
 from shardalg.verify.report import Decided
 
+# Ways to combine whose result does not depend on how often a number enters.
 IDEMPOTENT = (MAX, MIN, AND, OR)
-"""Ways to combine whose result does not depend on how often a number enters."""
 
 
 # Pure, and many programs contain the same instruction.

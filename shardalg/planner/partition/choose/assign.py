@@ -42,10 +42,10 @@ from shardalg.planner.partition.choose.sent import GATHERED, sent_bytes
 from shardalg.planner.reshard.paths import reshard_bound, reshard_price
 from shardalg.sizes.recorded import first_least
 
+# The shardings of the operands and of the results.
 Layouts = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
-"""The shardings of the operands and of the results."""
+# Loop to the digits that may be assigned to it; the first entry is (), the loop is not sharded.
 LoopCandidates = dict[str, list[Digits]]
-"""Loop to the digits that may be assigned to it; the first entry is (), the loop is not sharded."""
 
 
 def choose(key: NodeKey) -> Choice:

@@ -11,8 +11,8 @@ from shardalg.costs.compute import contracts
 from shardalg.planner.partition.choose.component import Assigned, Component, Tensor
 from shardalg.planner.partition.choose.key import NodeKey, available, num_parts
 
+# Loop to a set of digits.
 LoopSets = dict[str, set[Digit]]
-"""Loop to a set of digits."""
 
 
 def required_devices(key: NodeKey, component: Component, assignments: list[Assigned]) -> int:

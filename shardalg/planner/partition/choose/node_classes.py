@@ -22,8 +22,8 @@ from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.planner.reshard.paths import reshard_price
 from shardalg.spmd.manual import USER_COLLECTIVES
 
+# A graph value, and the sharding of a copy of it.
 Copy = tuple[int, Sharding]
-"""A graph value, and the sharding of a copy of it."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy
     return frozenset(kept)
 
 
+# Identities that keep the sharding of their value.
 KEPT = ("annotate", "optimization_barrier")
-"""Identities that keep the sharding of their value."""
 
 
 @dataclass(frozen=True, eq=False)

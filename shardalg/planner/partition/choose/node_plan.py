@@ -52,8 +52,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Start
 
+# The local operator that a device runs.
 Operator = Apply | Choose | Extract | Insert
-"""The local operator that a device runs."""
 
 
 @dataclass(frozen=True)

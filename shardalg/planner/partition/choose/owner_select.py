@@ -23,8 +23,8 @@ from shardalg.planner.partition.choose.key import Choice
 from shardalg.planner.reshard.even import tile
 from shardalg.spmd.instructions import OwnerSelect
 
+# A device's block of the dimension after the owner select.
 ELEMENT = WindowBlock(1)
-"""A device's block of the dimension after the owner select."""
 
 
 def elements(signature: Signature, rule: Rule) -> tuple[int, ...]:

@@ -101,8 +101,8 @@ _BORDERS: dict[str, Callable[[Node, Sequence[Region], Sequence[Sharding]], Regio
 }
 
 
+# A value, and the length of its stacked leading dimension; 0 if it has none.
 BorderSlot = tuple[int, int]
-"""A value, and the length of its stacked leading dimension; 0 if it has none."""
 
 
 @dataclass(frozen=True)

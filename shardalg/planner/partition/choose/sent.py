@@ -21,8 +21,8 @@ from shardalg.planner.partition.choose.windows import elements, together, window
 from shardalg.planner.reshard.paths import usable
 from shardalg.sizes.amounts import quotient
 
+# Combines whose partial results are gathered.
 GATHERED = (ARGMAX, ARGMIN, TOP, USER)
-"""Combines whose partial results are gathered."""
 
 
 def sent_bytes(key: NodeKey, choice: Choice, price: Callable[[Sharding, Sharding], Any]) -> Any:

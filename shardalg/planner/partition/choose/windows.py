@@ -344,8 +344,8 @@ def spans(found: tuple[ShardedWindow, ...]) -> dict[OperandDim, WindowBlock]:
     return {(w.operand, w.dim): w.span for w in found}
 
 
+# Type and shape of a local value.
 Block = tuple[str, tuple[int, ...]]
-"""Type and shape of a local value."""
 
 
 def together(

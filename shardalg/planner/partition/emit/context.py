@@ -25,8 +25,8 @@ from shardalg.spmd.instruction import UNSTATED, Attributes, Instruction, Why
 from shardalg.spmd.instructions import Slice
 from shardalg.spmd.local import Local
 
+# The phase of copies that every phase may read.
 ANY_PHASE = ""
-"""The phase of copies that every phase may read."""
 
 
 class Cause(NamedTuple):
@@ -121,8 +121,8 @@ class BlockListing:
         return self.emit_step(dim, cut, (local,), cause)[0]
 
 
+# The local value of a graph value that no instruction has computed yet.
 UNMADE = -1
-"""The local value of a graph value that no instruction has computed yet."""
 
 
 @dataclass

@@ -45,8 +45,8 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.local import Local
 
+# Numbers of local values.
 Locals = tuple[int, ...]
-"""Numbers of local values."""
 Resizing = Dilate | Slice | SliceAt | OwnerSelect
 
 
@@ -153,11 +153,11 @@ def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> At
     return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
 
+# Why operands of a call move.
 TAKES = {
     "scan": Purpose.LOOP_TAKES, "cond": Purpose.BODIES_TAKE, "while": Purpose.BODIES_TAKE,
     "shard_map": Purpose.REGION_TAKES,
 }  # fmt: skip
-"""Why operands of a call move."""
 
 
 def _loop(node: Node, mesh: Mesh, body: Block) -> Loop:

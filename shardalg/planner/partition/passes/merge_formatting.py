@@ -24,10 +24,10 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.rewrite import Rewriter
 
+# Local instructions of which a phase keeps only the first of several equal ones.
 REPEATED = (Concatenate, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
-"""Local instructions of which a phase keeps only the first of several equal ones."""
+# Instructions that are formatting if operand and result are the same graph value.
 OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, SliceAt)
-"""Instructions that are formatting if operand and result are the same graph value."""
 Shape = tuple[int, ...]
 
 

@@ -20,10 +20,10 @@ from shardalg.spmd.instruction import UNSTATED, Block, Instruction, is_a
 from shardalg.spmd.instructions import Apply, Mask, kinds
 from shardalg.spmd.rewrite import Rewriter
 
+# Local value to the masks of it that are read, each with the masked local value, or None.
 Wishes = dict[int, dict[Mask, int | None]]
-"""Local value to the masks of it that are read, each with the masked local value, or None."""
+# Local value to masks, each with the number of masked results that it would replace.
 Lifted = dict[int, Counter[Mask]]
-"""Local value to masks, each with the number of masked results that it would replace."""
 
 
 @dataclass

@@ -23,8 +23,8 @@ from shardalg.spmd.identity import identity, identity_if_any
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.local import Local
 
+# (digits, block, size): elements `x` with `p*block + x >= size`, as in `Mask`.
 Padding = tuple[Digits, int, int]
-"""(digits, block, size): elements `x` with `p*block + x >= size`, as in `Mask`."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,9 @@ class ValueFacts:
         return ValueFacts(others | ({dim: fill} if fill else {}))
 
 
+# A dimension, its padding, and per operand the dimension read along it (`operands_along`). The
+# dimension and the padding are None for all elements.
 PaddedDim = tuple[int | None, Padding | None, Mapping[int, int | None]]
-"""A dimension, its padding, and per operand the dimension read along it (`operands_along`).
-
-The dimension and the padding are None for all elements.
-"""
 NOTHING = ValueFacts()
 
 
@@ -252,8 +250,8 @@ def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFact
     return known.with_fill(dim, ((digits, block, size), number) if held == () else None)
 
 
+# Instructions that fill padding; all others need a known operand.
 FILLS = frozenset({p.Mask, p.Resize})
-"""Instructions that fill padding; all others need a known operand."""
 _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.AllGather: Fills.others,
     p.AllReduce: Fills.reduced,

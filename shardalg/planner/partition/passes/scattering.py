@@ -19,8 +19,8 @@ from shardalg.spmd.instructions import AllReduce, DynamicSlice, ReduceScatter, R
 from shardalg.spmd.local import Local
 from shardalg.spmd.rewrite import Rewriter
 
+# The reader of a block's results.
 RESULT = -1
-"""The reader of a block's results."""
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from shardalg.spmd.instructions import (
 )
 from shardalg.spmd.rewrite import Rewriter, blocks
 
+# Instructions after which at most one device has the element.
 OWNERS = (Extract, OwnerSelect)
-"""Instructions after which at most one device has the element."""
+# Instructions that keep elements as they are, or set them to 0.
 PARTS = (Slice, SliceAt, Resize)
-"""Instructions that keep elements as they are, or set them to 0."""
+# Operators that keep elements as they are.
 COPIES = SAME | {"rev", "slice"}
-"""Operators that keep elements as they are."""
 
 
 @dataclass

@@ -193,8 +193,8 @@ def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
             yield made
 
 
+# A number, and the type of the tensor that is full of it.
 Literal = tuple[float, ValueType]
-"""A number, and the type of the tensor that is full of it."""
 
 
 def literals(graph: Graph) -> dict[int, dict[Literal, list[int]]]:

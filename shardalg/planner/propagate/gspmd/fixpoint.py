@@ -26,8 +26,8 @@ from shardalg.planner.propagate.layouts import Layouts, extends
 from shardalg.planner.propagate.operator_classes import Dims
 
 Memo = dict[Numbers, StepOutcome | None]
+# The largest number of steps that look-ahead follows a chain of single readers.
 LONGEST_CHAIN = 20
-"""The largest number of steps that look-ahead follows a chain of single readers."""
 
 
 class ShardingChange(NamedTuple):
@@ -372,11 +372,11 @@ class Fixpoint:
 
 
 DIRECTIONS = (FORWARD, BACKWARD)
+# Roles at which look-ahead ends. XLA's ends at the stacks of a loop too; scanned steps then send
+# more.
 BORDERS = (image.LOOP,)
-"""Roles at which look-ahead ends. XLA's ends at the stacks of a loop too; scanned steps then send
-more."""
+# The default of a memo, because None is an outcome.
 UNKNOWN: StepOutcome = StepOutcome((), (), ())
-"""The default of a memo, because None is an outcome."""
 NOTHING = StepOutcome((), (), ())
 
 

@@ -171,15 +171,15 @@ FORWARD, BACKWARD = "forward", "backward"
 POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
 DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
+# Products: of two operands that each improve the result the larger one goes first.
 MATRIX = (CONTRACTION, CONVOLUTION)
-"""Products: of two operands that each improve the result the larger one goes first."""
+# Between stacks of equal type: they begin as the same zeros, which XLA makes once.
 ZEROS = "zeros"
-"""Between stacks of equal type: they begin as the same zeros, which XLA makes once."""
+# Into a tuple, be it in several places; from the tuple that a loop or a branch is given to its own;
+# and out of one.
 TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
-"""Into a tuple, be it in several places; from the tuple that a loop or a branch is given to
-its own; and out of one."""
+# From a result's value to its annotation, in Shardy's way of completing.
 EXIT = "exit"
-"""From a result's value to its annotation, in Shardy's way of completing."""
 
 LEVELS: dict[str, tuple[int, int]] = {
     POINTWISE: (0, 0),
@@ -199,8 +199,8 @@ LEVELS: dict[str, tuple[int, int]] = {
     BROADCAST: (3, 2),
     ZEROS: (2, 2),
 }
+# From this level on two partial layouts of one value merge.
 MERGING_LEVEL = 1
-"""From this level on two partial layouts of one value merge."""
 LAST_LEVEL = 3
 
 

@@ -22,12 +22,12 @@ from shardalg.planner.propagate.operator_classes import (
 )
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
+# (number of its kind, its values: operands then results, its node or call).
 Visit = tuple[int, tuple[int, ...], int | None]
-"""(number of its kind, its values: operands then results, its node or call)."""
 Span = tuple[int, int, int, int]
 Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
+# Ties by which values enter a loop's body; the others leave it.
 ENTER = ("const", "init", "xs")
-"""Ties by which values enter a loop's body; the others leave it."""
 
 
 @dataclass(frozen=True, eq=False)

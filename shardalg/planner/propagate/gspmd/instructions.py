@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from shardalg.graph.ir import Graph, Node
 from shardalg.planner.propagate.gspmd.elements import Element, Places, elements
 
+# An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
+# one of its elements), and its numbers.
 Key = tuple[str, int, int]
-"""An instruction: what it is (a node, a call, an element that enters or leaves, a tuple of results,
-one of its elements), and its numbers."""
 
 
 class Instructions:

@@ -42,8 +42,8 @@ class TensorFactor(NamedTuple):
 
 
 Tensor = dict[str, TensorFactor]
+# Per tensor its layout after the step, and the tensors that it took something from.
 Extended = tuple[tuple[int, Numbers], ...]
-"""Per tensor its layout after the step, and the tensors that it took something from."""
 
 
 def step(
@@ -285,13 +285,13 @@ def _dimension_digits(
 
 
 Directions = dict[str, int]
+# Roles of stages 0 and 1, and their directions.
 PASSING = {
     image.POINTWISE: BOTH,
     image.LAYOUT: BOTH,
     image.LOOP: BOTH,
     image.DYNAMIC_SLICE: FORWARD,
 }
-"""Roles of stages 0 and 1, and their directions."""
 LAST_STAGE = 4
 
 
