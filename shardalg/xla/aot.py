@@ -205,6 +205,7 @@ def _tpus(topology: Topology, mesh: Mesh) -> Target:
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     places = [
+        # A torus of two dimensions gets a third coordinate 0, as JAX's devices have.
         (*place[SLICES], *(*place[TORUS], 0, 0)[:3], *place[CHIP])
         for place in _places(topology, mesh)
     ]
@@ -270,6 +271,7 @@ def compile_for(
 
 def _text(stage: Any) -> str:
     """Return a program's text without source locations."""
+    # Locations name source lines, which would change the key after an edit above the function.
     return stage.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
 
 
@@ -290,6 +292,7 @@ def _compiled(
                 f"{target.compiler} ended without an answer (status {run.returncode}): "
                 f"{last_words(run.stderr)}\nCompile another program or topology."
             )
+        # The process ends normally if a plugin refuses the topology, and leaves this file.
         if (failed := folder / "failed.json").exists():
             message = json.loads(failed.read_text())["message"]
             raise LoweringError(

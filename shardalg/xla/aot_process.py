@@ -111,6 +111,7 @@ def _flops(made: Any) -> dict[str, float]:
 
     try:
         costs = made.cost_analysis()
+    # Some plugins do not implement the cost analysis.
     except (jax.errors.JaxRuntimeError, NotImplementedError):
         return {}
     costs = costs[0] if isinstance(costs, list) else costs

@@ -74,6 +74,7 @@ def run_apart(
     Raises:
       LoweringError: the process takes longer than `longest_s`.
     """
+    # With -P, this folder is not on the import path, where its modules could hide others.
     command = [sys.executable, "-P", str(script), str(folder)]
     # Leave out this process's number of CPU devices: the script sets its own, and JAX refuses both.
     # All of XLA's optimizations are on, even if this process has switched them off.
@@ -98,5 +99,6 @@ def run_apart(
 
 def last_words(stderr: str) -> str:
     """Return the failed check that XLA names before its stack trace, or else the last lines."""
+    # A stack trace follows the failed check, so the last lines would not name it.
     failed = [line for line in stderr.splitlines() if "Check failed" in line]
     return _STAMP.sub("", failed[0]).strip() if failed else stderr.strip()[-600:]

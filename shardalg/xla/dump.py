@@ -94,6 +94,7 @@ def using(partitioner: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # The switch is global to the process, so it is restored even after an error.
         jax.config.update(SWITCH, before)
 
 
@@ -262,6 +263,7 @@ def _stage(graph: Graph, annotations: Annotations, *, probe: bool = True) -> Any
     try:
         return _lowered(graph, annotations, mesh_to_abstract(mesh), probe=probe)
     except ValueError as error:
+        # JAX has no own class for this error, so its text tells it from other errors.
         if "require devices" not in str(error):
             raise
     devices = jax.devices("cpu")

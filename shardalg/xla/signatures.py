@@ -246,6 +246,7 @@ class HloSide:
         """Return the anchors above a call's results, and above a loop's initial values."""
         roots = [self.module.roots[n] for n in _callees(instruction) if n in self.module.roots]
         if instruction.opcode == "while":
+            # A loop without iterations returns its initial values.
             roots += self._operands(instruction)
         return NOTHING.union(*(self.above(root, element) for root in roots))
 
@@ -268,6 +269,7 @@ _CALLS = {
 
 def _callees(instruction: HloInstruction) -> list[str]:
     """Return the computations that an instruction runs and whose results it returns."""
+    # A loop's condition is left out, because its result is not a result of the loop.
     keys, attributes = _CALLS.get(instruction.opcode, ()), instruction.attributes
     listed = ",".join(attributes[key].strip("{}") for key in keys if key in attributes)
     return [name.strip().lstrip("%") for name in listed.split(",") if name.strip()]

@@ -22,7 +22,9 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 
 def _manual(step: TextStep, *operands: Any) -> Any:
-    """Free axes of a layout at the border are the partitioner's, as JAX has it."""
+    # = {name for name in parts|An axis that is split in parts ("x.0") is manual if the text names
+    # the axis or the part.
+    """Run a manual computation; the partitioner decides the axes that are not manual."""
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
     parts = [name for name in step.mesh if "." in name]
     stated = {str(axis) for axis in manual}
@@ -86,7 +88,7 @@ def _on(spec: Any, axes: set[str]) -> PartitionSpec:
 
 
 def _groups(axes: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """Per group of devices that differ along these axes, their numbers."""
+    """Return the numbers of the devices of each group along these axes, a row per group."""
     names = list(sizes)
     devices = np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
     inner = [names.index(axis) for axis in axes]
@@ -106,6 +108,7 @@ def _axes(step: TextStep) -> tuple[str, ...]:
     """Return the axes along which the groups of a collective run."""
     said = np.asarray(step.op.attributes["replica_groups"])
     for axes in _choices(step):
+        # The order of the groups does not matter, but the order inside of a group does.
         if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, said.tolist())}:
             return axes
     raise step.refused(f" among groups {said.tolist()}, which are no axes of the mesh,")
@@ -116,6 +119,7 @@ def _permute(step: TextStep, x: Any) -> Any:
     said = {*map(tuple, step.pairs("source_target_pairs", 0))}
     for axes in _choices(step):
         groups = _groups(axes, step.mesh)
+        # Steps are read from the first group; the test below makes sure that all groups take them.
         place = {device: i for i, device in enumerate(groups[0].tolist())}
         steps = [(place[a], place[b]) for a, b in sorted(said) if a in place and b in place]
         if said == {(int(group[a]), int(group[b])) for group in groups for a, b in steps}:
@@ -176,6 +180,7 @@ def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
     compare = compare.operation
     if compare.name != "stablehlo.compare" or list(end.operands) != list(compare.results):
         return None
+    # Other comparisons count differently; such a loop stays a while loop.
     if "LT" not in str(compare.attributes["comparison_direction"]):
         return None
     counter = [i for i, arg in enumerate(condition.arguments) if arg == compare.operands[0]]
@@ -201,12 +206,9 @@ def _number(value: Any) -> int | None:
     return int(said.get_splat_value().value) if said.is_splat else None
 
 
-def _if(step: TextStep, which: Any) -> Any:
-    return tuple(lax.cond(which, step.region(0), step.region(1)))
-
-
 def _case(step: TextStep, which: Any) -> Any:
-    """StableHLO takes the last branch for a number that is none's."""
+    """Run the branch of an index."""
+    # StableHLO runs the last branch if the index is out of range, and `lax.switch` clamps it.
     count = len(step.op.regions)
     index = lax.select((which < 0) | (which >= count), lax.full_like(which, count - 1), which)
     return tuple(lax.switch(index, [step.region(i) for i in range(count)]))
@@ -214,7 +216,7 @@ def _case(step: TextStep, which: Any) -> Any:
 
 CONTROL_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stablehlo.while": _while,
-    "stablehlo.if": _if,
+    "stablehlo.if": lambda s, which: tuple(lax.cond(which, s.region(0), s.region(1))),
     "stablehlo.case": _case,
 }
 
@@ -227,8 +229,7 @@ def _as_stated(name: str) -> Callable[..., Any]:
 def _reduced(step: TextStep, x: Any) -> Any:
     """Return the sum, which is the operand's global value: the operand's blocks are partial sums.
 
-    Of a value that no operator has left as partial sums, each device would have a summand of its
-    own, and the program of all devices has no such value.
+    Any other operand has one summand per device, which the program of all devices cannot express.
     """
     if not _is_partial(step.op.operands[0]):
         raise step.refused(" of a value that is no partial sum")
@@ -238,6 +239,7 @@ def _reduced(step: TextStep, x: Any) -> Any:
 def _is_partial(value: Any) -> bool:
     owner = value.owner
     name = getattr(owner, "name", "")
+    # Shardy's operators keep the global value, so the operator before them decides.
     if name.startswith("sdy.") and list(getattr(owner, "operands", ())):
         return _is_partial(owner.operands[0])
     return name in _SUMMING_REDUCTIONS or "unreduced" in _own_sharding(owner)

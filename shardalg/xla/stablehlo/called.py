@@ -1,9 +1,8 @@
 """Operators of StableHLO and CHLO, as calls of the functions of `lax` that they come from.
 
-Calls of LAPACK, which stand in text that is lowered for CPUs, as JAX's own operators.
-
-Each gives what JAX's lowering expects of the call (jax/_src/lax/linalg.py): its last result is the
-status, 0 where all is well.
+Text that is lowered for CPUs has calls of LAPACK, which are read as JAX's own operators. Each has
+the results that JAX's lowering expects (jax/_src/lax/linalg.py). The last is the status, 0 for
+success.
 """
 
 from __future__ import annotations
@@ -50,7 +49,9 @@ def _well(x: Any) -> Any:
 def _cholesky(step: TextStep, x: Any) -> Any:
     if _said(step, "uplo") != "L":
         raise step.refused(" of the upper triangle")
+    # LAPACK reads the lower triangle only, so the operand is not made symmetric first.
     made = lax.linalg.cholesky(x, symmetrize_input=False)
+    # JAX fills a failed factorisation with NaN, and LAPACK reports it in its status.
     return made, jnp.isnan(made).any((-2, -1)).astype(jnp.int32)
 
 
@@ -70,6 +71,7 @@ def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
 def _lu(step: TextStep, x: Any) -> Any:
     """LAPACK numbers rows from 1."""
     made, pivots, _ = lax.linalg.lu(x)
+    # `lax.linalg.lu` numbers rows from 0, and LAPACK's getrf from 1.
     return made, pivots + 1, _well(x)
 
 
@@ -82,6 +84,7 @@ def _svd(step: TextStep, x: Any) -> Any:
     mode = _said(step, "mode")
     if mode == "N":
         values = lax.linalg.svd(x, full_matrices=False, compute_uv=False)
+        # The call has results for both factors even in this mode, which computes neither.
         left, right = (jnp.zeros(*array_type(step.op.results[i].type)) for i in (2, 3))
     else:
         left, values, right = lax.linalg.svd(x, full_matrices=mode == "A")
@@ -127,19 +130,17 @@ def _plain(name: str) -> Reading:
 def _constant(step: TextStep) -> Any:
     """Return a constant: a scalar as a literal, equal elements as a broadcast."""
     value = literal(step.op)
+    # A broadcast keeps a large constant of equal elements out of the traced program.
     same = value.size > 1 and bool((value == value.flat[0]).all())
     return lax.full(value.shape, value.flat[0]) if same else value
 
 
 def _broadcast(step: TextStep, x: Any) -> Any:
     """Broadcast; to its own shape the value itself, so that reductions recognise an identity."""
+    # A broadcast to the same shape would hide constants from the tests for a reduction's identity.
     if np.shape(x) == step.shape:
         return x
     return lax.broadcast_in_dim(x, step.shape, step.ints("broadcast_dimensions"))
-
-
-def _compare(step: TextStep, x: Any, y: Any) -> Any:
-    return getattr(lax, step.word("comparison_direction").lower())(x, y)
 
 
 def _slice(step: TextStep, x: Any) -> Any:
@@ -149,10 +150,6 @@ def _slice(step: TextStep, x: Any) -> Any:
 def _pad(step: TextStep, x: Any, value: Any) -> Any:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     return lax.pad(x, value, tuple(zip(*map(step.ints, names), strict=True)))
-
-
-def _convert(step: TextStep, x: Any) -> Any:
-    return lax.convert_element_type(x, step.dtype)
 
 
 def _custom_call(step: TextStep, *operands: Any) -> Any:
@@ -171,7 +168,7 @@ def _random_bits(step: TextStep, state: Any) -> Any:
     bits = step.op.results[1].type
     shape, dtype = tuple(bits.shape), np.dtype(f"uint{bits.element_type.width}")
     algorithm = lax.RandomAlgorithm[f"RNG_{step.word('rng_algorithm')}"]
-    # A state of 64 bits that JAX does not hold stands in pairs of 32, and is taken flat.
+    # JAX without 64 bits has such a state as pairs of 32 bits, which the generator takes flat.
     after, found = lax.rng_bit_generator(state.reshape(-1), shape, dtype, algorithm=algorithm)
     return after.reshape(state.shape), found
 
@@ -183,9 +180,9 @@ OPERATORS: Mapping[str, Reading] = {
     "stablehlo.constant": _constant,
     "sdy.constant": _constant,
     "stablehlo.broadcast_in_dim": _broadcast,
-    "stablehlo.compare": _compare,
+    "stablehlo.compare": lambda s, x, y: getattr(lax, s.word("comparison_direction").lower())(x, y),
     "stablehlo.select": lambda s, which, yes, no: lax.select(which, yes, no),
-    "stablehlo.convert": _convert,
+    "stablehlo.convert": lambda s, x: lax.convert_element_type(x, s.dtype),
     "stablehlo.bitcast_convert": lambda s, x: lax.bitcast_convert_type(x, s.dtype),
     "stablehlo.reshape": lambda s, x: lax.reshape(x, s.shape),
     "stablehlo.transpose": lambda s, x: lax.transpose(x, s.ints("permutation")),

@@ -28,9 +28,9 @@ class TextStep:
     """An operator with its module, values and location.
 
     Attributes:
-      op: of the parser.
-      region: its region of this number, as a function of arrays.
-      layout: a sharding of this operator on a shape, as a Sharding; None where it says nothing.
+      op: the parsed operator.
+      region: the function of arrays that a region computes, by its number.
+      layout: a sharding of this operator on a shape, as a Sharding; None if it has none.
       mesh: names of its axes to their sizes.
       place: for messages, `model.py:41`.
     """
@@ -120,7 +120,7 @@ def array_type(kind: Any) -> tuple[tuple[int, ...], Any]:
             f"a value of type {kind} cannot be read: it is no tensor of known sizes, of elements "
             "that JAX has. Export the function at sizes in numbers."
         )
-    # Inside of a program, what JAX holds: 64 bits only where it is told so.
+    # Inside of a program JAX holds 64 bits only if the option jax_enable_x64 is set.
     return tuple(read.shape), jax.dtypes.canonicalize_dtype(dtype)
 
 
@@ -131,6 +131,7 @@ def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
       TraceError: it has 64 bits, and JAX is to hold 32.
     """
     shape, dtype = array_type(kind)
+    # A complex number of two 64-bit floats has 16 bytes.
     wide = 16 if dtype.kind == "c" else 8
     if re.search(r"[uif]64>+$", str(kind)) and dtype.itemsize < wide:
         raise TraceError(
@@ -166,15 +167,18 @@ def literal(op: Any) -> Any:
 def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
     """Parse the elements of a type that numpy lacks."""
     raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
+    # MLIR prints large constants as the hexadecimal digits of their bytes.
     if raw:
         return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
     part = np.dtype({"complex64": "float32", "complex128": "float64"}.get(str(dtype), dtype))
     size = part.itemsize
     found = _NUMBER.findall(text[: text.rindex(":")])
+    # MLIR prints NaN and infinities as the hexadecimal bits of the element.
     bits = [int(n, 16).to_bytes(size, "little") if n.startswith("0x") else None for n in found]
     flat = [
         np.asarray(float(n), part) if b is None else np.frombuffer(b, part)[0]
         for n, b in zip(found, bits, strict=True)
     ]
+    # Real and imaginary parts alternate, so a view pairs them to complex numbers.
     made = np.asarray(flat, part).view(dtype)
     return np.full(shape, made[0]) if len(made) == 1 else made.reshape(shape)
