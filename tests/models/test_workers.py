@@ -56,7 +56,8 @@ def test_a_worker_answers_what_this_process_would():
             workers._answered(process.stdin, process.stdout, pickle.dumps(task)) for _ in range(2)
         ]
     assert process.returncode == 0
-    assert [one.prices for one in answers] == 2 * [workers.done(task, workers.Pricing()).prices]
+    alone = workers.done(task, workers.CandidatePricing())
+    assert [one.prices for one in answers] == 2 * [alone.prices]
 
 
 @pytest.mark.slow
@@ -83,9 +84,9 @@ def test_a_refusal_is_an_answer(monkeypatch):
     def prices(self, found, on):
         raise StrategyError("does not divide")
 
-    monkeypatch.setattr(workers.Pricing, "prices", prices)
+    monkeypatch.setattr(workers.CandidatePricing, "prices", prices)
     task = workers.PricingTask(["a candidate"], None)
-    assert workers.done(task, workers.Pricing()).refused == "does not divide"
+    assert workers.done(task, workers.CandidatePricing()).refused == "does not divide"
     with pytest.raises(StrategyError, match=r"the first of 8 candidates, .*: does not divide"):
         ranked(1)
 

@@ -216,9 +216,10 @@ def test_what_nothing_reaches_lies_as_it_is_made():
     assert plan.verify().ok
     made = plan.graph.nodes[0].results[0]
     assert plan.sharded.shardings[made].text() == "[None, None, X]"
-    assert plan.sharded.why(made) == "nothing reaches it: as it is made of x"
+    words = "no annotation propagates to it: the sharding of its operands, x"
+    assert plan.sharded.why(made) == words
     xla = sa.plan(jax.grad(loss, (0, 1)), *types, **given, options=sa.Options(policy="gspmd"))
-    assert xla.sharded.why(made) == "nothing reaches it"
+    assert xla.sharded.why(made) == "no annotation propagates to it"
 
 
 def test_taps_of_a_window_are_gathered_rather_than_results_added_up():

@@ -29,7 +29,7 @@ def test_an_annotated_value_explains_itself():
 def test_a_value_that_nothing_reaches_is_replicated():
     _, graph, sharded = plan_on(lambda x: (x, jnp.arange(3.0) * 2), (16, 64), P("X"))
     name = next(graph.values[n.results[0]].name for n in graph.nodes if n.primitive == "mul")
-    assert explanation(sharded, name).steps["why"] == ("nothing reaches it",)
+    assert explanation(sharded, name).steps["why"] == ("no annotation propagates to it",)
 
 
 def test_an_unknown_value_names_those_near_it():

@@ -44,10 +44,10 @@ class Reason(NamedTuple):
         names = ", ".join(graph.values[v].name for v in self.sources)
         if self.kind != "completed":
             return {
-                "replicated": "nothing reaches it",
+                "replicated": "no annotation propagates to it",
                 "border": "uneven at the border: replicated",
                 "loop": f"as {names}, which the loop carries",
-                "as made": f"nothing reaches it: as it is made of {names}",
+                "as made": f"no annotation propagates to it: the sharding of its operands, {names}",
                 "read whole": "every reader gathers it: its parts are gathered instead",
                 "streamed": f"a part of one layer of {names}: the loop fetches one per iteration",
                 "product": f"as {names} have it, summed over the digits that readers want",
