@@ -380,11 +380,11 @@ def _verdict(ours: Any, theirs: Any) -> str:
     return "ours better" if ours < theirs else "XLA better"
 
 
+# A source line and a phase.
 Line = tuple[str, str]
-"""A source line and a phase."""
 NO_LINE: Line = ("", "")
+# The module name of collectives that name no line.
 UNPLACED = "(unknown line)"
-"""The module name of collectives that name no line."""
 
 
 def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:

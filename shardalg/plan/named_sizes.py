@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from shardalg.costs.topology import Topology
     from shardalg.plan.plan import Plan
 
+# At other sizes these kinds of changes concern prices, not decisions.
 PRICES = ("peak", "formula")
-"""The kinds of changes at other sizes that are no decisions."""
 
+# The number of sweeps, by chip, overlap and fixed sizes, whose formulas a plan keeps.
 _KEPT = 8
-"""Sweeps of other sizes, chips or fixed sizes whose programs a plan keeps."""
 
 
 def symbolised(plan: Plan) -> Symbolised | None:
@@ -195,6 +195,7 @@ def sweep(
     # Sizes given as numbers are put into the formulas; only arrays are swept.
     known, swept = points_of(plan.sizes, sizes)
     chip = machine(hardware)
+    # Chip, overlap and fixed sizes are part of the formulas; swept arrays are only their arguments.
     key = (chip, overlap, tuple(known.items()))
     sweepers = plan._sweepers
     if key not in sweepers:

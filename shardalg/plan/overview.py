@@ -80,7 +80,7 @@ class Overview(Answer):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak memory fits in a device, at the hints."""
+        """True if the peak memory fits in a device, at the hints."""
         return bool(Cost(self.priced.hardware, self.priced.hints, self.priced.hints).fits)
 
     @property
@@ -144,8 +144,8 @@ class Overview(Answer):
         return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
 
 
+# The group of the instructions that belong to no operator, on a plan's page.
 AT_THE_BORDER = "arguments and results"
-"""The group of the instructions that belong to no operator, on a plan's page."""
 
 
 def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("program", "layouts", "wire_bytes", "peak_memory_bytes")
 NAMES = {"gspmd": "GSPMD", "shardy": "Shardy"}
+# Programs that differ by a smaller share are not mentioned.
 _DIFFERS = 0.1
-"""Programs that differ by a smaller share are not mentioned."""
 
 
 class StepBytes(NamedTuple):
@@ -105,7 +105,7 @@ class OwnJit:
 
     @property
     def differs(self) -> bool:
-        """Whether bytes sent or peak memory of the two programs differ by more than a tenth."""
+        """True if bytes sent or peak memory of the two programs differ by more than a tenth."""
         pairs = (
             (self.ours.wire_bytes, self.asked or self.theirs.wire_bytes),
             (self.ours.peak_memory_bytes, self.theirs.peak_memory_bytes),

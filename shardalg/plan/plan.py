@@ -66,11 +66,11 @@ if TYPE_CHECKING:
     from shardalg.xla.aot_answer import BesideCompiler
 
 
+# These internals once had names without an underscore; the old names work for one more version.
 OLD_NAMES = frozenset({
     "traced", "annotations", "sharded", "symbols", "symbolised", "named",
     "collectives_table", "conditions_table", "warnings_table",
 })  # fmt: skip
-"""Internals that once had names without an underscore, which still work for one version."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -148,6 +148,8 @@ class Plan:
 
     def __dir__(self) -> list[str]:
         """Return the public names."""
+        # The error about an unknown name refers to dir(plan), which therefore lists public names
+        # alone.
         return sorted(name for name in super().__dir__() if not name.startswith("_"))
 
     # Hidden from type checkers: with it, they would accept every name.
@@ -346,6 +348,7 @@ class Plan:
         return draw_several(things, **options)
 
     def __str__(self) -> str:
+        # A second line appears only if the user's `jax.jit` differs by more than a tenth.
         own = self._own_jit
         return f"{self!r}\n{own}" if own.differs else repr(self)
 
@@ -698,7 +701,7 @@ class Plan:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether the plan has named sizes, so that prices are formulas."""
+        """True if the plan has named sizes, so that prices are formulas."""
         return self._stages.is_named
 
     @cached_property
@@ -813,6 +816,7 @@ class Plan:
         """
         from shardalg.plan.running import verified
 
+        # Only the proof of the plan's own program is kept; other programs are proved at each call.
         return self._report if program is None else verified(self, program)
 
     @cached_property
@@ -1019,6 +1023,7 @@ def plan(
     >>> p.collectives()[["kind", "mesh_axes", "wire_bytes"]].values.tolist()
     [['all_gather', 'Y', 1536], ['all_gather', 'X', 512]]
     """
+    # Misspelled keywords arrive here, so that the error can suggest the nearest one.
     if unknown:
         raise unknown_keywords(unknown, signature(plan).parameters)
     strategy = one_strategy(strategy, mesh, in_shardings, out_shardings)
@@ -1032,6 +1037,7 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 
 def _plan_of(stages: Stages, options: Options) -> Plan:
+    # These stages exist already; `at` gives a function that plans on first use instead.
     return Plan(options.where(named=stages.is_named), lambda: stages)
 
 

@@ -31,10 +31,10 @@ from shardalg.renamed import warn_renamed
 
 SCHEMA = "shardalg.plan/5"
 PARTS = ("inputs", "summary", "versions")
+# Files of these schemas have one part, `plan`: the inputs, and a digest as `program`.
 EARLIER = ("shardalg.plan/4", "shardalg.plan/3")
-"""Files of these schemas have one part, `plan`: the inputs, and a digest as `program`."""
+# In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD.
 WITH_GSPMD = EARLIER[1]
-"""In this schema, policy "gspmd" meant today's "paper"; now it means XLA's own GSPMD."""
 INPUTS = ("graph", "symbols", "argument_roles", "donated", "home", "annotations", "options")
 
 
@@ -57,7 +57,7 @@ class PlanFile:
 
     @property
     def is_of_other_version(self) -> bool:
-        """Whether another version of shardalg, or an unknown one, wrote the file."""
+        """True if another version of shardalg, or an unknown one, wrote the file."""
         return self.versions.get("shardalg") != __version__
 
     @cached_property
@@ -72,12 +72,14 @@ class PlanFile:
     @property
     def parts_text(self) -> str:
         """The parts as JSON text; the file's digest is of this text."""
+        # This equals `body` of all three parts, but the text of the inputs is made only once.
         others = f'"summary": {body(self.summary)}, "versions": {body(self.versions)}'
         return f'{{"inputs": {self.inputs_text}, {others}}}'
 
     @property
     def text(self) -> str:
         """The text of the whole file."""
+        # The digest covers the parts alone, so it can be written into the same object.
         parts = self.parts_text
         return f'{{"schema": "{SCHEMA}", "sha256": "{digest(parts)}", {parts[1:]}\n'
 
@@ -133,12 +135,14 @@ def parsed(text: str, path: object) -> PlanFile:
         raise PlanFileError(f"{path} is not a plan file: its schema is {schema!r}, not {SCHEMA!r}.")
     told = whole.pop("sha256", None)
     if schema == SCHEMA:
+        # The keys are checked first, because they become keyword arguments.
         _check_keys(path, whole, PARTS)
         found = PlanFile(**whole)
         _check_digest(path, told, found.parts_text)
         _check_keys(path, found.inputs, INPUTS)
         files.read(dict[str, str], found.versions, f"{path}: versions")
         return found
+    # In earlier schemas one part has the inputs together with the program's digest.
     inputs = whole.get("plan")
     _check_digest(path, told, body(inputs))
     _check_keys(path, inputs, (*INPUTS, "program"))
@@ -165,6 +169,7 @@ def _check_keys(path: object, content: Any, keys: tuple[str, ...]) -> None:
 def _json(path: object, text: str) -> Any:
     """Return the JSON of a file; a text that is nested too deeply is refused."""
     try:
+        # JSON has no NaN or Infinity, but Python's reader accepts them by default.
         whole = json.loads(text, parse_constant=_refused)
     except json.JSONDecodeError as error:
         raise PlanFileError(
@@ -201,9 +206,8 @@ def versions(options: Options) -> dict[str, str]:
 
 def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[str, Any]:
     """Return the inputs of planning as plain data."""
-    default = {
-        _DEFAULT: isinstance(options.hardware, DefaultChip)
-    }  # printed plans name the default
+    # A printed plan says whether its chip is the default one: the file must keep this fact.
+    default = {_DEFAULT: isinstance(options.hardware, DefaultChip)}
     settings = {**options.settings, **default}
     return {
         **traced.to_json(), "annotations": annotations_json(annotations), "options": settings,
@@ -284,6 +288,7 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
     arguments, results, sites = (
         tuple(_layout(mesh, layout) for layout in getattr(saved, side)) for side in _SIDES
     )
+    # Meshes in another device order have the same axes, so the file has only their device ids.
     orders = tuple((side, at, Mesh(saved.axes, ids)) for side, at, ids in saved.orders)
     annotations = Annotations(mesh, arguments, results, sites, orders=orders)
     check_fit(graph, annotations, first_mesh)

@@ -74,6 +74,8 @@ def planned_call(
             options = replace(options, keep_gathers=True)
         traced = replace(traced, first_mesh=strategy.mesh)
         return planned_strategy(traced, strategy, options)
+    # The package's own errors keep their traceback; only errors of the user's function are
+    # shortened.
     except ShardalgError:
         raise
     except Exception as error:

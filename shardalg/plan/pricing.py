@@ -28,6 +28,7 @@ def cost(plan: Plan, hardware: str | Hardware | Topology | None, overlap: str) -
       HardwareError: an unknown chip or topology, or a chip without a peak for a product's type.
     """
     chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
+    # The check is not in `cost_on`, because the overview prices such products at the slowest peak.
     check_products(plan.graph, chip.chip)
     return cost_on(plan, chip, overlap=overlap, text=chip_of(plan, hardware))
 
@@ -59,6 +60,7 @@ def _fits(plan: Plan, chip: Hardware | Topology, point: Mapping[str, int]) -> bo
     try:
         here, _ = planned_at(plan._stages, point, plan.options)
         return bool(priced(here.traced, here.program, chip).fits)
+    # A size at which the function cannot be planned must not be reported as one that fits.
     except ShardalgError:
         return False
 

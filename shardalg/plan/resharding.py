@@ -54,6 +54,8 @@ class Reshard(Answer):
 
     @cached_property
     def _made(self) -> tuple[SpmdProgram, Graph]:
+        # The graph has one argument and no operator: the verifier then proves that the path is the
+        # identity.
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
         root = Region(0, "root", None, None, (), (), (), 1)
         graph = Graph((value,), (), (root,), (), (0,), (0,), ("x",), ("result",))
@@ -170,6 +172,7 @@ class Reshard(Answer):
     def _row(self, step: Instruction) -> tuple[Any, ...]:
         attributes, made = step.attributes, self.program.locals[step.results[0]]
         timed = () if self.hardware is None else (self._seconds(step),)
+        # A local instruction is named by its class in snake case: `DynamicSlice` is dynamic_slice.
         kind, axes, size = re.sub(r"\B([A-Z])", r"_\1", type(attributes).__name__).lower(), "", None
         if isinstance(attributes, Collective):
             axes = ",".join(self.source.mesh.texts(attributes.digits))

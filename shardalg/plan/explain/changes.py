@@ -15,12 +15,12 @@ from shardalg.planner.propagate.strategy import Annotations
 from shardalg.planner.stages import Stages
 from shardalg.planner.traced import Traced
 
+# The number of annotations behind a collective that are changed, the value's own first.
 MOST_PLACES = 6
-"""The number of annotations behind a collective that are changed, the value's own first."""
+# The number of changes that a sentence lists; tables have all.
 MOST_TOLD = 4
-"""The number of changes that a sentence lists; tables have all."""
+# An entry of `Annotations`: the field, and the index in it.
 Slot = tuple[str, int]
-"""An entry of `Annotations`: the field, and the index in it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
     """Return the annotations with one sharding in some of their entries."""
     sides = {name: list(getattr(given, name)) for name, _ in slots}
     for name, at in slots:
+        # Entries of one spec may belong to values of different shapes: each keeps its own shape.
         shape = layout.shape if sides[name][at] is None else sides[name][at].shape
         sides[name][at] = replace(layout, shape=shape)
     made: dict[str, Any] = {name: tuple(side) for name, side in sides.items()}
@@ -113,6 +114,7 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
 def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
     """Yield a change per annotation of two sides: without any of the collective's axes."""
     for place, slots, before in _places(stages, sides):
+        # An axis is dropped whole even if the collective runs along only a part of it.
         kept = tuple(
             tuple(d for d in dim if not any(d == other or overlap(d, other) for other in digits))
             for dim in before.dims
@@ -140,6 +142,7 @@ def _is_region_spec(stages: Stages, place: Annotated) -> bool:
     if place.kind != "site":
         return False
     graph = stages.graph
+    # Another spec would need another trace of the region's body, so such a site cannot be changed.
     node = graph.nodes[graph.sites[place.number].node]
     around = (graph.producer[node.operands[0]], *graph.users[node.results[0]])
     return any(n is not None and graph.nodes[n].primitive == "shard_map" for n in around)
@@ -194,12 +197,12 @@ def _result(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot
     return (("results", number),)
 
 
+# The entries that one spec of the user sets, by the kind of the annotated place.
 _SLOTS: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
     "site": _sites,
     "argument": slots_of_argument,
     "result": _result,
 }
-"""The entries that one spec of the user sets, by the kind of the annotated place."""
 
 
 def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int]]:
@@ -209,6 +212,7 @@ def _states(traced: Traced, annotations: Annotations) -> Iterator[tuple[int, int
     """
     graph, free = traced.graph, dict.fromkeys(range(len(traced.graph.results)))
     for argument in traced.donated:
+        # A result has another name than its argument, so only the keys after the name are compared.
         path = graph.argument_paths[argument]
         tail = path[path.index("[") :] if "[" in path else ""
         kind = graph.values[graph.arguments[argument]].type

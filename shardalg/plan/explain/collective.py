@@ -110,7 +110,7 @@ class CollectiveExplanation(Answer):
 
     @property
     def helps(self) -> bool:
-        """Whether a change that removes it makes a step cheaper: fewer seconds, or less memory."""
+        """True if a change that removes it makes a step cheaper: fewer seconds, or less memory."""
         return any(trial.helps for trial in self._removing)
 
     @cached_property
@@ -212,13 +212,13 @@ class CollectiveExplanation(Answer):
         )
 
 
+# How a loop reads a stack of layers, with the option for the other way; by `Stages.streams`.
 LAYERS = {
     False: "The stack is gathered before the loop, which reads one layer per iteration: "
     "Options(stream_layers=True) fetches one layer per iteration.",
     True: "The loop fetches one layer of the stack per iteration: Options(stream_layers=False) "
     "gathers the stack before the loop.",
 }
-"""How a loop reads a stack of layers, with the option for the other way; by `Stages.streams`."""
 _SETS = {
     1: "Cheapest change that removes it",
     2: "Cheapest pair of changes that removes it",

@@ -31,8 +31,8 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Answer, Parts, Table, counted
 
 ChangeRow = tuple[str, str, str, str, str]
+# The node number of collectives at the program's border.
 BORDER = -1
-"""The node number of collectives at the program's border."""
 
 
 def changes(
@@ -115,8 +115,8 @@ def _prices(
             yield "formula", "", "", text, f"{float(number):.12g}"
 
 
+# Seconds by formula and by plan are sums of floats in different orders.
 _ROUNDED = 1e-9
-"""Seconds by formula and by plan are sums of floats in different orders."""
 _PRICES: Mapping[str, Callable[[Totals], Any]] = {
     "wire_bytes": lambda totals: totals.sum("wire_bytes"),
     "flops": lambda totals: totals.sum("flops"),
@@ -218,7 +218,7 @@ class PlanDifference(Answer):
 
     @property
     def is_empty(self) -> bool:
-        """Whether both plans are the same."""
+        """True if both plans are the same."""
         changed = any(self.totals["difference"])
         return not (changed or len(self.values) or len(self.collectives))
 

@@ -59,8 +59,8 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> 
     return replace(has, annotations=reading.nearest()), needs
 
 
+# A value whose sharding causes a move, and the digits that do; None for the whole sharding.
 Asker = tuple[int, Digits | None]
-"""A value whose sharding causes a move, and the digits that do; None for the whole sharding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +250,8 @@ class _Reading:
         yield from zip(node.results, (dims for rule in rows for dims in rule.results), strict=False)
 
 
+# The number of steps of a chain that a title shows.
 MOST_STEPS = 8
-"""The number of steps of a chain that a title shows."""
 
 
 def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:

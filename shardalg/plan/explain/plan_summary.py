@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
 Number = int | float
+# The number of differences of one kind that a text lists.
 MOST_NAMED = 3
-"""The number of differences of one kind that a text lists."""
 
 
 @dataclass(frozen=True)

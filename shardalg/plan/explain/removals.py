@@ -21,16 +21,16 @@ from shardalg.plan.explain.disagreements import Side, disagreement
 from shardalg.planner.stages import Stages
 from shardalg.planner.trials import TrialOutcome, Trials
 
+# The number of single changes that get a second one: those that leave the fewest bytes.
 MOST_FIRST = 8
-"""The number of single changes that get a second one: those that leave the fewest bytes."""
+# The number of remaining collectives, of either sort, that are explained after a first change.
 MOST_LEFT = 2
-"""The number of remaining collectives, of either sort, that are explained after a first change."""
+# The largest number of pairs that are planned for one collective.
 MOST_PAIRS = 64
-"""The largest number of pairs that are planned for one collective."""
+# The largest number of operators in all plans of pairs, or of sets, together.
 MOST_NODES = 60_000
-"""The largest number of operators in all plans of pairs, or of sets, together."""
+# Trials stop after this number of operators was planned, unless `thorough` is set.
 QUICK_NODES = 18_000
-"""Trials stop after this number of operators was planned, unless `thorough` is set."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Effort:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no further change is tried."""
+        """True if no further change is tried."""
         return self.nodes <= 0
 
     def spend(self, trials: Trials, trial: Trial) -> None:

@@ -26,12 +26,12 @@ from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Collective
 from shardalg.tables import Table, bytes_text, seconds_text
 
+# Another policy is named if it saves at least this share of a step's time.
 SHARE = 0.1
-"""Another policy is named if it saves at least this share of a step's time."""
+# The largest number of operators, and the largest `_search_size`, for plans of other policies.
 LARGEST, LARGEST_BY_COST = 400, 6_400
-"""The largest number of operators, and the largest `_search_size`, for plans of other policies."""
+# The number of annotations that are planned.
 MOST_TRIED = 8
-"""The number of annotations that are planned."""
 
 
 def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
@@ -121,8 +121,9 @@ FLIPPED = (
     "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
     "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
+# Switches without effect in a program without loops.
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")
-"""Switches without effect in a program without loops."""
+# Plans with named sizes have no rows for these switches.
 IN_NUMBERS = (
     "wide_sums",
     "collective_matmul",
@@ -171,6 +172,7 @@ def _switch_outcome(stages: Stages) -> tuple[object, ...]:
     outcome = TrialOutcome.of(stages)
     steps = [step.instruction.attributes for step in walk(stages.program)]
     local = sum(not isinstance(attributes, Collective) for attributes in steps)
+    # The last row of the table is the sum over all kinds of instructions.
     moved = formatting(stages.program, stages.graph)["memory_bytes"][-1]
     sent = number(outcome.wire_bytes)
     return outcome.collectives, sent, outcome.peak_memory_bytes, local, moved

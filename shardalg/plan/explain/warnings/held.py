@@ -22,11 +22,11 @@ from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, seconds_text
 
 Row = tuple[object, ...]
+# Smaller shares have no warning: padding of a dimension, and replicated state of the peak.
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
-"""Smaller shares have no warning: padding of a dimension, and replicated state of the peak."""
 NOTHING = "no sharding that was tried needs less memory or sends less"
+# The number of groups of uneven values, those with the most padding, that get trials.
 MOST_TRIED = 3
-"""The number of groups of uneven values, those with the most padding, that get trials."""
 STATE = ("parameters", "optimizer_state")
 
 

@@ -24,8 +24,8 @@ from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.sizes.amounts import number
 from shardalg.tables import bytes_text, counted, flops_text, seconds_text
 
+# Gathered stacks with a smaller share of the peak memory have no warning.
 SHARE = 0.1
-"""Gathered stacks with a smaller share of the peak memory have no warning."""
 
 
 def stack_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:
@@ -97,10 +97,10 @@ def _whole(stages: Stages, stack: int) -> int:
     return kind.shape[0] * prod(layout.shard_shape[1:]) * kind.itemsize
 
 
+# The number of source lines, those with the most redundant flops, that get trials.
 MOST_TRIED = 4
-"""The number of source lines, those with the most redundant flops, that get trials."""
+# The number of even shardings planned per line; then of uneven ones if none is cheaper.
 MOST_LAYOUTS = 6
-"""The number of even shardings planned per line; then of uneven ones if none is cheaper."""
 
 
 def idle_rows(trials: Trials) -> tuple[tuple[object, ...], ...]:

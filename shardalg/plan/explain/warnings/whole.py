@@ -22,8 +22,8 @@ from shardalg.sizes.amounts import number
 from shardalg.spmd.instructions import AllGather
 from shardalg.tables import bytes_text, seconds_text
 
+# An operator with a smaller share of the plan's bytes and flops has no warning.
 SHARE = 0.1
-"""An operator with a smaller share of the plan's bytes and flops has no warning."""
 STACK = (
     "no sharding that was tried makes a step cheaper; not tried: stack equal operands and call it "
     "once under jax.vmap, so that devices share the work"
