@@ -11,11 +11,11 @@ from pandas.core.groupby import DataFrameGroupBy
 from shardalg.errors import TableError
 from shardalg.renamed import new_name
 
+# Methods of a DataFrame that take names of columns.
 _BY_COLUMN = (
     "drop", "eval", "explode", "groupby", "melt", "nlargest", "nsmallest", "pivot", "pivot_table",
     "pop", "query", "set_index", "sort_values", "value_counts",
 )  # fmt: skip
-"""Methods of a DataFrame that take names of columns."""
 
 
 class RenamedColumnError(TableError, KeyError):

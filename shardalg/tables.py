@@ -332,8 +332,8 @@ def _three(value: float) -> str:
 
 
 Parts = tuple[str | Table, ...]
+# Largest number of rows that are printed; `.df` has all rows.
 MOST_ROWS = 20
-"""Largest number of rows that are printed; `.df` has all rows."""
 
 
 class Answer(ABC):

@@ -172,8 +172,8 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in found))
 
 
+# Kinds of instructions that a chain of moves from one sharding to another consists of.
 MOVES = (Collective, DynamicSlice, Slice, Resize)
-"""Kinds of instructions that a chain of moves from one sharding to another consists of."""
 
 
 @dataclass(frozen=True)

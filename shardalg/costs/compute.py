@@ -16,8 +16,8 @@ from shardalg.graph.ops.rule import SUM, Rule
 from shardalg.sizes.amounts import quotient
 from shardalg.sizes.formula import has_formula
 
+# Shapes of the operands, then of the results, in numbers or formulas.
 Shapes = tuple[tuple[Any, ...], ...]
-"""Shapes of the operands, then of the results, in numbers or formulas."""
 
 
 @lru_cache(maxsize=65536)
@@ -123,8 +123,8 @@ def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     return found
 
 
+# (loops, tensor, dimension) per dimension that loops index; tensors as in `Shapes`.
 Places = tuple[tuple[tuple[str, ...], int, int], ...]
-"""(loops, tensor, dimension) per dimension that loops index; tensors as in `Shapes`."""
 
 
 @lru_cache(maxsize=65536)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 FORMATTING = "formatting"
+# Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
+# device's own memory, whichever takes longer. `costs.network.collective_seconds` has the others.
 MATRIX, MEMORY = "matrix", "memory"
-"""Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
-device's own memory, whichever takes longer. `costs.network.collective_seconds` has the others."""
 
 
 @dataclass(frozen=True, slots=True)

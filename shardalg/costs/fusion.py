@@ -31,10 +31,10 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
+# Instructions that write their results to memory and read their operands from memory.
 APART = frozenset({*kinds(Collective), *kinds(Control)})
-"""Instructions that write their results to memory and read their operands from memory."""
+# Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`).
 VIEWS = frozenset(("annotate", "optimization_barrier", "reshape", "squeeze", "transpose"))
-"""Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`)."""
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 
 
@@ -45,21 +45,21 @@ class Update(NamedTuple):
     times: int
 
 
+# Operators that XLA carries out in place (`xla/service/copy_insertion.h`).
 UPDATES = {
     "dynamic_update_slice": Update(1, 1),
     "scatter": Update(2, 1),
     "scatter-add": Update(2, 2),
 }
-"""Operators that XLA carries out in place (`xla/service/copy_insertion.h`)."""
+# Operators whose results are their operands, in the same memory.
 SAME_BUFFER = frozenset({"annotate", "optimization_barrier"})
-"""Operators whose results are their operands, in the same memory."""
 BARRIER = "optimization_barrier"
+# The name of the sites that mark values which a kernel keeps on the chip.
 ON_CHIP = "on_chip"
-"""The name of the sites that mark values which a kernel keeps on the chip."""
 
 
+# Bits of `traits`: the answers of `fuses`, `reduces`, `_expands` and `compute.contracts`.
 FUSES, REDUCES, EXPANDS, CONTRACTS = 1, 2, 4, 8
-"""Bits of `traits`: the answers of `fuses`, `reduces`, `_expands` and `compute.contracts`."""
 
 
 def traits(block: Block, graph: Graph) -> bytes:

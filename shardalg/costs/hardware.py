@@ -39,8 +39,8 @@ UNITS = {
 ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
 MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
+# Flops per byte if arithmetic takes no time: any byte then outweighs all flops.
 _MOST = 1 << 40
-"""Flops per byte if arithmetic takes no time: any byte then outweighs all flops."""
 
 
 class DefaultChip(str):

@@ -60,8 +60,8 @@ class MatrixUnit:
         return {**sizes, "contracting": dict(self.contracting), "source": self.source}
 
 
+# The unit of a chip whose block sizes are unknown: nothing is padded.
 ANY_SIZE = MatrixUnit()
-"""The unit of a chip whose block sizes are unknown: nothing is padded."""
 
 
 def read_unit(data: Any, where: str) -> MatrixUnit:
@@ -89,12 +89,12 @@ def read_unit(data: Any, where: str) -> MatrixUnit:
     return MatrixUnit(given["rows"], given["columns"], tuple(types.items()), given["source"])
 
 
+# Item types that hold a type's numbers exactly; a compiler without a narrower unit uses these.
 WIDER = {
     **dict.fromkeys(("float64", "complex128"), ("float64",)),
     **dict.fromkeys(("float32", "complex64"), ("float32", "float64")),
     **{name: (name, "float32", "float64") for name in ("bfloat16", "float16")},
 }
-"""Item types that hold a type's numbers exactly; a compiler without a narrower unit uses these."""
 
 
 def product_peak(chip: Hardware, dtype: str) -> float:

@@ -26,11 +26,11 @@ from shardalg.spmd.instruction import Block, Instruction
 from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
+# Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader.
 _REPEATS = FUSES | REDUCES
-"""Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader."""
 NOTHING: frozenset[int] = frozenset()
+# Bits of the capacities that are passed to scipy, whose maximum flow has 32-bit integers.
 _BITS = 28
-"""Bits of the capacities that are passed to scipy, whose maximum flow has 32-bit integers."""
 Instructions = tuple[Instruction, ...]
 
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from shardalg.sizes.symbolic.lift import Lifted
 
+# Sizes of the dimensions: formulas, or plain ints.
 Shape = tuple[Any, ...]
-"""Sizes of the dimensions: formulas, or plain ints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,8 +409,8 @@ class _Symboliser:
         return self.tiles[key]
 
 
+# Instructions whose results have the global shapes of their node's results.
 OPERATORS = (Apply, Extract, Insert)
-"""Instructions whose results have the global shapes of their node's results."""
 # Steps of an exchange. The result of the first three is a part of the operand.
 CUT = (Slice, SliceAt, Dilate)
 EXCHANGED = (*CUT, OwnerSelect, HaloExchange, MaskAt, Choose, Concatenate)

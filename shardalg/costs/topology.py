@@ -399,8 +399,8 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
         )
 
 
+# A chip whose mesh axes have links of their own, or a topology that places axes on links.
 Machine = Hardware | Topology
-"""A chip whose mesh axes have links of their own, or a topology that places axes on links."""
 
 
 def machine(given: str | Machine) -> Machine:
@@ -421,8 +421,8 @@ def machine(given: str | Machine) -> Machine:
     return load(given)
 
 
+# The source in `chip_text` of a chip that the options of the plan name.
 OF_OPTIONS = "the chip of the plan's options"
-"""The source in `chip_text` of a chip that the options of the plan name."""
 
 
 def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:

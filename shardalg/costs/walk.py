@@ -14,8 +14,8 @@ from shardalg.sizes.recorded import first_largest, total
 from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
 
+# An instruction's number in the program, then in that loop's body, and so on; () is the start.
 ProgramPoint = tuple[int, ...]
-"""An instruction's number in the program, then in that loop's body, and so on; () is the start."""
 
 
 class LiveValue(NamedTuple):

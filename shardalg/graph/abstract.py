@@ -96,6 +96,8 @@ def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
     return len({type_.shape for type_ in operands[: len(results)]}) <= 1
 
 
+# Type checks that JAX's abstract evaluation leaves out, as functions of parameters, operand types
+# and result types.
 LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
     "reduce": _one_shape,
     "reduce_window": _has_all_windows,
@@ -104,5 +106,3 @@ LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], b
     "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),
     "select_and_scatter": lambda p, o, _: _has_a_source_per_window(p, o[1], o[0]),
 }
-"""Type checks that JAX's abstract evaluation leaves out, as functions of parameters, operand types
-and result types."""

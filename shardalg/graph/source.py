@@ -19,8 +19,8 @@ from shardalg.graph.ir import Signature
 JVP, TRANSPOSE = 1, 2
 _MARKS = (("transpose(", TRANSPOSE), ("jvp(", JVP))
 _PACKAGE = Path(__file__).resolve().parents[1]
+# Files of this package that count as an installed package: the user's line is the calling one.
 _WRAPPERS = frozenset({str(_PACKAGE / "models" / "pipeline.py")})
-"""Files of this package that count as an installed package: the user's line is the calling one."""
 
 
 class Sources:
@@ -155,8 +155,8 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
 
 
 _JAX_NAMES = frozenset({"", "~", "rematted_computation", "checkpoint"})
+# Scopes of equinox' own classes, and of einsum.
 _PACKAGE_NAMES = re.compile("^eqx[.]|->")
-"""Scopes of equinox' own classes, and of einsum."""
 
 
 def _installed(path: str, hidden: tuple[str, ...]) -> bool:

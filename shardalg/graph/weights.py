@@ -58,8 +58,8 @@ def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
     return seen
 
 
+# Names of trees that are left out of a module's path.
 WRAPPERS = frozenset({"state", "params", "variables", "weights"})
-"""Names of trees that are left out of a module's path."""
 
 _STEP = re.compile(r"\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]|\[([^\]]*)\]")
 

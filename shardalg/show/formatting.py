@@ -24,8 +24,8 @@ from shardalg.spmd.local import Local
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table
 
+# Collectives that move borders of blocks; all others change the sharding of a value.
 MOVING = (HaloExchange, CollectivePermute)
-"""Collectives that move borders of blocks; all others change the sharding of a value."""
 
 
 def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> Table:
@@ -96,8 +96,8 @@ WHY = (
     "a JAX array cannot be uneven: {} with sharding {} is returned as {}; "
     "lowered.padded keeps the sharding"
 )
+# Role, phase, region, operator, module and source of a reshard after the function.
 AFTER_FUNCTION = ("unknown", "forward", "root", "border", "", "")
-"""Role, phase, region, operator, module and source of a reshard after the function."""
 
 
 def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:

@@ -22,10 +22,10 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import Printer, SpmdProgram
 from shardalg.tables import bytes_text
 
+# Largest number of instructions that are all shown; a longer program shows only collectives.
 MOST_LINES = 3000
-"""Largest number of instructions that are all shown; a longer program shows only collectives."""
+# Largest number of collectives in a group with a chip each; above it, each kind has a chip.
 MOST_CHIPS = 16
-"""Largest number of collectives in a group with a chip each; above it, each kind has a chip."""
 COLOURS = {
     "all_gather": "#1565c0",
     "reduce_scatter": "#2e7d32",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from shardalg.planner.propagate import ShardedGraph
     from shardalg.spmd.instruction import Instruction
 
+# Amounts that are summed, by the key of a row, such as (kind, axes).
 Content = Mapping[tuple[Any, ...], tuple[Any, ...]]
-"""Amounts that are summed, by the key of a row, such as (kind, axes)."""
 
 
 def check_by(by: str | None) -> bool:

@@ -14,12 +14,12 @@ from shardalg.sizes.conditions import crossovers, words
 from shardalg.sizes.facts import POSITIVE, Fact
 from shardalg.sizes.formula import Ceil, Formula, FormulaError, Number
 
+# Largest size that is searched.
 LARGEST = 1 << 40
-"""Largest size that is searched."""
+# Up to here every size is checked, then as many sizes in equal ratios.
 EACH = 1 << 14
-"""Up to here every size is checked, then as many sizes in equal ratios."""
+# Share of the sum of all terms; a smaller value in double precision is computed again exactly.
 _ROUNDED = 2.0**-40
-"""Share of the sum of all terms; a smaller value in double precision is computed again exactly."""
 
 
 def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[int, ...]:

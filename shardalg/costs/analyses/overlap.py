@@ -29,8 +29,8 @@ from shardalg.spmd.instructions import AllReduce, CollectiveMatmul, Control, Dir
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
+# For each kind of all-reduce, the number of them in the longest chain up to a value.
 Levels = dict[AllReduce, int]
-"""For each kind of all-reduce, the number of them in the longest chain up to a value."""
 
 
 def together(block: Block) -> dict[int, tuple[Instruction, ...]]:
@@ -141,8 +141,8 @@ def _groups(block: Block) -> Iterator[list[Instruction]]:
     yield from found.values()
 
 
+# Returns the seconds of one execution of an instruction, with a program's local shapes.
 Seconds = Callable[[SpmdProgram, Instruction], float]
-"""Returns the seconds of one execution of an instruction, with a program's local shapes."""
 Ring = Instruction[CollectiveMatmul]
 PERMUTE = "collective_permute"
 

@@ -102,15 +102,13 @@ class _UnionFind:
 
 LOCAL = ("matrix", "rereads", "kernel", "kernel_rereads", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
+# Causes of time. "matrix": operations of products at the peak. "rereads": one byte of the memory on
+# the chip per operation of a product. "kernel", "kernel_rereads": the same for products that a
+# kernel keeps on the chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains that
+# run together with products, move from and to memory. "passes": bytes of all other chains. "link",
+# "network", "dcn": bytes of collectives over links, between hosts and between slices. "latency":
+# their hops.
 CAUSES = (*LOCAL, *MOVED)
-"""Causes of time.
-
-"matrix": operations of products at the peak. "rereads": one byte of the memory on the chip per
-operation of a product. "kernel", "kernel_rereads": the same for products that a kernel keeps on the
-chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains that run together with
-products, move from and to memory. "passes": bytes of all other chains. "link", "network", "dcn":
-bytes of collectives over links, between hosts and between slices. "latency": their hops.
-"""
 
 
 class Key(NamedTuple):
@@ -122,8 +120,8 @@ class Key(NamedTuple):
     phase: str
 
 
+# Amounts by "count", "flops", "wire_bytes" and the names in `CAUSES`; a missing amount is 0.
 Quantities = Mapping[str, float]
-"""Amounts by "count", "flops", "wire_bytes" and the names in `CAUSES`; a missing amount is 0."""
 
 
 @dataclass(frozen=True)

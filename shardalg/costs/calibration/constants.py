@@ -14,8 +14,8 @@ from shardalg.errors import HardwareError
 
 SCHEMA = "shardalg.calibration/1"
 FILES = Path(__file__).parent / "families"
+# Share of an attention kernel's products that a causal mask hides; the kernel skips them.
 SKIPPED = 0.5
-"""Share of an attention kernel's products that a causal mask hides; the kernel skips them."""
 
 
 class Meaning(NamedTuple):
@@ -63,8 +63,8 @@ CONSTANTS: Mapping[str, Meaning] = {
     ),
 }
 PIPELINED = "pipelined"
+# Largest number of constants of a family.
 MOST = 4
-"""Largest number of constants of a family."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class Calibration:
         return {"schema": SCHEMA, **asdict(self)}
 
 
+# No measurements: every constant is its default.
 NOTHING = Calibration("datasheet", (), {}, {})
-"""No measurements: every constant is its default."""
 
 
 def from_json(data: Any, where: str = "calibration") -> Calibration:

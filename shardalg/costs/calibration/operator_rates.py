@@ -21,16 +21,16 @@ from functools import cached_property, lru_cache
 from shardalg.costs.compute import contracts
 from shardalg.graph.ir import Signature
 
+# Units of the figures. Each except `operator_s` has a detail: class and item type, or a kind.
 OPERATOR_UNITS = {
     "operator_flops_per_s": "flop/s",
     "operator_s": "s",
     "collective_s": "s",
     "collective_bytes_per_s": "B/s",
 }
-"""Units of the figures. Each except `operator_s` has a detail: class and item type, or a kind."""
 MATMUL, POINTWISE = "matmul", "pointwise"
+# Size classes of contractions: the flops of one execution on a device are below these bounds.
 SIZE_CLASSES = {"small": 1 << 20, "medium": 1 << 26, "large": math.inf}
-"""Size classes of contractions: the flops of one execution on a device are below these bounds."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class OperatorRates:
         return OperatorRates(tuple(found))
 
 
+# No measured rates.
 DATA_SHEET = OperatorRates()
-"""No measured rates."""
 
 
 def size_class(flops: float) -> str:

@@ -84,8 +84,8 @@ def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
     return tuple(LinkStage(tuple(found[key])) for key in sorted(found))
 
 
+# Seconds by cause ("link", "network", "dcn" or "latency"), in numbers or formulas.
 Seconds = dict[str, Any]
-"""Seconds by cause ("link", "network", "dcn" or "latency"), in numbers or formulas."""
 
 
 def collective_s(kind: str, spans: Sequence[DigitSpan], local_bytes: Any) -> Seconds:
@@ -185,8 +185,8 @@ _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
 }
+# Kinds of collectives, as they are on the wire.
 COLLECTIVES = tuple(_WAYS)
-"""Kinds of collectives, as they are on the wire."""
 
 
 def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:

@@ -16,9 +16,9 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.recorded import are_numbers
 
+# Cores of a chip, chips of a torus, GPUs of an island, islands, slices, and links of which only the
+# speed is known.
 CHIP, TORUS, SWITCH, HOSTS, SLICES, LINK = "chip", "torus", "switch", "hosts", "dcn", "link"
-"""Cores of a chip, chips of a torus, GPUs of an island, islands, slices, and links of which only
-the speed is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class DigitSpan:
         return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
 
 
+# Number of a level, number of its things that are used, and the stride between them.
 Place = tuple[int, int, int]
-"""Number of a level, number of its things that are used, and the stride between them."""
+# The places that each axis takes, major first.
 Placement = dict[str, list[Place]]
-"""The places that each axis takes, major first."""
 
 
 def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:

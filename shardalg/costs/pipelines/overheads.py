@@ -86,8 +86,8 @@ def _reached(graph: Graph, seeds: set[int]) -> set[int]:
     return reached
 
 
+# The name of the site on the buffer that shifts.
 SHIFTED = "pipeline_state"
-"""The name of the site on the buffer that shifts."""
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class Emission:
     boxed: bool = False
 
 
+# The operator with its global parameters, applied to blocks.
 PLAIN = Emission()
-"""The operator with its global parameters, applied to blocks."""
 
 
 def emit(

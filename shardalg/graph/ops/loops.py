@@ -166,8 +166,8 @@ def row_class(rule: Rule) -> str:
     return "pointwise" if own else "layout"
 
 
+# Operand and dimension.
 OperandDim = tuple[int, int]
-"""Operand and dimension."""
 
 
 def row_of(rows: Sequence[Rule], result: int) -> tuple[Rule, tuple[Index, ...]]:

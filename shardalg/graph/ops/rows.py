@@ -44,8 +44,8 @@ REASONS = {
     "JAX's own, gone when a function is traced": """
         custom_jvp_call_jaxpr custom_lin stage tie unreachable zeros_like""",
 }
+# Reason why a primitive has no row.
 EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.split()}
-"""Reason why a primitive has no row."""
 
 
 FAMILIES = (pointwise, contraction, data_formatting, indexing, window, block)

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardalg.graph.ir import RegionArgument
 
+# Primitives that read or write at indices, their second operand.
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
-"""Primitives that read or write at indices, their second operand."""
 # Calls that are replaced by their body.
 INLINED = frozenset(
     """
@@ -20,8 +20,8 @@ INLINED = frozenset(
 # Names of the parameter with the body, in different primitives and versions of JAX.
 BODY_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 
+# Platforms of branches that are lowered only inside of kernels.
 KERNELS = frozenset({"mosaic"})
-"""Platforms of branches that are lowered only inside of kernels."""
 
 
 @dataclass(frozen=True, slots=True)

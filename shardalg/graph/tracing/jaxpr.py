@@ -71,8 +71,8 @@ class Scope(NamedTuple):
     order: tuple[str, ...] = ()
 
 
+# (builder, equation, operands, place) -> results.
 Placing = Callable[["GraphBuilder", Any, list[int], Scope], Sequence[int]]
-"""(builder, equation, operands, place) -> results."""
 
 
 class GraphBuilder:

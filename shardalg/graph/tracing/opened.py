@@ -57,11 +57,11 @@ def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> di
 REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
 
 
+# Functions that read the equations of a primitive; other equations are one node each.
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
-"""Functions that read the equations of a primitive; other equations are one node each."""
 _OWN = ("jax._src.", "shardalg.")
+# Primitives that depend on a state of the device without an effect in JAX.
 _STATEFUL = ("rng_uniform",)
-"""Primitives that depend on a state of the device without an effect in JAX."""
 
 
 def reader(rows: Container[str], primitive: Any) -> Placing:

@@ -15,8 +15,8 @@ from shardalg.graph.ir import SHORT, Params, Signature, Value, ValueType
 from shardalg.graph.plain import HINTS, plain_params
 from shardalg.graph.source import own_line
 
+# Option of jax that selects GSPMD or Shardy; a version without it has only Shardy.
 SWITCH = "jax_use_shardy_partitioner"
-"""Option of jax that selects GSPMD or Shardy; a version without it has only Shardy."""
 
 
 def installed_partitioner() -> str:

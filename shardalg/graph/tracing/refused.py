@@ -20,11 +20,11 @@ _UNTRACEABLE = (
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.UnexpectedTracerError,
 )
+# Part of JAX's message if a value's sharding on explicit axes differs from a shard_map's specs.
 SPECS_DIFFER = "in_specs passed to shard_map"
-"""Part of JAX's message if a value's sharding on explicit axes differs from a shard_map's specs."""
 _TRACING = f"{os.path.dirname(__file__)}{os.sep}"
+# Errors that JAX raises for a function that it cannot trace; user code raises some of them too.
 REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
-"""Errors that JAX raises for a function that it cannot trace; user code raises some of them too."""
 
 
 def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> TraceError | None:

@@ -28,8 +28,8 @@ from jax.interpreters import batching
 from shardalg.graph.annotate import annotate_p
 
 Axes = tuple[tuple[str, int], ...]
+# Manual axes of each dimension, major first.
 Dims = tuple[tuple[str, ...], ...]
-"""Manual axes of each dimension, major first."""
 
 
 def mapped_over(
@@ -312,12 +312,12 @@ def _batching_rules() -> Iterator[None]:
         table.update(before)
 
 
+# Reduction along an axis: of a dimension, and of a value that is equal on `size` devices.
 _REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
     lax.psum_p: (lambda x, dim: x.sum(dim, dtype=x.dtype), lambda x, size: x * size),
     lax.pmax_p: (lambda x, dim: x.max(dim), lambda x, size: x),
     lax.pmin_p: (lambda x, dim: x.min(dim), lambda x, size: x),
 }
-"""Reduction along an axis: of a dimension, and of a value that is equal on `size` devices."""
 
 
 def _batch_reduction(
@@ -442,14 +442,14 @@ def _split_dim(x: Any, dim: int, count: int) -> Any:
     return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
 
 
+# For each collective, the operation on the leading dimension, and its parameters that are
+# dimensions of a block.
 _MOVEMENTS: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
     "ppermute": (_permute, ()),
     "all_gather": (_gather, ["all_gather_dimension"]),
     "reduce_scatter": (_scatter, ["scatter_dimension"]),
     "all_to_all": (_exchange, ["split_axis", "concat_axis"]),
 }
-"""For each collective, the operation on the leading dimension, and its parameters that are
-dimensions of a block."""
 
 
 def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:

@@ -20,8 +20,8 @@ from shardalg.graph.ops.canonicalize.known import (
 from shardalg.graph.ops.families import pointwise
 from shardalg.graph.ops.rows import BUILDERS
 
+# Function that merges a slice or pad with the one that it reads; None if it cannot.
 Join = Callable[[Node, Node], Node | None]
-"""Function that merges a slice or pad with the one that it reads; None if it cannot."""
 
 
 def move_slices(graph: Graph, join: Join) -> Graph:

@@ -24,8 +24,8 @@ from shardalg.graph.ops.families.building import record
 from shardalg.graph.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
 Answer = TypeVar("Answer")
+# Field of the dimension numbers with the operand dimensions that the result or update lacks.
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
-"""Field of the dimension numbers with the operand dimensions that the result or update lacks."""
 SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
 PAIRED = {
     "gather": "start_indices_batching_dims",
@@ -270,10 +270,10 @@ _FOLLOW: dict[str, Callable[[_Counting, Node], int | None]] = {
     "squeeze": _Counting.squeezed,
     "transpose": _Counting.transposed,
 }
+# Operators that preserve the order of elements, if they preserve their number.
 _IN_ORDER = frozenset(
     ("broadcast_in_dim", "convert_element_type", "reshape", "select_n", "squeeze")
 )
-"""Operators that preserve the order of elements, if they preserve their number."""
 
 
 def scatters_added(graph: Graph) -> Graph:

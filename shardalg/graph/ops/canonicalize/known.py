@@ -39,8 +39,8 @@ EXACT: dict[str, Callable[..., np.generic]] = {
     "convert_element_type": np.array,
 }
 FLOATING_ONLY = {"div": np.divide}
+# Operations that are exact on complex numbers too, because they act on each part separately.
 BY_PARTS = frozenset({"add", "add_any", "sub", "neg", "eq", "ne", "copy", "convert_element_type"})
-"""Operations that are exact on complex numbers too, because they act on each part separately."""
 
 
 def folded(graph: Graph) -> dict[int, np.ndarray]:
@@ -119,8 +119,8 @@ def _converts_exactly(array: np.ndarray, dtype: np.dtype) -> bool:
     return isfinite(value) and info.min <= int(value) <= info.max
 
 
+# Function from a node to its replacement; None if the node stays.
 Rewrite = Callable[[Node], Node | None]
-"""Function from a node to its replacement; None if the node stays."""
 
 
 def producing_node(graph: Graph, value: int) -> Node | None:

@@ -19,10 +19,10 @@ from functools import lru_cache
 from shardalg.graph.ir import Params, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 
+# Dimensions of each stage.
 Order = tuple[tuple[int, ...], ...]
-"""Dimensions of each stage."""
+# Values of `jax.lax.FftType`.
 FORWARD, INVERSE, REAL, INVERSE_REAL = range(4)
-"""Values of `jax.lax.FftType`."""
 
 _DTYPES = {
     (REAL, "float32"): "complex64",
@@ -105,10 +105,10 @@ def _transpose(type_: ValueType, permutation: tuple[int, ...]) -> Signature:
 
 WIDE = "float32"
 NARROW = frozenset({"bfloat16", "float16"})
+# Contractions, whose parameter `preferred_element_type` is the type of their result.
 CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
-"""Contractions, whose parameter `preferred_element_type` is the type of their result."""
+# Operators that add numbers of one type: sums, prefix sums, gradients of table lookups.
 SUMS = frozenset({"reduce_sum", "cumsum", "scatter-add", "scatter-sub"})
-"""Operators that add numbers of one type: sums, prefix sums, gradients of table lookups."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from shardalg.graph.ir import Plain, Signature
 from shardalg.graph.ops.rule import Access, Rule
 
 Builder = Callable[[Signature], tuple[Rule, ...]]
+# (bits of precision, bits of exponent) of floating-point types.
 FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
-"""(bits of precision, bits of exponent) of floating-point types."""
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:

@@ -41,10 +41,10 @@ lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
 regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
 threefry2x32 threefry4x32 xor zeta
 """
+# Operators that are linear in all operands together.
 ADDED = frozenset("add add_any sub complex".split())
-"""Operators that are linear in all operands together."""
+# Operands in each of which the result is linear if the others are fixed.
 LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
-"""Operands in each of which the result is linear if the others are fixed."""
 SCALING = frozenset({"mul", "div"})
 
 
@@ -164,11 +164,11 @@ ROWS: dict[str, Builder] = {
 
 Number = int | float | bool
 INF = math.inf
+# Operators that only move elements of one operand.
 MOVES = "broadcast_in_dim reshape squeeze transpose"
-"""Operators that only move elements of one operand."""
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
+# Functions that are 0 at 0.
 ODD = "asin asinh atan atanh cbrt erf erf_inv expm1 log1p sin sinh sqrt tan tanh"
-"""Functions that are 0 at 0."""
 # Points at which functions that are computed by approximation are exact.
 POINTS: dict[str, dict[float, float]] = {
     **{name: {0: 0} for name in ODD.split()},
