@@ -83,6 +83,7 @@ def _replace(place: Path, data: bytes, mode: int | None) -> None:
     # `os.access` is always true for root, so the permission bits are checked too.
     if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
         raise PermissionError(errno.EACCES, "the file is read-only", str(place))
+    # In the same folder, because a rename is atomic only within one file system.
     temporary = place.with_name(f".{uuid.uuid4().hex}")
     try:
         temporary.write_bytes(data)
@@ -90,6 +91,7 @@ def _replace(place: Path, data: bytes, mode: int | None) -> None:
             temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(place)
     finally:
+        # After a successful rename, no temporary file is left to remove.
         temporary.unlink(missing_ok=True)
 
 
@@ -239,6 +241,7 @@ def _reader(kind: Any) -> Reader:
 
 
 def _integer(data: Any) -> int:
+    # `isinstance` would accept True, which is an int in Python.
     if type(data) is not int:
         raise _WrongValue(data, "not a whole number")
     if not -_LARGEST <= data < _LARGEST:
@@ -249,6 +252,7 @@ def _integer(data: Any) -> int:
 def _text(data: Any) -> str:
     if type(data) is not str:
         raise _WrongValue(data, "not a text")
+    # A surrogate cannot be encoded as UTF-8, so such a text could not be written again.
     if not data.isascii() and any("\ud800" <= c <= "\udfff" for c in data):
         raise _WrongValue(data, "not a text: it contains half a character (a surrogate)")
     return data
@@ -307,6 +311,8 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
         return tried[-1](data)
 
     def inside(kind: Any) -> Reader:
+        # A string means the union around it, whose reader does not exist yet when this one is
+        # built.
         return whole if isinstance(kind, str) else _reader(kind)
 
     for kind in kinds:
@@ -318,6 +324,7 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
 
 
 def _literal(values: tuple[Any, ...]) -> Reader:
+    # With the type, because True == 1 and 1 == 1.0 in Python.
     known = {(type(value), value) for value in values}
 
     def reader(data: Any) -> Any:

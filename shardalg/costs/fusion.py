@@ -78,6 +78,8 @@ def traits(block: Block, graph: Graph) -> bytes:
                 found.append(0 if kind in APART else FUSES)
             else:
                 node = instruction.node
+                # An operator without a node is formatting that only the partitioning needs; it
+                # fuses.
                 found.append(FUSES if node is None else of_node[node])
         known = vars(block)["_traits"] = (graph, bytes(found))
     return known[1]
@@ -88,8 +90,11 @@ def _traits_of_nodes(graph: Graph) -> bytes:
     known: dict[int, int] = {}
     for node in graph.nodes:
         signature = node.signature
+        # The graph keeps its signatures alive, so an `id` is a safe key, and cheaper than a hash.
         if id(signature) not in known:
             kept = CONTRACTS if contracts(signature) else FUSES
+            # A contraction sums too, but as a product in a kernel of its own: it is no reduction
+            # here.
             sums = REDUCES if kept == FUSES and _reduces(signature) else 0
             known[id(signature)] = kept | sums | (EXPANDS if _expands(signature) else 0)
     return bytes([known[id(node.signature)] for node in graph.nodes])
@@ -126,6 +131,7 @@ def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
             operands = tuple(same.get(v, v) for v in operands)
         if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
             same.update(zip(instruction.results, operands, strict=True))
+            # The instruction stays, because lifetimes are positions in the original block.
             instruction = replace(instruction, operands=(), results=())
         elif operands is not instruction.operands:
             instruction = replace(instruction, operands=operands)
@@ -172,6 +178,7 @@ def materialised(block: Block, graph: Graph) -> frozenset[int]:
 def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
     """Return the results of fusing instructions, and the values that others read."""
     made: set[int] = set()
+    # Results are read from outside of the block, so they are in memory.
     read: set[int] = set(block.results)
     for instruction, bits in zip(block.instructions, traits(block, graph), strict=True):
         if bits & FUSES:
@@ -259,15 +266,20 @@ def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
     attributes = instruction.attributes
     primitive = attributes.primitive if type(attributes) is Apply else None
     if is_view(instruction):
+        # Bytes move only if one end is in memory and the other is not.
         pairs = [pair for pair in viewed(instruction) if (pair[0] in inside) != (pair[1] in inside)]
         return [made if value in inside else value for value, made in pairs]
     if type(attributes) in SLICES or primitive in READS_PART:
+        # The part is read from the operand and written as the result: each end in memory costs
+        # once.
         ends = (*instruction.operands[:1], *instruction.results)
         moved = [instruction.results[0] for value in ends if value not in inside]
         return moved + [v for v in instruction.operands[1:] if v not in inside]
+    # A value that is read twice moves once.
     values = dict.fromkeys((*instruction.operands, *instruction.results))
     update = UPDATES.get(primitive or "")
     if update is not None and inside.isdisjoint((instruction.operands[0], *instruction.results)):
+        # An accumulating scatter reads the old numbers before it writes, so their bytes move twice.
         written = [instruction.operands[update.position]] * update.times
         return written + [v for v in instruction.operands[1:] if v not in inside]
     return [value for value in values if value not in inside]

@@ -191,6 +191,7 @@ def held_bytes(
     """Return the bytes alive while each instruction of the program runs, loop bodies included."""
     scan = Scan(program, graph, (), rebuild)
     line = scan.peak(program.block, scan.lives(donated))
+    # The empty place is the start of the program, before any instruction.
     return [held for held, place in line.totals if place]
 
 
@@ -244,6 +245,8 @@ class Scan:
         # A result that no instruction makes is copied to its place when the program ends.
         made = {v: i for i, one in enumerate(self.program.block.instructions) for v in one.results}
         pairs = {r: a for r, a in reused(self.program, donated).items() if r in made}
+        # A donated argument in whose memory a result is written may die; all others live to the
+        # end.
         free = frozenset(pairs.values())
         lives = self.span(self.program.block, held, frozenset(start) - free)
         # Until its result is made, nothing else is written in the memory of an argument.
@@ -276,6 +279,7 @@ class Scan:
         line = self.peak(block, lives, stop=place)
         held = {**line.alive, **line.inner}
         rows = (Alive(v, self.memory_class(v), self.name(v), *size) for v, size in held.items())
+        # Ties are ordered by number, so that the order does not depend on the scan.
         alive = tuple(sorted(rows, key=lambda row: (-row.bytes, row.local)))
         return Liveness(
             sum(row.bytes for row in alive),
@@ -296,6 +300,7 @@ class Scan:
         line = self.begin(lives.start)
         if stop == ():
             return line
+        # A value that nothing reads dies before the first instruction.
         for value in lives.start.keys() - lives.last.keys() - lives.pinned:
             line.drop(value)
         count, last, whole = len(block.instructions), lives.last, self.whole
@@ -318,6 +323,7 @@ class Scan:
                 inner = self.inside(instruction, stop[1:])
                 line.inner = inner.alive if inner else {}
                 break
+            # A result that nothing reads is alive only while its own instruction runs.
             for value in (*dying, *[v for v in results if v not in last]):
                 line.drop(value)
         return line

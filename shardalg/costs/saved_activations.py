@@ -154,6 +154,7 @@ def _epilogues(
     made: dict[int, int] = {}  # per result of an epilogue so far, the product
     last: dict[int, int] = {}
     for instruction, bit in zip(block.instructions, bits, strict=True):
+        # Any other instruction ends the kernel, and a product begins a new one.
         if bit & _REPEATS != FUSES:
             multiplies = type(instruction.attributes) is Apply and not bit & FUSES
             made = {v: v for v in instruction.results} if multiplies else {}
@@ -175,6 +176,7 @@ def _needed(
     """Return the last instruction of each pass that needs a value: (forward, backward)."""
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
+    # Backwards, so that the need of a result is known before it is passed on to its operands.
     for at in reversed(range(len(instructions))):
         results, operands = instructions[at].results, instructions[at].operands
         needs, until, again = backward, at, at
@@ -233,6 +235,7 @@ class _ForwardSpan:
         self.values: dict[int, int] = {}
         self.fixed: set[int] = set()
         self.edges: list[tuple[int, int]] = []
+        # Backwards from the crossing values, so that only values that can replace them are nodes.
         waiting = list(crossing)
         while waiting:
             value = waiting.pop()
@@ -264,6 +267,7 @@ def _cut(span: _ForwardSpan, sizes: Sequence[int]) -> frozenset[int]:
     from scipy.sparse.csgraph import breadth_first_order
 
     number, n = span.values, len(span.values)
+    # More than all bytes together, so that no minimum cut contains such an arc.
     source, sink, infinite = 2 * n, 2 * n + 1, sum(sizes) + 1
     arcs = [(2 * k, 2 * k + 1, sizes[k]) for k in number.values()]
     arcs += [(source, 2 * number[value], infinite) for value in span.fixed]
@@ -293,5 +297,6 @@ def _residual(arcs: np.ndarray, ends: tuple[int, int], most: int) -> Any:
         scaled.data = (np.minimum(left.data, most) // unit).astype(np.int32)
         left = left - maximum_flow(scaled, *ends).flow.astype(np.int64) * unit
         most = 2 * len(rows) * unit
+    # scipy's breadth-first search follows stored entries even if they are 0.
     left.eliminate_zeros()
     return left

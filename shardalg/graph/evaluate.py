@@ -58,6 +58,8 @@ def evaluate(
             )
     env: dict[int, Any] = dict(graph.constants)
     context = scope or (lambda node: nullcontext())
+    # Bodies read constants from outside but no arguments, so the copy is made before these are
+    # added.
     run = _Run(graph, annotate or (lambda node, value: value), dict(env), context)
     env.update(zip(graph.arguments, map(_device_array, arrays), strict=True))
     run.region(0, env)
@@ -81,6 +83,7 @@ def apply(
     >>> apply("broadcast_in_dim", None, params, [np.ones(())])
     [Array([1., 1.], dtype=float32)]
     """
+    # The parameters of another primitive's binding do not fit this primitive.
     own = binding if binding is not None and binding[0].name == primitive_name else None
     if own is None and primitive_name in SCATTERS:
         # JAX's function of that name builds the code that combines updates, which was not saved.
