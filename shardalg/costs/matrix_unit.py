@@ -193,6 +193,7 @@ class _Roles(NamedTuple):
 def _roles(rule: Rule) -> _Roles | None:
     """Return the roles of a row's loops in a product of two matrices; None for other rows."""
     (term, *others) = rule.terms
+    # Only a sum of products of two operands runs on the matrix unit.
     if others or len(term) != 2 or rule.combine != SUM or rule.guards or not rule.reduced:
         return None
     first, second = ({v for i in read.dims for v in i.variables} for read in term)
@@ -205,6 +206,7 @@ def _roles(rule: Rule) -> _Roles | None:
     extents = (math.prod(rule.extents[n] for n in side) for side in (rows, columns))
     if min(extents) == 1:
         return None
+    # An index of several loops, such as position plus tap, is a window that slides.
     slides = any(len(i.variables) > 1 for read in term for i in read.dims)
     return _Roles(rows, columns, tuple(n for n in names if n in rule.reduced), many, slides)
 

@@ -90,6 +90,7 @@ class Topology:
         named = {"hardware": chip, "shape": given, "slices": slices, "order": tuple(order)}
         named["network_axes"] = tuple(crossing)
         for name, value in named.items():
+            # The class is frozen, so that topologies are keys of caches.
             object.__setattr__(self, name, value)
 
     @staticmethod
@@ -164,6 +165,7 @@ class Topology:
         host = joined.chips_per_host * cores
         levels = [Level(SLICES, self.slices, chip.dcn_bytes_per_s, chip.dcn_latency_s, host)]
         if joined.island:
+            # Islands come first in the shape, because levels are ordered from slow to fast.
             islands, inside = self.shape
             levels.append(Level(HOSTS, islands, chip.network_bytes_per_s, chip.network_latency_s))
             return (*levels, Level(SWITCH, inside, chip.link_bytes_per_s, chip.latency_s))
@@ -222,6 +224,7 @@ class Topology:
 def _speed(found: Sequence[DigitSpan]) -> float:
     """Return the bytes per second that a device receives in an all-gather, without latency."""
     taken = collective_s("all_gather", found, _MANY)
+    # Latency is a column of its own.
     seconds = sum(s for cause, s in taken.items() if cause != LATENCY)
     received = _MANY * (math.prod(span.count for span in found) - 1)
     return received / seconds if seconds else math.inf
@@ -301,6 +304,7 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
     for name in (name for name in mesh.axis_names if name in topology.network_axes):
         shares[name] = math.gcd(mesh.shape[name], left)
         left //= shares[name]
+    # An axis that was named but takes no share would silently stay inside of a slice.
     idle = [name for name, share in shares.items() if share == 1 < mesh.shape[name]]
     if left > 1 or idle:
         names = ", ".join(f"{name}={mesh.shape[name]}" for name in shares)
@@ -368,6 +372,7 @@ def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
     good = len(shape) == len(largest) and all(type(n) is int and n >= 1 for n in shape)
     within = good and any(
         all(most is None or n <= most for n, most in zip(way, largest, strict=True))
+        # A torus may be turned, but islands and GPUs per island are different things.
         for way in (shape, shape[::-1] if joined.dimensions else shape)
     )
     if not within:
@@ -416,6 +421,7 @@ def machine(given: str | Machine) -> Machine:
     """
     if isinstance(given, Topology):
         return given
+    # The path of a hardware file may contain a colon too.
     if isinstance(given, str) and ":" in given and not given.endswith(".json"):
         return Topology.parse(given)
     return load(given)

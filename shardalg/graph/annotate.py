@@ -107,6 +107,7 @@ def mesh_split_value(
     check_mapping(mesh, dims_mapping, unspecified_dims)
     rank = jnp.ndim(x)
     spec = mapping_spec(mesh, dims_mapping, rank=rank)
+    # A number out of range stays as it is, so that the error can name it.
     open_dims = tuple(sorted({d % rank if -rank <= d < rank else d for d in unspecified_dims}))
     bad = [d for d in open_dims if not 0 <= d < rank]
     if bad:
@@ -130,6 +131,7 @@ def mesh_split(
     >>> mesh_split((64, 1024, 8192), Mesh({"X": 8, "Y": 16}), [0, -1, 1])
     Sharding([X, None, Y], shape=(64, 1024, 8192), Mesh(X=8, Y=16))
     """
+    # A shape is a tuple or list; JAX values never are.
     split = split_shape if isinstance(x, tuple | list) else mesh_split_value
     return split(x, mesh, dims_mapping, unspecified_dims)
 

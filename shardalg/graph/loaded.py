@@ -61,6 +61,7 @@ def loaded(graph: Graph) -> Graph:
     """
     # In this order, because later checks rely on the ranges and the tree.
     for check in (_wrong_ranges, _wrong_tree, _wrong_values, _wrong_calls):
+        # A damaged table can have thousands of faults; the message names the first few.
         found = list(islice(check(graph), 5))
         if found:
             raise PlanFileError(
@@ -108,12 +109,14 @@ def _wrong_ranges(graph: Graph) -> Iterator[str]:
         if len(paths) != len(ends):
             yield f"{len(paths)} paths for {len(ends)} values"
     for type_ in {value.type for value in graph.values}:
+        # JAX's extended types have no numpy type.
         extended = type_.dtype == "float0" or type_.dtype.startswith("key<")
         known = extended or item_type(type_.dtype) is not None
         if not known or any(n < 0 for n in type_.shape):
             yield f"{type_.dtype!r}{list(type_.shape)} is no type"
     for signature in {node.signature for node in graph.nodes}:
         names = [name for name, _ in signature.params]
+        # A signature is compared by its tuple of parameters, so their order must be canonical.
         if any(first >= second for first, second in pairwise(names)):
             yield f"{signature.primitive} has the parameters {names}: each once, in order"
         _check_params(signature.params, _UNSEEN)
@@ -142,6 +145,7 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
             here = graph.regions[here.parent]
             inside[here.index].append(node.index)
     for region, nodes in zip(graph.regions, inside, strict=True):
+        # The list of a region repeats what each node says about its region; both must agree.
         if tuple(nodes) != region.nodes:
             yield f"region {region.index} lists {list(region.nodes)[:8]}, it has {nodes[:8]}"
     owned = Counter(body for node in graph.nodes for body in node.bodies)
@@ -154,6 +158,7 @@ def _region_fault(graph: Graph, region: Region) -> str:
     if region.index == 0:
         root = (region.kind, region.parent, region.node, region.trip_count)
         return "" if root == ("root", None, None, 1) else "is not the program"
+    # A parent comes before its bodies, so the tree has no cycle.
     if region.parent is None or not 0 <= region.parent < region.index:
         return f"has the parent {region.parent}"
     if region.kind == "remat":
@@ -183,6 +188,7 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
     )
     declared = {(value.index, value.kind) for value in graph.values}
     twice = {key for key, count in defined.items() if count > 1}
+    # Declared but not defined, defined but not declared, or defined twice.
     wrong = sorted((declared ^ defined.keys()) | twice)
     yield from (f"{graph.values[i].name!r} is not defined once, by a {kind}" for i, kind in wrong)
     for index, array in graph.constants:
@@ -219,6 +225,7 @@ def _call_fault(graph: Graph, node: Node) -> str:
     if node.primitive not in _CALLS:
         return "has bodies"
     kinds, count = _CALLS[node.primitive]
+    # Tracing adds this parameter only to some scans.
     if node.primitive == "scan" and "unrolled" in dict(node.signature.params):
         kinds = {**kinds, "unrolled": bool}
     if len(node.bodies) != count and (count is not None or not node.bodies):
@@ -276,9 +283,11 @@ def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument
     ):
         return f"has {len(specs)} specs of {sorted(sizes)} for {len(region_arguments)} values"
     for spec, tie in zip(specs, region_arguments, strict=True):
+        # An input is cut from outside to inside, a result is joined from inside to outside.
         ends = (tie.source, tie.target) if tie.kind == "block" else (tie.target, tie.source)
         whole, block = (graph.values[end].type.shape for end in ends)
         cut = [math.prod(sizes[name] for name in names) for names in spec]
+        # A spec may be shorter than the shape; the other dimensions are not cut.
         cut += [1] * (len(whole) - len(cut))
         if len(cut) != len(block) or whole != tuple(n * c for n, c in zip(block, cut, strict=True)):
             return f"cuts {whole} by {spec} into {block}"

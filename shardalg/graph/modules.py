@@ -26,6 +26,7 @@ def gradients(
     for node in reversed(walked):
         for value in node.results:
             reached = ends.of_value(value)
+            # A scalar, such as a norm, belongs to no weight even if it reaches only one.
             if len(reached) == 1 and node.phase != "forward" and ends.sizes[value] > 1:
                 found[value] = next(iter(reached))
     return found
@@ -68,6 +69,7 @@ class _Ends:
 
     def _through(self, reader: Node, value: int) -> Iterable[str]:
         """Return the modules that a value contributes to through one of its readers."""
+        # A call passes the value on to its bodies, which `of_value` follows.
         if reader.bodies:
             return ()
         if reader.phase == "update":
@@ -146,6 +148,7 @@ class _Namer:
 
     def run(self) -> tuple[str, ...]:
         """Return the module of every node."""
+        # With carries here, because a loop's result is a carry of its body.
         inner = {t.target: t.source for t in self.graph.region_arguments}
         for place, node in enumerate(self.walked):
             module = node.module or self._module(node)
@@ -155,6 +158,7 @@ class _Namer:
                 body = self.made.get(inner[value], "") if value in inner else ""
                 self.made[value] = self.gradients.get(value) or body or module
                 self.order[value] = place
+        # After all nodes, because preparations take the name of the nodes that read them.
         self._name_preparations()
         # Nodes that are still unnamed take the name of a data argument that they read.
         for node in self.walked:
@@ -169,6 +173,7 @@ class _Namer:
             inside = (self.per_node[n] for b in node.bodies for n in self.graph.regions[b].nodes)
             found = common(dict.fromkeys(filter(None, inside)))
             return found or self._made_last(node)
+        # In the update, a weight is only read to be changed, so its gradient decides first.
         gradient = next((self.gradients[v] for v in node.results if v in self.gradients), "")
         if node.phase == "update":
             return gradient or self._updated(node)
@@ -225,6 +230,7 @@ class _Namer:
         entered: dict[int, list[int]] = {}
         for tie in self.graph.region_arguments:
             entered.setdefault(tie.source, []).append(tie.target)
+        # Backwards, so that chains of preparations are named from their last reader.
         for node in reversed(self.walked):
             if self.per_node[node.index] or node.phase == "update" or node.bodies:
                 continue

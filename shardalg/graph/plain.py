@@ -43,6 +43,7 @@ def plain(value: object) -> Plain:
         # Addresses of functions differ between processes; the rest of the text does not.
         text = re.sub(r"0x[0-9a-f]+", "0x", str(value))
         return (OPAQUE, f"jaxpr:{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    # A primitive is found by its name again when the graph is run (`evaluate.find_primitive`).
     if hasattr(value, "bind") and hasattr(value, "name"):
         return (OPAQUE, f"primitive:{value.name}")
     name = getattr(value, "__qualname__", None)
@@ -69,6 +70,7 @@ def _float(value: float) -> Plain:
     return math.nan if math.isnan(value) else value
 
 
+# JSON keeps these types as they are.
 for _scalar in (bool, int, str, type(None)):
     plain.register(_scalar, lambda value: value)
 plain.register(float, _float)
@@ -121,6 +123,7 @@ def is_same(first: Plain, second: Plain) -> bool:
     if isinstance(first, tuple):
         pairs = zip(first, second, strict=False)
         return len(first) == len(second) and all(is_same(a, b) for a, b in pairs)
+    # Only nan differs from itself.
     return bool(first == second) or (first != first and second != second)
 
 

@@ -59,6 +59,8 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "signatures": signatures.items,
         "values": values,
         "nodes": to_data(nodes),
+        # Optional keys are written only if they are used, so a graph without them has the same
+        # file.
         **({"modules": _nodes_by_module(graph)} if any(n.module for n in graph.nodes) else {}),
         **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
         "regions": [to_data(_fields(r)[1:]) for r in graph.regions],
@@ -86,6 +88,7 @@ def from_json(data: Mapping[str, Any]) -> Graph:
     plain = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
     graph = _with_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
+    # The structure of the tables was checked by `loaded`; types and shapes are checked last.
     graph = replace(graph, block_axes=blocks)
     try:
         check(graph)
@@ -105,11 +108,13 @@ def graph_hash(graph: Graph) -> str:
     """
     # With a negative limit all constants are stored as hashes.
     data = to_json(graph, limit_bytes=-1)
+    # Left out of the hash: editing a print or a comment must not change it.
     del data["left_out"]
     for key in _OPTIONAL_KEYS:
         data.pop(key, None)
     data["values"] = [value[:2] for value in data["values"]]
     data["nodes"] = [node[:3] + node[4:] for node in data["nodes"]]
+    # Sorted keys and fixed separators, so that the text is equal in every process.
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -225,6 +230,7 @@ def _graph(saved: _SavedGraph) -> Graph:
             values=tuple(values),
             nodes=tuple(nodes),
             regions=tuple(Region(i, *row) for i, row in enumerate(saved.regions)),
+            # They follow from the calls; `loaded` computes them.
             region_arguments=(),
             sites=tuple(Site(*row) for row in saved.sites),
             left_out=tuple(LeftOut(*row) for row in saved.left_out),
@@ -249,6 +255,7 @@ def _array(name: str, shape: tuple[int, ...], text: str) -> np.ndarray:
     try:
         if dtype is None:
             raise ValueError(f"{name!r} is no type")
+        # With `validate`, characters that are not base64 are an error and are not skipped.
         return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape)
     except ValueError as error:
         raise PlanFileError(

@@ -149,6 +149,7 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
     """
     if not scopes:
         return outer
+    # The stack of a split call is twice the same sequence.
     half = len(scopes) // 2
     once = scopes[:half] if half and scopes[:half] == scopes[half:] else scopes
     return "/".join((outer, *once) if outer else once)
@@ -201,7 +202,9 @@ def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -
         for body in draft.bodies:
             flag |= inside.get(body, 0)
         flags.append(flag)
+        # A call comes right after its bodies, so its flags are complete when it is reached.
         inside[draft.region] = inside.get(draft.region, 0) | flag & (JVP | TRANSPOSE)
+    # Forward-mode derivatives alone have no backward pass.
     if not any(flag & TRANSPOSE for flag in flags):
         return ["forward"] * len(drafts)
     found = [""] * len(drafts)

@@ -32,6 +32,7 @@ def dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
             for value, result in zip(node.operands, node.results, strict=True):
                 edges[value].append(result)
             continue
+        # The values of a call are connected through its bodies, by the region arguments below.
         for value in node.operands if not node.bodies else ():
             edges[value].extend(node.results)
     for tie in graph.region_arguments:
@@ -129,6 +130,7 @@ def by_ending(modules: Iterable[str]) -> dict[str, str]:
     'net/layers_0/up'
     """
     found: dict[str, str] = {}
+    # The shortest path first, because `setdefault` keeps the first module of an ending.
     for module in sorted(modules, key=lambda m: (m.count("/"), m)):
         for ending in endings(module.split("/")):
             found.setdefault(ending, module)

@@ -98,12 +98,15 @@ class _DiagramReader:
         for instruction in instructions:
             operands = [v for v in dict.fromkeys(instruction.operands) if v not in constants]
             if not operands:
+                # Without drawn operands, the results depend on constants only, so they are
+                # constants too.
                 constants.update(instruction.results)
                 continue
             if self.hidden(instruction, operands):
                 (value,) = operands
                 drawn = value in maker
                 mark = maker[value] if drawn else renamed.get(value, value)
+                # The readers of a hidden instruction are connected to its operand.
                 (maker if drawn else renamed).update(dict.fromkeys(instruction.results, mark))
                 continue
             inputs = []
@@ -185,6 +188,7 @@ def _columns(found: Sequence[Box]) -> list[int]:
         columns[box.index] = 1 + max((columns[i] for i in box.inputs), default=-1)
         for i in box.inputs:
             readers.setdefault(i, []).append(box.index)
+    # Backwards, because a box's column depends on the final columns of its readers.
     for box in reversed(found):
         if box.index in readers and len(box.inputs) <= 1:
             columns[box.index] = min(columns[r] for r in readers[box.index]) - 1
@@ -211,6 +215,8 @@ class _Lanes:
         self, end: int, near: int, lanes: dict[int, int], taken: set[tuple[int, int]]
     ) -> None:
         """Put the path to `end` into the free lane nearest to `near`, then its branches."""
+        # Branches wait in order of the path, so that the nearest lanes go to the branches near its
+        # end.
         waiting = [(end, near)]
         while waiting:
             at, wish = waiting.pop(0)

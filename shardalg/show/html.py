@@ -160,6 +160,7 @@ def _inline(text: str) -> str:
     >>> _inline("**a < b** in `f(x)`")
     '<b>a &lt; b</b> in <code>f(x)</code>'
     """
+    # Escaped first, so that the tags that are added here stay tags.
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
 
@@ -169,6 +170,7 @@ def _paragraph(text: str) -> str:
 
 
 def _picture(picture: Picture) -> str:
+    # Inside of the page, so that the page is one file that loads nothing.
     data = base64.b64encode(picture.png).decode("ascii")
     caption = html.escape(picture.caption)
     return (
@@ -199,6 +201,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(value: Any) -> str:
+    # A bool is an int in Python, but it is a word in a table.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number:
         text = number_text(value)

@@ -83,6 +83,7 @@ class Timeline:
                     "cat": event.kind,
                     "pid": 0,
                     "tid": event.stage,
+                    # The format counts in microseconds.
                     "ts": 1e6 * event.start_s,
                     "dur": 1e6 * event.seconds,
                     "args": {"axes": ",".join(event.axes), "phase": event.phase},
@@ -99,12 +100,14 @@ class Timeline:
         """Write the trace as JSON in one step; `beside` is added as a second process."""
         made = self.trace()
         if beside is not None:
+            # Perfetto groups rows by process, so the two timelines do not mix.
             other = [{**event, "pid": 1} for event in beside.trace()["traceEvents"]]
             made = {**made, "traceEvents": [*made["traceEvents"], *other]}
         write_whole(Path(path), json.dumps(made) + "\n")
 
     def figure(self) -> Figure:
         """Draw a bar per stage over time: compute, bubbles and collectives."""
+        # Imported here, because matplotlib is slow to import and only figures need it.
         from matplotlib.patches import Patch
 
         from shardalg.drawing import Drawing
@@ -115,6 +118,7 @@ class Timeline:
         height = 0.6 + 0.2 * len(title) + 0.4 * self.stages
         drawn = Drawing(figsize=(9, height), layout="constrained")
         axes = drawn.subplots()
+        # One artist per stage and colour is drawn faster than one artist per event.
         bars = defaultdict(list)
         for event in self.events:
             drawn_as = event.stage, COLOURS.get(event.kind, SENDING)
@@ -122,6 +126,7 @@ class Timeline:
         for (stage, colour), spans in bars.items():
             axes.broken_barh(spans, (stage - 0.4, 0.8), color=colour, linewidth=0)
         axes.set_yticks(range(self.stages), self._rows)
+        # The first stage is at the top.
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
         axes.set_title("\n".join(title), loc="left")
