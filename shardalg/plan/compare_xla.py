@@ -277,6 +277,7 @@ class BesideXla(Answer):
         # The fair comparison is our own planner with XLA's sharding of this one value.
         now = self.wire_bytes
         stages = self._trials.stages
+        # All dimensions are closed, so that completion does not refine XLA's sharding.
         wanted = replace(match.theirs, unspecified_dims=())
         then = number(self._trials.outcome(annotated_as(stages, match.value, wanted)).wire_bytes)
         ranks = ((now, _held(match.ours.shard_shape)), (then, _held(match.theirs.shard_shape)))
@@ -343,6 +344,7 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
     node = node_of(found.op_name, graph)
     made = None if node is None else graph.nodes[node]
     value = None if made is None else made.results[0]
+    # A warning that names no operator of the function keeps XLA's own names.
     named, shape, whole = found.instruction, found.shape, None
     if value is not None:
         named, shape = graph.values[value].name, graph.values[value].type.shape
@@ -350,6 +352,7 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
     texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
     own = stages.graph.values
     moved = stages.traffic.collectives if value is not None else ()
+    # XLA may have compiled another graph than the planned one, so values are matched by name.
     ours = [m for m in moved if own[m.value].name == named]
     sent = number(sum(m.step.count * m.wire_bytes for m in ours))
     return (
@@ -410,6 +413,7 @@ def _lines(stages: Stages, told: Completion) -> Iterator[tuple[object, ...]]:
                 for c in there
             ),
         )
+        # Equal bytes alone are "even"; equal kinds and axes as well are "agree".
         verdict = _line_verdict(line, (sent, xla_sent), unplaced)
         rows = ", ".join(str(m.number) for m in here)
         alike = verdict == "even" and names[0] == names[1]

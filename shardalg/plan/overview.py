@@ -57,6 +57,7 @@ class Overview(Answer):
             if item.is_communication:
                 for at, amount in enumerate((item.count, item.wire_bytes, item.time_s)):
                     found[item.axes][at] += amount
+        # The axes with the most bytes come first.
         ordered = sorted(found.items(), key=lambda pair: -pair[1][1])
         return {axes: (sums[0], sums[1], sums[2]) for axes, sums in ordered}
 
@@ -166,6 +167,7 @@ def headline(plan: Plan) -> str:
     """Return the plan in one line: mesh, chip, sizes, bytes sent, and how far it is verified."""
     from shardalg.show import tables
 
+    # The program in numbers is used: the headline has numbers even if sizes have names.
     table = tables.collectives(plan.program, plan.graph)
     moved = sum(row["wire_bytes_per_step"] for row in table)
     hints = hints_text(plan, (n for n in plan.sizes if n not in plan.mesh.axis_names))
@@ -203,6 +205,7 @@ def path_of(plan: Plan, instruction: Instruction) -> tuple[str, ...]:
     """Return the groups of an instruction: its phase, its modules, and its source line."""
     from shardalg.graph.modules import modules
 
+    # Moves at the border of the function belong to no operator, hence to no module.
     if instruction.node is None:
         return (AT_THE_BORDER,)
     node = plan.graph.nodes[instruction.node]

@@ -101,6 +101,8 @@ class OwnJit:
         yield _row("this plan", self.options.followed, self.ours)
         yield _row("your jax.jit, at least", named, self.theirs._replace(wire_bytes=self.least))
         if self.asked is not None:
+            # `compare_xla` keeps only the wire bytes of XLA's program, so this row has no peak
+            # memory.
             yield ("your jax.jit, as XLA compiles it", named, self.asked, None)
 
     @property
@@ -128,6 +130,7 @@ class OwnJit:
         """Return the row of `Plan.warnings` about `jax.jit`; empty if both are close."""
         if not self.differs:
             return Table(WARNING_COLUMNS, ())
+        # Without XLA's own bytes this is the lower bound, so that the figure is never too large.
         more = max((self.least if self.asked is None else self.asked) - self.ours.wire_bytes, 0)
         remedy = (
             "run this plan with plan.lower(), or plan as your jax.jit does: Options(policy='jit')"

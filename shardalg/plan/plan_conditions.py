@@ -61,6 +61,7 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
         else [AskedFact(fact, RunQuestion("")) for fact in assumed]
     )
     shardings = [pair for one in named.conditions for pair in one.divided]
+    # Only choices between alternatives can change which copies later operators find.
     nodes = (one.asked.node for one in facts if one.about)
     compared = {graph.nodes[node].signature for node in nodes if node is not None}
     earlier = _EarlierChoices(graph, options, compared)
@@ -74,6 +75,7 @@ def conditions(named: Symbolised, guards: Guards | None, options: Options) -> Ta
         where = ("", "") if node is None else place(graph, node)
         rests = earlier.names(node) if kind == CHOICE else ""
         text, near = words(one.fact), margin(one.fact, hints)
+        # Facts come by margin: of facts with equal words, the one with the smallest margin stays.
         rows.setdefault(text, (kind, text, near, *where, decides, rests, _flips(one.fact, hints)))
     return Table(COLUMNS, tuple(rows.values()))
 

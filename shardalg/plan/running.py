@@ -61,6 +61,7 @@ def verified(plan: Plan, program: SpmdProgram) -> Report:
 
 def verified_text(plan: Plan) -> str:
     """Return how many claims were proved, or "not verified" if nobody asked so far."""
+    # A computed `cached_property` is in the instance's dict, so this look-up starts no proof.
     return plan._report.summary() if "_report" in plan.__dict__ else "not verified"
 
 
@@ -197,6 +198,7 @@ def shardy_text(plan: Plan) -> str:
     from shardalg.xla import dump
 
     graph, layouts = plan.graph, plan._sharded.shardings
+    # Only the border gets completed shardings; constraints inside are those that the user wrote.
     completed = replace(
         plan._annotations,
         arguments=tuple(layouts[v] for v in graph.arguments),

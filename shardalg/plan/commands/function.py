@@ -102,6 +102,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
 
     mesh = None if options.mesh is None else mesh_of(options.mesh)
     given = {name: getattr(specs, name) for name in SPECS if hasattr(specs, name)}
+    # A strategy has a mesh of its own; --mesh may only repeat it.
     own = getattr(given.get("strategy"), "mesh", None)
     if None not in (own, mesh) and own != mesh:
         raise CommandError(
@@ -111,6 +112,7 @@ def plan_of(function: Callable[..., Any], specs: ModuleType, options: argparse.N
     made = sa.Options(policy=options.policy, **chip)
     mesh = mesh if own is None else None
     plan = sa.plan(function, *arguments(specs), mesh=mesh, options=made, **given)
+    # The default chip is not checked, so that every plan can be printed.
     if options.hardware:
         check_products(plan.graph, machine(options.hardware).chip)
     return plan

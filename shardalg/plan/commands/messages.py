@@ -102,6 +102,7 @@ def failed(error: BaseException, what: str) -> str:
     lines = user_lines(error)
     if len(lines) > MOST_FRAMES:
         half = MOST_FRAMES // 2
+        # The outermost and the innermost lines say most: those in between are counted.
         lines = [*lines[:half], f"  ... {len(lines) - 2 * half} more lines", *lines[-half:]]
     message = once(f"{type(error).__name__}: {error}")
     return "\n".join((what, *lines, *message.splitlines()[:8]))
@@ -166,6 +167,7 @@ def plain(value: Any) -> Any:
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
+    # Scalars of numpy and of jax become numbers of Python.
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, int):
@@ -174,4 +176,5 @@ def plain(value: Any) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         return str(value)
+    # JSON has no NaN or infinity.
     return number if number == number and abs(number) != float("inf") else None

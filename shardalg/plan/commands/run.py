@@ -165,6 +165,7 @@ def _run(
 
     def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
         steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
+        # With --json, standard output must be one JSON document.
         if first and not options.json:
             shown = "".join(f"  {path} {value:.8g}" for path, value in scalars.items())
             print(f"step {step}: {seconds_text(seconds)}{shown}", flush=True)

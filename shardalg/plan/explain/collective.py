@@ -306,6 +306,7 @@ def explain(
     Raises:
       StrategyError: no value of that name, or no such collective.
     """
+    # Text always names a value: collectives have a number, a row or an instruction.
     if isinstance(what, str):
         return explanation(plan._sharded, what)
     return explain_collective(plan._trials, plan._collectives_table, what, thorough=thorough)
@@ -343,6 +344,7 @@ def _by_instruction(stages: Stages, table: Table, which: Any) -> int | None:
     return found[0] if found else None
 
 
+# Types are looked up by name, because pandas is not imported before a table is asked for.
 _FINDERS: Mapping[str, Callable[[Stages, Table, Any], int | None]] = {
     "Series": _by_row,
     Instruction.__name__: _by_instruction,

@@ -207,6 +207,7 @@ class _Reading:
         made = self.traffic.made_by.get(local)
         if made is None or isinstance(made.attributes, Control):
             return
+        # A sum that this operator did not make came in with a pending operand.
         found = [*self._on_loops(made, digits)]
         yield from found
         for operand in () if found else made.operands:
@@ -259,10 +260,12 @@ def program_listing(program: SpmdProgram, sharded: ShardedGraph) -> Listing:
 
     The result of a collective also has the two sides that disagree.
     """
+    # Several local values may have one origin in the graph, and then the same chain.
     chain_of = cache(lambda value: chain_text(sharded, value))
     titles = {v.index: chain_of(v.origin) for v in program.locals if v.origin is not None}
     traffic = Traffic(program, sharded.graph)
     for moved in traffic.collectives:
+        # A moved value keeps its chain: both sides are added below it.
         words = sides_text(moved.number, disagreement(sharded, traffic, moved))
         for result in moved.step.instruction.results:
             titles[result] = "\n".join(filter(None, (titles.get(result), words)))

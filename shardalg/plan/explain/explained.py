@@ -57,6 +57,7 @@ def value_named(graph: Graph, name: str) -> int:
     # Paths of results are names too; a value of the same name has precedence.
     found = {**dict(zip(graph.result_paths, graph.results, strict=True)), **found}
     if not isinstance(name, str) or name not in found:
+        # Without similar names, the first names at least show how names are written.
         near = get_close_matches(str(name), found, n=5, cutoff=0.5) or list(found)[:5]
         raise StrategyError(
             f"no value is called {name!r}. Similar names: {', '.join(map(repr, near))}. "
@@ -156,6 +157,7 @@ def annotations_behind(sharded: ShardedGraph, links: Iterable[Link]) -> tuple[An
 def annotated(sharded: ShardedGraph, reason: Reason) -> Annotated | None:
     """Return the annotation that a step is, or that a result took its sharding from, or None."""
     graph, given = sharded.graph, sharded.annotations
+    # A step without an operator is the annotation of a result.
     if reason.kind == "completed" and reason.node is None:
         places = [j for j, v in enumerate(graph.results) if v == reason.value and given.results[j]]
         return Annotated("result", graph.result_paths[places[0]], places[0]) if places else None

@@ -94,6 +94,7 @@ def since_saved(
       here: the versions of this process (`plan_file.versions`).
     """
     if told is None:
+        # Earlier schemas have the digest of the program's text with its comments.
         if saved.sealed(stages.program.text(stages.graph)) == saved.seal:
             return ()
         return (
@@ -131,6 +132,7 @@ def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str],
         ("peak memory", _listed(_held(saved), _held(here), "0 B")),
     )
     found = [(part, text) for part, text in parts if text]
+    # Seconds are sums of floats, which another version may add in another order.
     if not isclose(saved.step_time_s, here.step_time_s):
         found.append(
             ("step time", f"{saved.step_time_s:.6g} s in the file, {here.step_time_s:.6g} s here")

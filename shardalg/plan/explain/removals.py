@@ -106,6 +106,7 @@ def _no_worse(one: Trial, other: Trial) -> bool:
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:
     outcome = trial.outcome
+    # The price has rounded seconds: differences in the last digits must not decide.
     seconds = outcome.price[1]
     return seconds, trial.change.changed_dims, outcome.wire_bytes, outcome.peak_memory_bytes
 

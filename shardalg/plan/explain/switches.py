@@ -144,7 +144,9 @@ GATHER_COLUMNS = (
 
 def switch_table(stages: Stages, options: Options) -> Table:
     """Return a row for the plan, and a row per switch with only that switch flipped."""
+    # Plans with equal options of completion share one completed graph.
     settings, known = options.settings, Completions(stages.annotations)
+    # None lets the roles decide, so the row of this switch flips the decided value.
     settings["keep_gathers"] = options.keeping(stages.traced.roles)
     found = [(stages, _switch_outcome(stages))]
     rows = [("as planned", *found[0][1])]

@@ -86,6 +86,7 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
 def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
     """Raise StrategyError if the sharding splits a manual value: each device has its own."""
     maker = graph.producer[value]
+    # A value without a producer is an argument of a region; region 0 is the function itself.
     inside = (r.index for r in graph.regions if value in r.arguments)
     region = next(inside, 0) if maker is None else graph.nodes[maker].region
     manual = wanted.mesh.digits(graph.manual_axes(region))
@@ -123,6 +124,7 @@ def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str,
         finer = refines(wanted, layout)
         if not finer:
             joint = compatible(layout, wanted)
+            # Incompatibility is the stronger reason, and its verdict has a witness.
             verdict = finer if joint else joint
             return f"{_origin(sharded, reason)} {layout.text()}", verdict
     if value in sharded.fixed and _closed(sharded, value, wanted):
