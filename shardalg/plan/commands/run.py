@@ -105,7 +105,7 @@ def _local(options: argparse.Namespace) -> None:
 
 
 def _passed(options: argparse.Namespace) -> list[str]:
-    """Return the options for each process, without those that start the processes."""
+    """Return the options for each process, without the options that start processes."""
     own = ("command", "function", "processes", "port", "time_limit", "json")
     named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
     json = ["--json"] if options.json else []

@@ -1,4 +1,4 @@
-"""Explanations of a plan, checked by planning again: why a sharding, why a collective, what helps.
+"""Explanations of a plan's shardings and collectives, with remedies that are planned again.
 
 Explanations: completion keeps every change with its reason. `explained.py` follows each axis of a
 value back through these changes to an annotation, and lists the conflicts on the way.

@@ -216,6 +216,7 @@ def _donated(trials: Trials) -> Iterator[Row]:
         alike = [place for place in free if graph.values[graph.results[place]].type == kind]
         remedy = "do not donate it (not tried): no other result has its shape and type"
         if alike:
+            # A result takes the memory of one argument, so no other row may propose it.
             free.remove(alike[0])
             result = f"result {graph.result_paths[alike[0]]} as {layout.text()}"
             text += f"; {result} would allow reuse"
@@ -236,6 +237,7 @@ def _replicated(trials: Trials) -> Iterator[Row]:
     for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
         layout = stages.sharded.shardings[value]
         # Axes of size 1 replicate nothing.
+        # Axes that shard no dimension of the state: its devices along them hold equal blocks.
         used = {digit for dim in layout.dims for digit in dim}
         free = tuple(d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used)
         free = tuple(digit for digit in free if digit.size > 1)

@@ -80,6 +80,7 @@ def _repeating(stages: Stages, node: Node) -> int:
     rule = (rules(node.signature) or ())[0]
     split = 1
     for index, digits in zip(rule.results[0], layout.dims, strict=True):
+        # Axes on a loop that runs whole were gathered, so they do not divide the work.
         if not rule.whole & set(index.variables):
             split *= parts(digits)
     return stages.mesh.size // split
@@ -117,6 +118,7 @@ def _remedy(trials: Trials, found: list[MovedValue]) -> str:
 def _layouts(layout: Sharding) -> Iterator[Sharding]:
     """Yield the replicated sharding, then those with all axes on one dimension that they divide."""
     digits: Digits = tuple(digit for dim in layout.dims for digit in dim)
+    # A replicated operand needs no gather in any call of the operator.
     none: tuple[Digits, ...] = tuple(() for _ in layout.dims)
     yield replace(layout, dims=none)
     for at, size in enumerate(layout.shape):
