@@ -236,8 +236,8 @@ def _replicated(trials: Trials) -> Iterator[Row]:
     alike: defaultdict[Digits, list[int]] = defaultdict(list)
     for value, role in zip(stages.graph.arguments, stages.traced.argument_roles, strict=True):
         layout = stages.sharded.shardings[value]
-        # Axes of size 1 replicate nothing.
-        # Axes that shard no dimension of the state: its devices along them hold equal blocks.
+        # Along an axis that shards no dimension, all devices hold equal blocks. Axes of size 1
+        # replicate nothing.
         used = {digit for dim in layout.dims for digit in dim}
         free = tuple(d for d in map(stages.mesh.digit, stages.mesh.axis_names) if d not in used)
         free = tuple(digit for digit in free if digit.size > 1)
