@@ -50,6 +50,7 @@ class TableType(type):
 
     def __instancecheck__(cls, value: object) -> bool:
         """Return whether a value is a `Table` or a `Frame`."""
+        # By a flag of the type, so that pandas is not imported for the check.
         return super().__instancecheck__(value) or getattr(type(value), "is_table", False)
 
 
@@ -77,6 +78,7 @@ class Table(metaclass=TableType):
     rows: tuple[tuple[Any, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        # Tuples, so that tables are equal by content and a later change of a list has no effect.
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
         twice = sorted({name for name in self.columns if self.columns.count(name) > 1})
@@ -224,7 +226,9 @@ def _numeric(values: Iterable[Any]) -> bool:
     """Return whether a column has only numbers and gaps, and at least one number."""
     present = [v for v in values if v is not None]
     return bool(present) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) for v in present
+        # A bool is an int in Python, but it is printed as a word.
+        isinstance(v, (int, float)) and not isinstance(v, bool)
+        for v in present
     )
 
 
@@ -270,6 +274,7 @@ def _latex(value: object) -> str:
 def _html(value: object) -> str:
     if not _is_formula(value):
         return html.escape(_text(value))
+    # Imported here, because sympy is slow to import and most tables have no formulas.
     from sympy.printing.mathml import mathml
 
     return f"<math>{mathml(value, printer='presentation')}</math>"
@@ -323,6 +328,7 @@ def seconds_text(amount: Any) -> str:
     seconds = float(amount)
     if not seconds:
         return "0 s"
+    # As for bytes, the unit is chosen after rounding: 0.9999 s is 1 s.
     size, unit = next((u for u in _SECONDS if float(f"{abs(seconds):.3g}") >= u[0]), _SECONDS[-1])
     return f"{_three(seconds / size)} {unit}"
 

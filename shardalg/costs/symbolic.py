@@ -103,6 +103,7 @@ class Sizes:
 @lru_cache(maxsize=16)
 def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol, ...]]:
     """Return the formulas of all shapes and trip counts, and their symbols, for any mesh."""
+    # Each distinct formula is converted once, because sympy is slow and shapes share their sizes.
     sizes = {size for shape in (*lifted.shapes, lifted.trip_counts) for size in shape}
     known = {size: _plain(from_sympy(size)) for size in sizes}
     symbols = {symbol for size in sizes for symbol in getattr(size, "free_symbols", ())}
@@ -174,6 +175,7 @@ def symbolise(
       FormulaError: a block does not follow from its sharding, and nothing is recorded.
     """
     work = _Symboliser(program, graph, sizes, cache(recorded))
+    # Shapes of results follow from shapes of operands, so the values at the start come first.
     for local in (*program.block.arguments, *(local for local, _ in program.constants)):
         work.enter(local)
     block = work.block(program.block)
@@ -213,6 +215,7 @@ class _Symboliser:
             self.known[digits] = formula_digits(mesh, axes, digits)
             for ref in (ref for digit in digits for ref in mesh.axis_refs(digit)):
                 axis = axes[ref.name]
+                # A part of an axis has a size in numbers, so the whole axis must keep its size too.
                 if ref.size is not None and has_formula((axis,)):
                     self.facts[Exactly(Formula.of(axis), mesh.digit(ref.name).size)] = None
         return self.known[digits]
@@ -241,6 +244,7 @@ class _Symboliser:
                     if found_again is None:
                         raise
                     self.wholes[result], self.shapes[result] = found_again[result]
+            # Unchanged instructions stay the same objects, so that nothing is copied for them.
             same = attributes is instruction.attributes
             found.append(instruction if same else replace(instruction, attributes=attributes))
         return replace(block, instructions=tuple(found))
@@ -248,6 +252,7 @@ class _Symboliser:
     def is_right(self, result: int) -> bool:
         """Return whether the formulas of a local shape have its numbers at the hints."""
         hints, pairs = (
+            # The hints are where the program was planned, so both sizes are known there.
             self.sizes.hints,
             zip(self.shapes[result], self.program.locals[result].shape, strict=False),
         )
@@ -277,6 +282,7 @@ class _Symboliser:
         if node is None:
             return loop.length
         region = self.graph.regions[self.graph.nodes[node].bodies[0]]
+        # Trips count executions per call of the function, so the outer ones are divided out.
         outer = self.sizes.trips[region.parent or 0]
         return _plain(share(self.sizes.trips[region.index], outer))
 
@@ -298,6 +304,7 @@ class _Symboliser:
             group, before = before[:count], before[count:]
             if not are_numbers(group) and (count, len(sizes)) != (1, 1):
                 raise FormulaError(self.unknown(instruction, list(group)))
+            # A group of one dimension before and after the reshape is that dimension, unchanged.
             stays = (count, len(sizes)) == (1, 1)
             found += group if stays else numbers[len(found) : len(found) + len(sizes)]
         return tuple(found)

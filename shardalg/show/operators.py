@@ -66,6 +66,7 @@ def operators_page() -> str:
 def _family(module: ModuleType) -> str:
     title = (module.__doc__ or "").splitlines()[0].rstrip(".")
     lines = [f"## {title}", ""]
+    # Operators with the same builder have the same rows, so they share one table.
     for builder in dict.fromkeys(module.ROWS.values()):
         names = [name for name, own in module.ROWS.items() if own is builder]
         lines += [f"`{'` `'.join(names)}`", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
@@ -78,10 +79,12 @@ def _family(module: ModuleType) -> str:
 
 def _cells(rule: Rule) -> Iterator[str]:
     barred = unsupported_loops(rule) | _uncombined(rule)
+    # A loop of one iteration cannot be partitioned.
     free = [name for name, extent in rule.loops if name not in barred and extent > 1]
     carried = rule.prefix[:1] if rule.prefix else ()
     joined = [name for name in free if name in (*rule.reduced, *carried)]
     late = [name for name in rule.extents if name in barred - rule.whole - rule.local]
+    # A bar would end the cell of the Markdown table.
     yield f"`{rule}`".replace("|", "\\|")
     yield ", ".join(name for name in free if name not in joined)
     yield ", ".join(f"{name}: {_movement(rule)}" for name in joined)

@@ -103,8 +103,10 @@ class ProgramView:
     def _groups(
         self, instructions: Sequence[Instruction], depth: int, *, opened: bool = False
     ) -> Iterator[str]:
+        # Consecutive ones only, so that the order of execution stays visible.
         for name, members in groupby(instructions, lambda one: self.path(one)[depth : depth + 1]):
             inside = tuple(members)
+            # No further group at this depth: these are lines of the enclosing group.
             if not name:
                 yield from map(self._line, inside)
                 continue
@@ -146,6 +148,7 @@ class ProgramView:
     def _line(self, instruction: Instruction) -> str:
         moved = self._moved.get(id(instruction))
         bodies = instruction.attributes.bodies
+        # A loop is kept, because there may be collectives in its body.
         if self._is_long and moved is None and not bodies:
             return ""
         printer = Printer(self.program.mesh, self.program.locals, self.graph)
@@ -180,6 +183,7 @@ def _sums(moved: Iterable[MovedValue]) -> str:
     sent: Counter[str] = Counter()
     for one in moved:
         counts[one.attributes.sent_as] += 1
+        # Bytes are those of one execution; in a loop there are several.
         sent[one.attributes.sent_as] += one.wire_bytes * one.step.count
     return "".join(
         f'<span class="sa-chip" style="background:{COLOURS.get(kind, _OTHER)}">'

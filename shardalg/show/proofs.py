@@ -38,6 +38,7 @@ def judge(
 ) -> Iterator[Judged]:
     """Yield the verdict on every lemma, and on its mutants after it; z3 runs once per seed."""
     for known in lemmas:
+        # A mutant is a wrong variant: z3 must refute it, or the lemma says too little.
         wrong = known.mutated() if mutants else ()
         for statement, wanted in ((known, "proved"), *((w, "refuted") for w in wrong)):
             proofs = tuple(prove(statement, seed=seed) for seed in range(seeds))
@@ -123,7 +124,9 @@ def by_claim(claims: Table) -> Table:
     rows = []
     for kind in kinds:
         chosen = claims.where(claim=kind)
+        # Equal statements are proved once, so their time counts once.
         found = dict(zip(chosen["smt2"], chosen["ms"], strict=True))
+        # Trusted claims have no statement for z3.
         found.pop("", None)
         counts = (chosen["status"].count(status) for status in present)
         rows.append((kind, len(chosen), len(found), *counts, float(sum(found.values()))))
