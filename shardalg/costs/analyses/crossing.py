@@ -51,6 +51,7 @@ def turns(difference: Formula, name: str, hints: Mapping[str, Number]) -> tuple[
     for root in crossovers(here, name) if _only_ceilings(here) else ():
         roots += [int(root) + k for k in range(-1, 3) if 1 <= int(root) + k <= LARGEST]
     given = np.concatenate([np.arange(1, EACH), beyond, roots])
+    # Sorted and without repetition, so that neighbours enclose each change of sign.
     sizes = np.unique(given.astype(np.int64))
     signs = _signs(here, {name: sizes}, sign)
     changes = np.flatnonzero(signs[1:] != signs[:-1])
@@ -77,6 +78,7 @@ def _signs(difference: Formula, sizes: Mapping[str, Any], sign: Callable[[int], 
 
 
 def _turns(sign: Callable[[int], int], low: int, high: int) -> Iterator[int]:
+    # The bisection finds one change; there may be more between it and the upper end.
     while sign(low) != sign(high):
         first, last, here = low, high, sign(low)
         while last - first > 1:
@@ -134,6 +136,7 @@ def _turn(fits: Callable[[int], bool], guess: int) -> int:
         by = 2 * by or 1
     if low:
         return _last(fits, low, high) if high else low
+    # Nothing fits above the guess, so the search goes downward in doubling steps.
     low, high, by = max(guess - 1, 0), guess, 1
     while low > 0 and not fits(low):
         low, high, by = max(low - by, 0), low, 2 * by

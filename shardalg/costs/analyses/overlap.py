@@ -88,12 +88,14 @@ class _Order:
         """Place the next instruction of the program, then instructions that waited for it."""
         before = len(self.made)
         self.waiting += [] if self.visit(instruction) else [instruction]
+        # One placed instruction can release others, so the waiting ones are tried until none moves.
         while self.waiting and len(self.made) > before:
             before = len(self.made)
             self.waiting = [one for one in self.waiting if not self.visit(one)]
 
     def visit(self, instruction: Instruction) -> bool:
         """Return whether the operands exist; if so, place the instruction or count its message."""
+        # Results are missing until the instruction is placed, so its readers wait.
         self.missing.update(instruction.results)
         if not self.missing.isdisjoint(instruction.operands):
             return False
@@ -177,7 +179,9 @@ def ring_times(
     permute = permute_s(program, ring, spans, chip.operators.collective(PERMUTE))
     permuted_s = sum(permute.values())
     ahead = PERMUTE in chip.interconnect.asynchronous
+    # A permute that the compiler does not start ahead cannot run during the product.
     both_s = max(step_s, permuted_s) if ahead else step_s + permuted_s
+    # A ring of n members sends n - 1 times, and multiplies once more.
     ring_s = step_s + (a.members - 1) * both_s
     beyond = max(ring_s - product_s, 0.0)
     causes = permute if permuted_s else {LATENCY: 1.0}
@@ -224,6 +228,7 @@ def permute_s(
         return {}
     both = len(a.directions) > 1
     rate = min(s.bytes_per_s if both else s.one_way_bytes_per_s for s in over[0].spans)
+    # Only one core of a chip sends to another chip, so it has the link's whole rate.
     cores = math.prod(stage.count for stage in over if stage.medium == CHIP)
     return {over[0].cause: sent / (rate * cores), LATENCY: over[0].latency_s}
 

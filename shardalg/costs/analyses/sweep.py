@@ -92,6 +92,8 @@ class Sweeper:
         self.time = self.code.polynomial(Formula.of(step_time_s).subs(known).terms)
         first, *others = undominated(peak.subs(known) for peak in peaks)
         self.peak = self.code.polynomial(first.terms)
+        # The maximum is part of the compiled code, so one evaluation gives the peak of all
+        # candidates.
         for other in others:
             self.peak = self.code.step("max", self.peak, self.code.polynomial(other.terms))
         self.own, self.called = (Checked(facts, known) for facts in asked)

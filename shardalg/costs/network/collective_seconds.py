@@ -79,6 +79,8 @@ def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
     for place, span in enumerate(spans):
         medium = span.level.medium
         rank = _OUTER_FIRST.index(medium)
+        # Axes with links of their own are a stage each; all other spans of one medium form one
+        # stage.
         key = (rank, span.bytes_per_s, place) if medium == LINK else (rank, 0.0, 0)
         found.setdefault(key, []).append(span)
     return tuple(LinkStage(tuple(found[key])) for key in sorted(found))
@@ -138,6 +140,7 @@ def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     first = {cause: seconds + seconds for cause, seconds in scattered.items()}
     second = _booked([(stage, held * stage.copies) for stage in over_stages])
     one, other = total(first.values()), total(second.values())
+    # Numbers decide between the two; formulas cannot be compared yet.
     if not has_formula((one, other)):
         return first if one <= other else second
     # In formulas the causes of bytes are those of the first algorithm. The latency is the rest of
@@ -205,6 +208,7 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
         latency.append(_waited(stage, sent))
     if NETWORK in found and LINK in found:
         hidden = smaller(found[NETWORK], found[LINK])
+        # The faster of the two is hidden, so the sum of both is the slower one.
         found[LINK] = found[LINK] - hidden
     return {**found, LATENCY: total(latency)}
 

@@ -57,6 +57,7 @@ class Interconnect:
         ((8, 8), (1, 4))
         """
         if self.island:
+            # A number below one island is a part of a single island.
             inside = min(chips, self.island)
             return (chips // inside, inside) if chips % inside == 0 else None
         listed = next((shape for shape in self.shapes if math.prod(shape) == chips), None)
@@ -75,6 +76,7 @@ class Interconnect:
         found = [
             (a, b, chips // (a * b))
             for a in range(4, most + 1, 4)
+            # Sides in ascending order, so that no shape is counted in two orientations.
             for b in range(a, most + 1, 4)
             if chips % (4 * a * b) == 0 and b <= chips // (a * b) <= most
         ]

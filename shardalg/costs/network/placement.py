@@ -77,6 +77,7 @@ class DigitSpan:
     @property
     def one_way_bytes_per_s(self) -> float:
         """Bytes per second that one device sends to one neighbour."""
+        # On a torus the groups in between send over the same links; a switch has a link per device.
         groups = self.stride if self.level.medium == TORUS else 1
         return self.level.bytes_per_s / (self.level.sharing * groups)
 
@@ -116,6 +117,7 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
     """
     free = [i for i, size in enumerate(levels) if size > 1]
     found: Placement = {name: [] for name in sizes}
+    # The innermost axis first: in JAX it takes neighbouring devices.
     for name in reversed(list(sizes)):
         ways = (c for n in range(len(free), 0, -1) for c in combinations(free, n))
         taken = next((c for c in ways if math.prod(levels[i] for i in c) == sizes[name]), ())

@@ -61,6 +61,7 @@ def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTas
 def _one_forward_one_backward(
     stages: int, stage: int, microbatches: int
 ) -> Iterator[MicrobatchTask]:
+    # The last stage starts backward at once; each stage before it needs one more microbatch ahead.
     ahead = min(microbatches, stages - 1 - stage)
     yield from (MicrobatchTask(FORWARD, m) for m in range(ahead))
     for m in range(microbatches - ahead):
@@ -137,6 +138,7 @@ def _starts(
     free = [0.0] * len(stages)
     # Each pass takes all tasks of a stage whose source has ended. A schedule has no cycle, so every
     # pass takes at least one task.
+    # Reversed, so that the next task is popped from the end in constant time.
     ahead = [list(tasks)[::-1] for tasks in order]
     while any(ahead):
         for stage, tasks in enumerate(ahead):
@@ -161,6 +163,7 @@ def _source(
         return StageDependency(stage - 1, task, stages[stage - 1].sends_s) if stage else None
     if stage < len(stages) - 1:
         return StageDependency(stage + 1, task, stages[stage].returns_s)
+    # The last stage turns around: its backward pass needs only its own forward pass.
     return StageDependency(stage, MicrobatchTask(FORWARD, task.microbatch), 0.0)
 
 

@@ -140,6 +140,7 @@ class GraphBuilder:
 
     def _nodes(self) -> tuple[Node, ...]:
         """Return the nodes, now that their phases can be determined."""
+        # A node's phase depends on nodes after it, so phases come last.
         found = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
             Node(
@@ -197,6 +198,7 @@ class GraphBuilder:
         where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
         index = len(self._drafts)
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
+        # JAX's own parameters are kept too, because code in them has no plain form.
         self._bindings.append((primitive, params))
         # A node in a remat span is also listed in the regions around it.
         for span in place.spans:

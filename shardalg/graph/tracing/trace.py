@@ -144,6 +144,7 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
+        # Some callables, such as builtins, have no signature.
         parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), None)
