@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    # Without a command, help is not an error.
     if not given:
         parser().print_help()
         return 0
@@ -95,10 +96,12 @@ def _reported(error: Exception, options: argparse.Namespace) -> tuple[int, str]:
         return status, in_options(text, options)
     if user_lines(error):
         return PROGRAM_FAILED, failed(error, "your program fails")
+    # No line of the user is in the traceback, so it is our own bug: show all of it.
     return OWN_FAULT, "".join(traceback.format_exception(error)).rstrip()
 
 
 def _is_users(error: Exception) -> bool:
     """Return whether the user's own code raised the error."""
+    # The innermost frame raised the error.
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return Sources().is_own(frame.f_code.co_filename)

@@ -119,6 +119,7 @@ class Frame(pd.DataFrame):
     def groupby(self, *args: Any, **options: Any) -> Any:
         """Group the rows, as `pandas.DataFrame.groupby`; old names of columns are refused."""
         found = super().groupby(*args, **options)
+        # The groups are already built, so only their class is changed.
         found.__class__ = _Grouped
         return found
 
@@ -158,4 +159,5 @@ def _refusing(name: str) -> Any:
 
 
 for _name in _BY_COLUMN:
+    # An old name is looked up only after the method failed, so a correct call costs nothing.
     setattr(Frame, _name, _refusing(_name))

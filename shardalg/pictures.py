@@ -19,6 +19,7 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
+    # A canvas of its own, so that no window system and no pyplot state is needed.
     FigureCanvasAgg(figure).print_figure(out, format="png", dpi=dpi, facecolor="white")
     return out.getvalue()
 

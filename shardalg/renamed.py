@@ -34,6 +34,7 @@ def new_name(key: object, columns: Collection[object]) -> str | None:
     >>> new_name("wire_bytes", ("wire_bytes", "wire_bytes_per_step")) is None
     True
     """
+    # An existing column wins, because some old names are names of other columns now.
     if not isinstance(key, str) or key in columns:
         return None
     return next((new for new in RENAMED.get(key, ()) if new in columns), None)
@@ -56,6 +57,7 @@ def warn_renamed(old: str, new: str) -> None:
     parts is an old name, which the next version drops; use num_shards.
     """
     words = f"{old} is an old name, which the next version drops; use {new}."
+    # Level 3 is the line of the user who called the function that warns.
     warnings.warn(words, RenamedWarning, stacklevel=3)
 
 

@@ -70,6 +70,7 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     A sharded dimension is a small letter with its mesh axes as subscript. `Σ` is a partial sum that
     is pending along axes. The bytes that each device sends are below a collective.
     """
+    # Imported here, because matplotlib is slow to import and only figures need it.
     from shardalg.drawing import Drawing
 
     drawn = [panel.boxes for panel in panels]
@@ -82,6 +83,7 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     width = max(columns * COLUMN + 0.3, 6.0)
     # A letter is 0.65 times as wide as its size, and an inch has 72 points.
     letters = int((width - 0.3) * 72 / (0.65 * TITLE_SIZE))
+    # Titles are wrapped before the heights, which depend on the number of lines.
     panels = [replace(panel, title="\n".join(wrap(panel.title, letters))) for panel in panels]
     heights = [
         (high - low + 1) * LANE + 0.25 + TITLE_LINE * (panel.title.count("\n") + 1)
@@ -89,6 +91,7 @@ def draw_programs(panels: Sequence[Panel]) -> Figure:
     ]
     figure = Drawing(figsize=(width, sum(heights) + 0.5))
     total = figure.get_figheight()
+    # Above the first panel there is room for the legend.
     top = total - 0.35
     for panel, found, (low, high), height in zip(panels, drawn, spans, heights, strict=True):
         top -= height
@@ -132,6 +135,7 @@ def _box(axes: Axes, box: Box, colors: Mapping[str, str]) -> None:
             FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, fc=face, ec=INK, lw=0.8, zorder=3)
         )
     above, below, size = (0.11, 0.13, 8.5) if box.kind == "value" else (0, 0.33, 9.5)
+    # A long label gets smaller letters, so that it stays inside of its box.
     fits = 105 / max(11, *(len(token.text) for token in box.label))
     _tokens(axes, (x, y + above), box.label, colors, size=min(size, fits))
     _tokens(axes, (x, y - below), box.value, colors, size=10)
@@ -191,6 +195,7 @@ def _legend(figure: Figure, panels: Sequence[Panel], drawn: Sequence[Sequence[Bo
     from matplotlib.patches import Patch
 
     kinds = {box.kind for found in drawn for box in found}
+    # Local operators are white boxes with their names, so they need no legend.
     shown = [k for k in KIND_COLORS if k in kinds and k != "local"]
     handles: list[Artist] = [
         Patch(fc=KIND_COLORS[k], ec=INK, lw=0.6, label=k.replace("_", " ")) for k in shown
@@ -237,6 +242,7 @@ def kind_bars(sums: Mapping[str, Mapping[str, float]], title: str = "") -> Figur
             places, [bar.get(kind, 0) for bar in sums.values()], left=list(left.values()),
             height=0.66, color=KIND_COLORS[kind], ec=INK, lw=0.6, label=kind.replace("_", " "),
         )  # fmt: skip
+        # The next kind begins where this one ends.
         left = {name: left[name] + bar.get(kind, 0) for name, bar in sums.items()}
     for place, end in zip(places, left.values(), strict=True):
         axes.text(end, place, f" {bytes_text(end)}", va="center", fontsize=8, color=INK)
@@ -279,6 +285,7 @@ def measured_times(measured: Mapping[str, Table]) -> Figure:
                 color=colors.get(name, "#ffd98a"), error_kw={"lw": 1.2, "capsize": 3},
                 label=None if name in seen else name,
             )  # fmt: skip
+            # Each executable is in the legend once.
             seen.add(name)
     axes.set_yticks([-i for i in range(len(measured))], list(measured))
     axes.set_xlim(left=0)
@@ -320,6 +327,7 @@ class DrawnPlan:
         if module is None:
             return None
         names = modules(self.graph)
+        # Slashes on both sides, so that only whole words of a path match.
         inside = (i for i, name in enumerate(names) if f"/{module}/" in f"/{name}/")
         found = frozenset(inside)
         if not found:

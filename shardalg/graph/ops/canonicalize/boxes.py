@@ -128,8 +128,10 @@ def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool
         return None
     starts = [0] * len(box)
     for dim, start in zip(selected, index, strict=True):
+        # Dimensions that no index component selects start at 0.
         starts[dim] = start
     inside = _clamped(node, starts, box)
+    # A mode that does not clip drops a box out of range, which no slice does.
     return inside if clips or inside == starts else None
 
 

@@ -66,6 +66,7 @@ def _chain(graph: Graph, last: Node) -> list[Node]:
         before = producing_node(graph, value)
         if before is None or before.region != last.region:
             return []
+        # Another reader needs the value in its old shape.
         if len(graph.users[value]) != 1 or value in graph.results or value in region_results:
             return []
         chain.insert(0, before)

@@ -68,6 +68,7 @@ def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Nod
 
     A scatter that applies code stays: its function cannot be rebuilt from the new parameters.
     """
+    # Its function cannot be rebuilt from the new parameters.
     if applies_code(node.signature):
         return None
     pieces = _index_components(graph, node)

@@ -87,8 +87,10 @@ def _folded_number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
         return None
     if not _converts_exactly(arrays[0], dtype) or not _is_defined(node.primitive, arrays):
         return None
+    # Overflow and division by zero have defined results in IEEE 754; they are no errors here.
     with np.errstate(all="ignore"):
         result = np.asarray(function(*arrays)).astype(dtype)
+    # XLA may replace a subnormal number by zero, so such a result is not exact.
     return None if _is_subnormal(result) else result
 
 
