@@ -109,6 +109,8 @@ fuzz-proofs: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python tools/language.py
 
 # What is drawn for a browser, in headless Chromium (Debian's package `chromium`).
 browser: $(STAMP)
