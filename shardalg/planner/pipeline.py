@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardalg.costs.topology import machine
+from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
 from shardalg.planner.partition.choose import node_classes
 from shardalg.planner.partition.partition import NONE, Kept, Partitioner
@@ -131,9 +132,11 @@ class ProgramStages:
         """Return the stage of a pass.
 
         Raises:
-          KeyError: no pass has this name.
+          ProgramError: no pass has this name.
         """
-        return dict(zip(self.names, self.stages, strict=True))[name]
+        if name not in self.names:
+            raise ProgramError(f"no pass {name!r}; the passes are {', '.join(self.names)}.")
+        return self.stages[self.names.index(name)]
 
     def __repr__(self) -> str:
         return "\n".join(stage.text(self.graph) for stage in self.stages)
