@@ -51,7 +51,7 @@ def inherited(kind: type) -> str:
 
 
 def page(name: str) -> str:
-    """The page of a public name."""
+    """Return the page of a public name."""
     value = getattr(shardalg, name)
     directive, members = (
         ("autoclass", f"\n   :members:{inherited(value)}")
@@ -66,7 +66,7 @@ def page(name: str) -> str:
 
 
 def write_api(folder: Path) -> None:
-    """A page per public name, and their index."""
+    """Return a page per public name, and their index."""
     folder.mkdir(exist_ok=True)
     for name in shardalg.__all__:
         (folder / f"{name}.rst").write_text(page(name))

@@ -24,7 +24,7 @@ class WhileLoop:
     """A `while` loop of a function.
 
     Attributes:
-      name: `trips_1`, `trips_2`, ... in the order of the function: the symbol for its iterations.
+      name: "trips_1", "trips_2", ... in the order of the function: the symbol for its iterations.
       key: its source line, or its name if another loop has the same line.
       iterations: per execution of the loop; None if the number is unknown.
     """
@@ -86,7 +86,7 @@ def with_trips(graph: Graph, given: Trips) -> Graph:
     """Return the graph with the iterations of its `while` loops in its regions.
 
     Args:
-      given: the number of iterations by source line (`model.py:41`) or symbol (`trips_1`); it
+      given: the number of iterations by source line (`model.py:41`) or symbol ("trips_1"); it
         replaces the number that the loop's own counter gives.
 
     Raises:

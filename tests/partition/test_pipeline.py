@@ -66,7 +66,7 @@ def test_what_changes_nothing_and_what_is_off_is_said():
     lines = repr(stages).splitlines()
     assert "// after drop_unread: no change" in lines
     assert "// after collective_matmul: off, Switches(collective_matmul=True) runs it" in lines
-    with pytest.raises(sa.ProgramError, match="no pass .unroll.; the passes are emit"):
+    with pytest.raises(sa.ProgramError, match=r"no pass .unroll.; the passes are emit"):
         stages["unroll"]
 
 
