@@ -221,7 +221,7 @@ def test_the_table_of_switches_has_their_price():
 def test_named_sizes_go_without():
     plan, _ = planned(product, BF16)
     named = replace(plan.traced, symbols=object())
-    with pytest.raises(sa.StrategyError, match="sizes of this one have names"):
+    with pytest.raises(sa.StrategyError, match="sizes of this plan have names"):
         named.with_sums(wide=True)
 
 

@@ -221,7 +221,7 @@ def _uneven(size: int, shape: tuple[int, ...], count: int, axes: Any) -> Strateg
 
 
 def _devices(mesh: Mesh, axes: Any) -> int:
-    """Along an entry of a spec."""
+    """Return the number of devices along an entry of a spec."""
     named = () if axes is None else (axes,) if isinstance(axes, str) else axes
     return math.prod(mesh.shape[axis] for axis in named)
 

@@ -50,7 +50,7 @@ class Ranked:
 
     @property
     def cost(self) -> Cost:
-        """The cost of its own plan, which says the same."""
+        """The cost of the candidate's own plan, equal to `price`."""
         return self.candidate.cost(self.on)
 
     @property
@@ -315,7 +315,7 @@ class _CandidateSearch:
         return Ranking(tuple(order), tuple(self.refused), left, planned)
 
     def refuse(self, what: Candidate, why: object) -> None:
-        """Keep it with the reason."""
+        """Record a rejected candidate with the reason."""
         self.refused.append((str(what), " ".join(str(why).split())))
 
     def dividing(self, found: Sequence[Candidate | Refused]) -> Iterator[Candidate]:
@@ -332,7 +332,7 @@ class _CandidateSearch:
                 yield one
 
     def task(self, group: Sequence[Candidate]) -> PricingTask:
-        """Yield candidates of one step on one mesh that may fit; the others are rejected."""
+        """Return the pricing of a group's candidates that may fit; the others are rejected."""
         try:
             # Parameters and state do not depend on the batch: one check serves the group.
             state = group[0].state_bytes()

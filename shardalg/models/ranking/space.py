@@ -17,8 +17,8 @@ from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import REMAT
 
 STRATEGIES = (*LAYOUTS, PIPELINED)
-CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
 # The choices; each has a list of values.
+CHOICES = ("strategy", "batch", "microbatches", "rounds", "remat", "optimizer", "order")
 ORDERS = ("given", "all")
 # Values of the choices that have names; all others are numbers.
 _KNOWN: Mapping[str, tuple[Any, ...]] = {
@@ -34,7 +34,7 @@ _PER_STAGE = (1, 2, 4)
 def chosen(
     model: DenseTransformer, choices: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[Any, ...]]:
-    """All lists of choices: those given, else what the model says; all strategies, one round.
+    """Return all lists of choices; defaults are the model's own values, all strategies, one round.
 
     Raises:
       StrategyError: an unknown choice or value, no list, an empty one.
