@@ -423,7 +423,7 @@ def test_a_program_that_counts_the_blocks_is_another_one():
     given = plan.replan(sa.Strategy(mesh, in_shardings=(P("L"),), sites={"turn": P(None, "Y")}))
     with pytest.raises(StrategyError, match=r"site turn occurs 2 times .* 4 times here"):
         given.at(L=2)
-    with pytest.raises(StrategyError, match="site turn stands 2 times"):
+    with pytest.raises(StrategyError, match="site turn occurs 2 times"):
         given.replan(mesh=sa.Mesh({"L": 2, "Y": 2}))
 
 
