@@ -91,5 +91,5 @@ def test_partial_maxima_are_refused():
         with pytest.raises(NotationError, match="expected 'sum', found 'm'"):
             Sharding.parse(text, (4,), mesh)
         return
-    with pytest.raises(NotationError, match="joined by max: a sharding here holds sums only"):
+    with pytest.raises(NotationError, match="combined by max: a sharding here holds sums only"):
         Sharding.from_spec(P(unreduced={"x"}, unreduced_kind=kinds.max), mesh, (4,))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -58,7 +59,12 @@ def test_devices_that_share_cores_hold_what_those_of_any_chip_hold(made):
 
 # The programs of the least and of the largest ratio among the 44 of `plan.cost`'s docstring, and
 # one of the middle.
-RATIOS = {pooling: 0.37, feed_forward: 1.08, activations: 2.19}
+# The compiler of each jaxlib holds other temporary values, so that each has recorded ratios.
+RECORDED = {
+    "0.10": {pooling: 0.37, feed_forward: 1.08, activations: 2.19},
+    "0.11": {pooling: 0.37, feed_forward: 1.00, activations: 1.99},
+}
+RATIOS = RECORDED.get(jaxlib.__version__.rpartition(".")[0], RECORDED["0.11"])
 
 
 @pytest.mark.parametrize("made", RATIOS)
