@@ -22,14 +22,14 @@ nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-# Notebooks carry our own tables beside HTML and text; Sphinx takes the HTML.
+# Notebooks have our own tables next to HTML and text; Sphinx uses the HTML.
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 
 def as_written(
     _app: Any, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Formulas in a docstring (indented, in no section) are shown as they stand."""
+    """Show formulas in a docstring (indented, in no section) as literal blocks."""
     made: list[str] = []
     section = literal = False
     for line in lines:
@@ -40,7 +40,7 @@ def as_written(
             made += ["", "::", ""]
         literal = formula or (literal and not flush)
         made.append(line)
-    # napoleon reads what stands before a colon in a property's first line as its type
+    # napoleon reads the text before a colon in a property's first line as its type
     lines[:] = ["", *made] if what == "property" else made
 
 
@@ -60,13 +60,16 @@ def page(name: str) -> str:
     )
     title = f"sa.{name}"
     if inspect.ismodule(value):
-        return f"{title}\n{'=' * len(title)}\n\n.. automodule:: {value.__name__}\n"
+        # `sa.paper` and `sa.examples` are one module: the index has its first page only.
+        first = next(n for n in shardalg.__all__ if getattr(shardalg, n) is value)
+        index = "" if name == first else "   :no-index:\n"
+        return f"{title}\n{'=' * len(title)}\n\n.. automodule:: {value.__name__}\n{index}"
     target = f"{value.__module__}.{value.__qualname__}"
     return f"{title}\n{'=' * len(title)}\n\n.. {directive}:: {target}{members}\n"
 
 
 def write_api(folder: Path) -> None:
-    """Return a page per public name, and their index."""
+    """Write a page per public name, and their index."""
     folder.mkdir(exist_ok=True)
     for name in shardalg.__all__:
         (folder / f"{name}.rst").write_text(page(name))
