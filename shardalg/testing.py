@@ -73,7 +73,10 @@ def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
 
 
 def small_containments(size: int, lengths: range) -> Iterator[tuple[Sharding, Sharding]]:
-    """Yield all pairs of 1-dimensional shardings of `size` devices, the first in every order.
+    """Yield (fine, coarse) shardings for every two numbers of parts above 1 that divide `size`.
+
+    The first mesh has its devices in every order, the second in natural order. Containment is not
+    checked.
 
     Args:
       lengths: lengths of the dimension.

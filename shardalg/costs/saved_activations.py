@@ -183,8 +183,8 @@ def _needed(
         through = away.issuperset(results)
         if at < border:
             needs = forward
-            # If the backward pass recomputes a result, it needs the operands as long. All recorded
-            # places are at or after `at`, so that `at` never changes a maximum.
+            # If the backward pass recomputes a result, its operands are needed as long as that
+            # result. The scan goes backwards, so that all recorded places are at or after `at`.
             for result in results:
                 if result in backward and result not in kept:
                     again = max(again, backward[result])

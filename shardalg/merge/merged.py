@@ -79,7 +79,9 @@ Clash = tuple[str, tuple[DimOrClass, ...]]
 
 
 def join(first: Rows, second: Rows, *, prefixes: bool = False) -> Rows | Clash:
-    """Return the table with the ids of both, or the kind of failure and its places.
+    """Merge two tables of ids; each split place has the ids of the operand that splits it finest.
+
+    If the ids disagree, the result is the kind of failure and the places at fault.
 
     Args:
       prefixes: True if one operand may split a dimension of the other further (policy "shardy").

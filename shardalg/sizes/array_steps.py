@@ -156,7 +156,7 @@ def _divide_out(powers: Powers, factor: Hashable, exponent: int) -> Powers:
 
 
 def run(code: Code, roots: Sequence[int], values: Mapping[str, Any]) -> list[np.ndarray]:
-    """Return steps `roots` of a program at arrays by name, which broadcast against each other."""
+    """Evaluate a program at arrays of sizes by name; return the results of the steps `roots`."""
     return Points(values).run(code, roots)
 
 

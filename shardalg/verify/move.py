@@ -243,7 +243,10 @@ def crosses(attributes: Attributes, digits: Digits) -> bool:
 
 
 def positions(pairs: Iterable[tuple[int, ...]] | Runs) -> np.ndarray:
-    """Return pairs or edges as rows of numbers: sources, targets, and the operands of edges."""
+    """Return an array with a column per pair or edge.
+
+    Row 0 has the sources, row 1 the targets. Edges have a third row, the operands.
+    """
     found = pairs.arrays if isinstance(pairs, Runs) else np.array(list(pairs), int)
     return found.T if found.size else np.zeros((2, 0), int)
 

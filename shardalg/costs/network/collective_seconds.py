@@ -43,7 +43,7 @@ class LinkStage:
 
     @property
     def count(self) -> Any:
-        """Number of things that the stage joins."""
+        """Number of members that the stage joins: the product over its spans."""
         return math.prod(span.count for span in self.spans)
 
     @property

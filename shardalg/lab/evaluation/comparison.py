@@ -64,7 +64,8 @@ def side_by_side(values: Sequence[Compared]) -> Table:
     found = {(value.column.id, value.quantity): value for value in values}
     rows = []
     for name, column in columns.items():
-        # The strongest use of the column in fitting: a single anchor fixes a table's seconds.
+        # The strongest use of the column in fitting. "anchor" is first: this one value replaces
+        # the facts that the paper does not state for its whole table.
         uses = {v.prediction.how for v in values if v.column == column and v.prediction}
         fitted = next((how for how in ("anchor", "trained", "held out") if how in uses), "-")
         facts = column.facts

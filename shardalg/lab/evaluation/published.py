@@ -87,7 +87,7 @@ class Column:
 
 @cache
 def tables() -> Mapping[str, Any]:
-    """Return the whole file: columns, Table 1, figures of the text, derived numbers, caveats.
+    """Return the content of `paper_tables.json`: columns, Table 1, numbers of the text, caveats.
 
     >>> len(tables()["columns"]), tables()["n_measured_values"]
     (39, 143)

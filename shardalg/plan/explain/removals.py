@@ -23,7 +23,8 @@ from shardalg.planner.trials import TrialOutcome, Trials
 
 # The number of single changes that get a second one: those that leave the fewest bytes.
 MOST_FIRST = 8
-# The number of remaining collectives, of either sort, that are explained after a first change.
+# After a first change, at most this many remaining collectives of each sort are explained: the same
+# kind at a new place, and the same value.
 MOST_LEFT = 2
 # The largest number of pairs that are planned for one collective.
 MOST_PAIRS = 64

@@ -139,7 +139,9 @@ Reached = tuple[Cost, State, list[SearchStep]]
 
 @dataclass(frozen=True)
 class EvenBlocks:
-    """The search for where sums are reduced; the rest is the cheapest route in closed form.
+    """A search problem: reduce the partial sums that the goal does not keep, in any order.
+
+    Once no such sum is left, the route to the goal comes from `closed_forms.py`.
 
     Attributes:
       digits: axes of the mesh.

@@ -102,7 +102,7 @@ def _arg_reduce(step: CheckedInstruction[ArgReduce]) -> Result:
         ("combine", Decided(words, right)),
         *members_agree(step, a.digits, ()),
     ]
-    # Places of padding are numbers too, so no fill stays known.
+    # A place in the padding is an ordinary number, so the padding of the result has no known fill.
     result = keep_equal_fills(replace(step, operands=(place,)), None)
     result = replace(result, unreduced=place.unreduced if rest is None else rest)
     return replace(result, awaits=place.awaits[1:]), claims

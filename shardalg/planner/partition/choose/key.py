@@ -14,7 +14,6 @@ from shardalg.costs.hardware import Rates
 from shardalg.graph.ir import Signature
 from shardalg.planner.partition.choose.component import Assigned, Tensor
 
-# Sharded loops with their digits.
 LoopDigits = tuple[tuple[str, Digits], ...]
 
 
