@@ -59,7 +59,7 @@ class Item:
 
     @property
     def is_communication(self) -> bool:
-        """Whether the item is a collective."""
+        """True if the item is a collective."""
         return self.kind in RING_BYTES
 
 
@@ -251,7 +251,7 @@ class Cost:
 
     @property
     def fits(self) -> Any:
-        """Whether the peak is within the memory of a device; with named sizes, the inequality."""
+        """True if the peak is within the memory of a device; with named sizes, the inequality."""
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     @cached_property

@@ -287,7 +287,7 @@ class Pricing:
         return price._replace(amounts=(*price.amounts[:2], *waits))
 
     def items(self, runs: Mapping[int, int], prices: Sequence[_Price]) -> tuple[Item, ...]:
-        """Return the prices of all instructions, with those of one kind added up."""
+        """Return the prices of all instructions, added up per kind."""
         # Equal amounts are counted first and multiplied once, because formulas are slow to add up.
         tallies: dict[_Key, Counter[tuple[Any, Any, Any]]] = defaultdict(Counter)
         for (place, times), price in zip(runs.items(), prices, strict=True):

@@ -38,7 +38,7 @@ class Factoring:
     stacked: int = 0
 
     def split(self, dims: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Split a tuple with one entry per dimension into those of the row and column moments."""
+        """Split a tuple with an entry per dimension into entries of the row and column moments."""
         border = self.stacked + self.rows
         return dims[:border], dims[: self.stacked] + dims[border:]
 

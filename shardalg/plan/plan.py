@@ -244,7 +244,7 @@ class Plan:
 
     @cached_property
     def _compared(self) -> dict[tuple[tuple[str, int], ...], bool]:
-        """For each point at which a plan was made: whether it was the same."""
+        """Points at which a plan was made, each with True if its decisions were the same."""
         return {}
 
     def diff(self, other: Plan) -> PlanDifference:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -179,3 +180,14 @@ def test_an_estimate_is_not_called_a_bound():
     own = sa.plan(lambda x: jnp.cumsum(jnp.sort(x, axis=0), axis=0), x, **made)._own_jit
     assert own.least < own.theirs.wire_bytes
     assert re.search(r"at least .* sent \(estimate .*\) and .* peak memory", str(own))
+
+
+def test_a_compiled_program_that_sends_nothing_differs():
+    """XLA's answer of 0 bytes counts; the estimate does not replace it."""
+    x = jax.ShapeDtypeStruct((8, 16), "float32")
+    mesh = sa.Mesh({"X": 4})
+    plan = sa.plan(lambda x: x.sum(0), x, mesh=mesh, in_shardings=(P("X"),))
+    own = plan._own_jit
+    assert own.ours.wire_bytes == own.theirs.wire_bytes > 0
+    assert not replace(own, asked=own.theirs.wire_bytes).differs
+    assert replace(own, asked=0).differs

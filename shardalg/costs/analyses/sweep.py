@@ -43,7 +43,7 @@ class Sweep:
 
     @property
     def fits(self) -> np.ndarray:
-        """Whether the peak is within the memory of a device."""
+        """True if the peak is within the memory of a device."""
         return self.peak_memory_bytes <= self.hardware.hbm_bytes
 
     def __repr__(self) -> str:

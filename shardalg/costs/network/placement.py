@@ -62,7 +62,7 @@ class DigitSpan:
 
     @property
     def wraps(self) -> bool:
-        """Whether the span is a ring: a whole level that wraps."""
+        """True if the span is a ring: a whole level that wraps."""
         return self.level.wraps and self.count * self.stride == self.level.size
 
     @property
@@ -165,7 +165,7 @@ def filled(
 def spans(
     placed: Placement, sizes: Mapping[str, int], levels: Sequence[Level]
 ) -> Iterator[tuple[str, tuple[DigitSpan, ...]]]:
-    """Yield each axis with its spans, major first; digits are those of the mesh with these axes."""
+    """Yield each axis with its spans, major first; digits belong to the mesh with these axes."""
     # The stride of an axis is the product of all axes inside of it (row-major order).
     stride = math.prod(sizes.values())
     for name, size in sizes.items():

@@ -139,7 +139,7 @@ def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
 
 
 class Neighbours(NamedTuple):
-    """Whether a compiler fuses the operators around a move with local instructions of the move.
+    """True if a compiler fuses the operators around a move with local instructions of the move.
 
     A value is in memory unless the operators on both of its sides fuse. The price of an operator
     counts the values in memory that it reads; moves count what fusing operators write.

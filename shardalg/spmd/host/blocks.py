@@ -67,7 +67,7 @@ def split(array: np.ndarray, sharding: Sharding, fill: int | float | bool) -> St
 
 
 def in_order(stack: Stack, source: Mesh, target: Mesh) -> Stack:
-    """Reorder blocks by position of one mesh into those of another mesh over its devices.
+    """Reorder blocks from the positions of one mesh to another mesh over its devices.
 
     >>> from shardalg.algebra.mesh import Mesh
     >>> in_order(["a", "b", "c"], Mesh({"x": 3}), Mesh({"x": 3}, [2, 0, 1]))

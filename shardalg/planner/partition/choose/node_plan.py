@@ -82,7 +82,7 @@ class NodePlan:
 
     @cached_property
     def is_bare(self) -> bool:
-        """Whether the node is only its local operator and moves of whole values."""
+        """True if the node is only its local operator and moves of whole values."""
         return self.apply is not None and not (
             self.before or self.windows or self.indexed or self.after
         )

@@ -49,7 +49,7 @@ class ReshapeGroup:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the group is one dimension on both sides."""
+        """True if the group is one dimension on both sides."""
         return len(self.sizes) == len(self.out_sizes) == 1
 
     @property

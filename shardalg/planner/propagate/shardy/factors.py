@@ -127,7 +127,7 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
 
 
 def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction: int) -> Digits:
-    """Return the digits on which all tensors agree, with those of the sides in `direction`."""
+    """Return the digits on which all tensors agree, and the digits of the sides in `direction`."""
     if not direction:
         return ()
     sides = (kind.operands, kind.results)

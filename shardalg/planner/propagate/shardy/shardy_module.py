@@ -101,7 +101,7 @@ class ShardyModuleBuilder(Instructions):
         return self.first + len(self.names) - 1
 
     def region(self, number: int) -> Iterator[ShardyOperator]:
-        """Yield a computation's operators in order, including those of its bodies.
+        """Yield a computation's operators in order, also the operators of its bodies.
 
         The reader of the computation's results comes last.
         """
