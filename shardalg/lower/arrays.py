@@ -82,9 +82,11 @@ class ArrayBorder:
         return _empty(self.sharding.shard_shape, self.dtype)
 
     def fits(self, array: Any) -> bool:
-        """Return True if `array` has the true or the padded shape, and JAX's item type.
+        """Return True if `array` can be an argument: its shape and its item type are right.
 
-        Of a function that gives blocks, each is looked at when it is there.
+        The shape is the tensor's own or the padded shape. The item type is the one that JAX uses,
+        for example float32 for float64 if 64-bit types are off. A function that returns blocks is
+        accepted here; each block is checked when the function has returned it.
         """
         if callable(array):
             return True

@@ -28,14 +28,17 @@ Pair = tuple[Sharding, Sharding]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why shardings are refused.
+    """The reason why two shardings do not have the relation that was asked about.
 
     Attributes:
-      kind: "offset" (different offsets on a dimension), "overlap" (two dimensions would share a
-        digit), "joint" (several dimensions are unbalanced together), "closed" (a dimension that may
-        not be refined), "class" (unreduced or manual digits differ), "contained" (a block is not
-        inside the other one).
-      dims: the dimensions at fault, or the name of a class.
+      kind: "offset": a device's blocks begin at different offsets in one dimension;
+        "overlap": the merge would split two dimensions by the same digit of the device position;
+        "joint": some tiles of several dimensions together would be on more devices than others;
+        "closed": the merge would split a dimension whose sharding is closed (may not be refined);
+        "class": the unreduced digits, or the manual digits, of the two shardings differ;
+        "contained": a block of the first sharding is not inside the device's block of the second.
+      dims: the dimensions at which the relation fails. For "class" it is the name of the class of
+        digits.
     """
 
     kind: str

@@ -64,7 +64,17 @@ class FieldTests:
             complex: lambda value: type(value) in (complex, float, int, bool),
             NoneType: lambda value: value is None,
             Mesh: lambda value: type(value) is Mesh and (value == mesh or value.is_turned(mesh)),
-            Parameters: _is_params,
+            # A parameter is a pair of a name and plain data, as in the signature of a node.
+            Parameters: lambda value: (
+                type(value) is tuple
+                and all(
+                    type(pair) is tuple
+                    and len(pair) == 2
+                    and type(pair[0]) is str
+                    and _is_plain(pair[1])
+                    for pair in value
+                )
+            ),
             Digits: self._is_digits,
             Why: _is_why,
         }
@@ -94,18 +104,22 @@ class FieldTests:
         )
         made = self._fields_test(hint)
         # Two classes have conditions that their types do not express.
-        further: dict[type, Test] = {Start: _is_integer, Runs: self._is_short}
+        devices = self.mesh.size
+        further: dict[type, Test] = {
+            # Python and z3 divide by negative numbers differently, so a proof about a start with a
+            # negative divisor would not be about the program.
+            Start: lambda start: (
+                start.index.div > 0 and start.index.mod >= 0 and not start.index.exact
+            ),
+            # Runs are expanded into pairs later: a run of more devices than exist would take
+            # unlimited memory.
+            Runs: lambda runs: (
+                runs.classes.devices == devices
+                and all(run.last - run.first < devices for run in runs.runs)
+            ),
+        }
         more = further.get(hint)
         return made if more is None else lambda value: made(value) and more(value)
-
-    def _is_short(self, value: Runs) -> bool:
-        """Return whether no run names more devices than exist.
-
-        Runs are expanded into pairs later, so a longer one would take unlimited memory.
-        """
-        devices = self.mesh.size
-        short = all(run.last - run.first < devices for run in value.runs)
-        return value.classes.devices == devices and short
 
     def _union_test(self, args: tuple[Any, ...]) -> Test:
         """Return the test for a union of types; the value's own class selects a dataclass."""
@@ -222,20 +236,6 @@ def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ..
 
 def _type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
-
-
-def _is_integer(start: Start) -> bool:
-    """Return whether a start is an integer on every device, on which Python and z3 agree."""
-    # Python and z3 divide by negative numbers differently.
-    index = start.index
-    return index.div > 0 and index.mod >= 0 and not index.exact
-
-
-def _is_params(value: object) -> bool:
-    return type(value) is tuple and all(
-        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and _is_plain(pair[1])
-        for pair in value
-    )
 
 
 def _is_plain(value: object) -> bool:

@@ -339,18 +339,17 @@ def reads_own_values(graph: Graph, instruction: Instruction, given: Values) -> b
     return instruction.node is not None and _OF_NODE[kind](graph.nodes[instruction.node], given)
 
 
-def _is_row_major_reshape(node: Node, given: Values) -> bool:
-    """Return whether the node reshapes the regrouped value in row-major order."""
-    row_major = node.signature.param("new_sizes") and not node.signature.param("dimensions")
-    return bool(row_major) and given[0] == node.operands[0]
-
-
 _OF_ONE_VALUE = (ArgReduce, Concatenate, Join)
 _OF_NODE: dict[type, Callable[[Node, Values], bool]] = {
     **dict.fromkeys(kinds(Operator), lambda node, operand: operand == node.operands),
     Fold: lambda node, operand: operand == (*node.results, *node.operands[len(node.results) :]),
     MaskIndexed: lambda node, operand: operand == (node.results[0], node.operands[1]),
-    Regroup: _is_row_major_reshape,
+    # Regroup flattens in row-major order. A reshape with `dimensions` transposes first, so it would
+    # number the elements differently.
+    Regroup: lambda node, operand: (
+        bool(node.signature.param("new_sizes") and not node.signature.param("dimensions"))
+        and operand[0] == node.operands[0]
+    ),
     Top: lambda node, operand: operand == node.results,
     ValueAt: lambda node, operand: operand == (node.results[0], node.operands[0]),
 }

@@ -236,7 +236,8 @@ class _Group:
         for k in self.same_tensor.get(new.slot.tensor, ()):
             width = max(self.width, self.slots[k].joined_width(new.slot))
             if width <= block:
-                # Pairs that slot k has already need no further permute.
+                # Pairs of (source, target) that slot k already has are sent by its permutes, which
+                # only become wider.
                 known = self.pairs[k]
                 n = permutes if known.isdisjoint(new.pairs) else self._permutes_with(known, new)
                 yield (width * n, n), k

@@ -167,7 +167,9 @@ def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     smt2 = RESET.join(outcome.smt2 for outcome, _ in outcomes)
     if failed is None:
         condition = None
-        # Claims of refinement alone are true at some sizes only: where block borders meet.
+        # "Fine refines coarse" is proved for this mesh, but other axis sizes can make it false if
+        # blocks are uneven. The condition says at which sizes every border of a coarse block is
+        # also a border of fine blocks.
         if sizes == "all" and isinstance(claim, RefineClaim) and claim.holds:
             condition = condition_of((claim.fine, claim.coarse), "refines", "gspmd")
         return Proof(claim, "proved", ms, smt2, None, sizes, "", version(), condition)

@@ -242,16 +242,19 @@ class CostProblem:
     @cached_property
     def completed(self) -> tuple[int, ...]:
         """The options closest to the completed shardings: the start of the descent."""
-        return tuple(
-            min(range(len(options)), key=lambda k: self._isolated_s(options[k]))
+        held, move = self.value_shardings, self._move
+        # Price each option as if all other units kept the completed shardings: its own seconds, the
+        # moves of its operands from these shardings, and the moves of its results back to them.
+        seconds = [
+            [
+                option.seconds
+                + sum(move(v, held[v], layout) for v, layout in option.asks)
+                + sum(move(v, layout, held[v]) for v, layout in option.makes)
+                for option in options
+            ]
             for options in self.problem.units
-        )
-
-    def _isolated_s(self, option: Option) -> float:
-        """Return the seconds of an option between values in their completed shardings."""
-        asks = sum(self._move(v, self.value_shardings[v], layout) for v, layout in option.asks)
-        makes = sum(self._move(v, layout, self.value_shardings[v]) for v, layout in option.makes)
-        return option.seconds + asks + makes
+        ]
+        return tuple(costs.index(min(costs)) for costs in seconds)
 
     def applied(self, taken: Sequence[int]) -> ShardedGraph:
         """Return the graph with the shardings and loops of these options."""

@@ -10,7 +10,6 @@ from itertools import takewhile
 from math import prod
 
 from shardalg.algebra.derived_layouts import even_prefix, interned, plain, undivided, whole
-from shardalg.algebra.digits import Digits
 from shardalg.algebra.layout import in_order
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
@@ -257,8 +256,12 @@ class Partitioner(BodyPartitioner):
             held = self.context.sources(value)
             widest = held[0] if len(held) == 1 else max(held, key=lambda s: prod(s.shard_shape))
             if len(widest.dims) == len(dims) and widest.dims != dims:
-                pairs = zip(dims, widest.dims, strict=True)
-                dims = tuple([_common_prefix(own, other) for own, other in pairs])
+                # Blocks along the common major digits contain the blocks of both shardings.
+                common = (
+                    takewhile(lambda pair: pair[0] == pair[1], zip(own, other, strict=False))
+                    for own, other in zip(dims, widest.dims, strict=True)
+                )
+                dims = tuple([tuple([digit for digit, _ in pairs]) for pairs in common])
         return layout if dims == layout.dims else interned(layout.mesh, layout.shape, dims, ())
 
     def _written(self, node: Node) -> None:
@@ -318,12 +321,6 @@ class Partitioner(BodyPartitioner):
         if sent_bytes(key, plan.choice, price) < moved:
             return remake(context, node, plan, layout, cause)
         return None
-
-
-def _common_prefix(first: Digits, second: Digits) -> Digits:
-    """Return the common major digits."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return tuple([digit for digit, _ in same])
 
 
 def _in_device_order(layout: Sharding, order: Mesh | None) -> Sharding:

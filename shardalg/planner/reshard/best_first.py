@@ -80,9 +80,12 @@ class _SearchQueue(Generic[State, How]):
             self.reach(FREE, state)
         while heap and most > 0:
             _, _, cost, state = heappop(heap)
-            # A cheaper path to this state was found after it was queued.
+            # A cheaper path to this state was found after it was queued. The heap keeps the old
+            # entry, because removing it would take linear time.
             if cost != best[state]:
                 continue
+            # The bound never exceeds the true cost, so the first goal that leaves the heap is
+            # cheapest.
             if problem.is_goal(state):
                 return self.way(state)
             (sent, hops), most = cost, most - 1
@@ -92,7 +95,11 @@ class _SearchQueue(Generic[State, How]):
         return None
 
     def reach(self, cost: Cost, state: State) -> bool:
-        """Queue a state unless it is no improvement or exceeds the limit; return if it was."""
+        """Queue a state, and return whether it was queued.
+
+        A state is not queued if a path of at most this cost to it is known, or if the bound of all
+        paths through it is not below the limit.
+        """
         known = self.best.get(state)
         if known is not None and known <= cost:
             return False
@@ -106,7 +113,7 @@ class _SearchQueue(Generic[State, How]):
         return True
 
     def way(self, state: State) -> tuple[State, list[tuple[State, How]]]:
-        """Return the path to a state, followed backwards."""
+        """Return the start of the path to a state, and its (state, move) pairs in order."""
         way = []
         while state in self.came:
             way.append(self.came[state])

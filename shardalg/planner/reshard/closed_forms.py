@@ -189,14 +189,19 @@ def primes(digits: Digits) -> Digits:
 
 
 def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits]) -> Route | None:
-    """Return the cheapest route that sends more elements than the goal's blocks have, or None.
+    """Return the cheapest route of several exchanges, or None if no such route exists.
+
+    `direct` and `permuted` find the routes with one exchange, which send at most one block of the
+    goal. This function is for all other pairs of shardings. It compares two kinds of routes: only
+    all-to-alls, and all-to-alls with one permute.
 
     Args:
-      start, goal: shardings in prime digits.
-      room: axes of the mesh, and digits that must not move. A permute is possible only without such
-        digits.
+      start, goal: the digits of each dimension before and after, in digits of prime size.
+      room: (the axes of the mesh, the digits along which sums stay pending). Pending digits must
+        not move, so a route with a permute is compared only if there are none.
     """
     axes, kept = room
+    # Digits that an end uses, and digits of the axes that it leaves unused, as [start, goal].
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]
     best = (None, None) if kept else fitted_then_permuted(shape, start, goal, axes)
@@ -236,12 +241,15 @@ class Pool(NamedTuple):
 
 
 def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -> Priced:
-    """Return the route of all-to-alls alone, if it sends less than `best`; else `best`.
+    """Return the cheapest route of all-to-alls alone, with its price, or `best` if that is cheaper.
 
-    The search starts at the side with fewer unused digits.
+    Args:
+      ends: the shardings at which the search begins and ends; the goal and the start if the search
+        goes backwards (`among.back`).
     """
     (start, goal), (pool, placed, back) = ends, among
     units = _units(start, goal, pool, ample=not any(size % parts(pool) for size in shape))
+    # The search works on sets of units, written as integers with one bit per unit.
     bits = {unit[0]: 1 << i for i, unit in enumerate(units)}
     of_bits = {1 << i: unit for i, unit in enumerate(units)}
     start_bits, goal_bits = (
@@ -258,12 +266,14 @@ def _swapped(shape: Shape, ends: tuple[Dims, Dims], among: Pool, best: Priced) -
     before, hops, after = ordered_hops(*found[1:], goal_bits)
     first, last = (tuple([_digits(side, of_bits) for side in sides]) for sides in (before, after))
     swaps = [Swap(*s[:2], *(_digits(side, of_bits) for side in s[2:])) for s in hops]
+    # All-to-alls can be undone for the same bytes, so a path found backwards is reversed.
     if back:
         first, swaps = last, [swap.reverse for swap in reversed(swaps)]
     return Fraction(cost - used, used * used), Route(first, tuple(swaps))
 
 
 def _digits(bits: Sequence[int], of_bits: Mapping[int, Digits]) -> Digits:
+    """Return the digits of a sequence of single bits, in its order."""
     return tuple([digit for bit in bits for digit in of_bits[bit]])
 
 
@@ -308,6 +318,7 @@ def _units(start: Dims, goal: Dims, pool: Digits, *, ample: bool) -> list[Digits
 @lru_cache(maxsize=1 << 10)
 def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the number of devices along each set of units; bit j of a set's number is unit j."""
+    # Sets with unit j have numbers from 2**j on: each is a set without it, times its size.
     found = [1]
     for size in sizes:
         found += [count * size for count in found]
@@ -315,7 +326,11 @@ def _parts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
-    """Yield every way to slice the dimensions by the placed bits; bits of one are in open order."""
+    """Yield the stacks after every way to slice the dimensions by the bits of `placed`.
+
+    Each bit slices one dimension. The bits that slice the same dimension become one block, the sum
+    of these bits: the order of digits in a block is decided later (`ordered_hops`).
+    """
     dims = range(len(start))
     for places in product(dims, repeat=len(placed)):
         pairs = list(zip(placed, places, strict=True))
@@ -324,14 +339,17 @@ def _placements(start: Stacks, placed: Sequence[int]) -> Iterator[Stacks]:
 
 
 def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) -> Priced:
-    """Return the route of all-to-alls that make the numbers of parts fit, and a permute, or Nones.
+    """Return a route of all-to-alls, which make the numbers of parts equal, and one permute.
 
-    Both ends would need `lcm` parts in each dimension, which is too many by a factor. An all-to-all
+    The answer is (price, route), or (None, None) if there is no such route. A permute keeps the
+    number of parts of each dimension. Both ends would need `lcm` parts in each dimension, which is too many by a factor. An all-to-all
     among r devices, from a dimension with more parts than the goal to one with fewer, reduces the
     factor by r.
     """
     devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]
+    # Parts that dimension k may give up (`out`) or take (`into`): n and m without their common
+    # part.
     need = prod([lcm(n, m) for n, m in counts])
     out = [n // gcd(n, m) for n, m in counts]
     into = [m // gcd(n, m) for n, m in counts]
@@ -361,7 +379,11 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
 
 
 def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[list[int], list[int]]:
-    """Return the parts of each dimension before and after the arcs, the fewest that refine both."""
+    """Return the numbers of parts per dimension before and after the all-to-alls `arcs`.
+
+    They are the smallest numbers for which slices lead from the start's n parts to `before`, and
+    gathers lead from `after` to the goal's m parts.
+    """
     before, after = [], []
     for k, (n, m) in enumerate(counts):
         given = prod([r for source, _, r in arcs if source == k])
@@ -376,7 +398,7 @@ def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
 ) -> tuple[Fraction, tuple[Arc, ...]] | None:
     """Return the cheapest (source, target, r) with product `over` of all r, or None."""
-    # The numbers of parts fit.
+    # The numbers of parts fit on the mesh: no all-to-all is needed.
     if over == 1:
         return Fraction(0), ()
     found = []

@@ -101,13 +101,15 @@ def cheaper(even: list[SearchStep], ends: Ends, axes: Digits, links: Links) -> l
         visits too many states.
       axes: axes of the mesh.
     """
-    shape, start, goal = tuple(map(index, ends.shape)), *map(_plain_state, ends[1:])
+    shape = tuple(map(index, ends.shape))
+    start, goal = ((plain(dims), plain((pending,))[0]) for dims, pending in ends[1:])
     held = dict.fromkeys(d for dims, more in (start, goal) for ds in (*dims, more) for d in ds)
     (axes,) = plain((axes,))
     # Axes that neither end uses may shard the tensor in between.
     digits = (*held, *(a for a in axes if not any(overlap(a, d) for d in held)))
-    # Only a path faster than the one on equal links is of interest.
+    # Only a path faster than the one on equal links is of interest, so its seconds are the limit.
     limit = path_seconds(even, ends, links), 0
+    # Without this limit, gathering everything along the fastest axes could be the fastest path.
     fitting = max(local_elements(shape, dims) for dims, _ in (start, goal))
     found = best_first(
         Linked(shape, goal, digits, links, fitting), (start,), limit=limit, most=MOST
@@ -126,11 +128,6 @@ def path_seconds(steps: Sequence[SearchStep], ends: Ends, links: Links) -> float
         total += links.seconds(step.move, local_elements(ends.shape, dims)) if step.sent else 0
         dims = step.state[0]
     return total
-
-
-def _plain_state(state: State) -> State:
-    (pending,) = plain(state[1:])
-    return plain(state[0]), pending
 
 
 # The cost of some steps, the state after them, and the steps.
@@ -239,6 +236,8 @@ class Linked(EvenBlocks):
         for one, other in combinations(every, 2):
             if one.size == other.size:
                 yield _with_names(dims, {one: other, other: one})
+        # Per slowness, one permute exchanges digits of equal size, so that digits of the goal
+        # which are at most so slow arrive in their places.
         for most in sorted({factor for _, factor in links.slowness}):
             names = {d: d for d in every}
             for held, wanted in zip(dims, self.goal[0], strict=True):
@@ -251,6 +250,7 @@ class Linked(EvenBlocks):
 
 
 def _with_names(dims: Dims, names: Mapping[Digit, Digit]) -> Dims:
+    """Return the dimensions' digits with each digit replaced by its value in `names`, if any."""
     return tuple([tuple([names.get(digit, digit) for digit in digits]) for digits in dims])
 
 
@@ -281,6 +281,7 @@ def _moves_with_pending_sums(
     """
     dims, pending = start
     used = {digit for digits in dims for digit in digits}
+    # The goal without its minor digits that the start does not have: they are sliced at the end.
     later = tuple(
         tuple(reversed(list(dropwhile(lambda d: d not in used, reversed(digits)))))
         for digits in goal
@@ -294,6 +295,7 @@ def _moves_with_pending_sums(
 def in_moves(shape: Shape, start: State, goal: Dims, route: Route) -> list[SearchStep]:
     """Return the moves of a route, with their prices."""
     way = MoveSequence(shape, *start)
+    # Slices send nothing, so they come first and make the blocks of all later moves smaller.
     way.slices(route.first)
     for exchange in together(route.exchange):
         if isinstance(exchange, list):
@@ -355,7 +357,7 @@ class MoveSequence:
     def permute(self, dims: Dims) -> None:
         """Append a permute, without its pairs of positions: a price does not need them."""
         changed = {d for a, b in zip(self.dims, dims, strict=True) if a != b for d in (*a, *b)}
-        # Overlapping digits of the two sides are replaced by their prime pieces.
+        # Digits of one collective must not overlap, so the prime pieces of both sides replace them.
         if any(overlap(a, b) for a, b in combinations(changed, 2)):
             changed = set(primes(tuple(changed)))
         move = CollectivePermute(tuple(sorted(changed, reverse=True)), ())
@@ -418,8 +420,11 @@ def bound(shape: Shape, start: State, goal: State) -> object:
             shared *= min(here, there)
         else:
             shared = 0
+    # Both blocks of the first device begin at element 0, so the smaller one is all that it has.
     if not even:
         return needed - first
+    # If some sums stay pending, the cost of reducing the others is left out: the bound is lower,
+    # but still a bound.
     if pending == kept or kept:
         return needed - shared
     n = parts(pending)
@@ -446,7 +451,8 @@ def is_direct(shape: Shape, start: State, goal: State) -> bool:
         return all(b[: len(a)] == a or a[: len(b)] == b for a, b in pairs)
     if kept:
         return False
-    # A reduce-scatter delivers the most minor digits of a dimension: slices come before it.
+    # A reduce-scatter adds its digits as the most minor ones, so slices must come before it. Digits
+    # that are pending must therefore be at the minor end of the goal's digits.
     scattered = [d for digits in cut for d in takewhile(pending.__contains__, reversed(digits))]
     return not pairs or (len(cut) == len(pairs) and len(scattered) == len(pending))
 
@@ -456,6 +462,8 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
     dims, pending = state
     local = local_elements(shape, dims)
     todo = tuple(d for d in pending if d not in goal[1])
+    # An all-reduce along two digits of m and n devices sends 2*(1 - 1/(m*n)) of the block, less
+    # than two all-reduces. Along one digit it leaves the others to a reduce-scatter.
     for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
         rest = tuple(d for d in pending if d not in digits)
         price = step_wire_bytes("all_reduce", group_size=parts(digits), local_bytes=local)

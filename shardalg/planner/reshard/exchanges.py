@@ -93,7 +93,10 @@ class DimBuilder:
         return tuple(range(first, len(self.sizes)))
 
     def places(self, value: int, lower: int, upper: int) -> int:
-        """Return the elements `[lower, upper)` of a value: itself, if these are all."""
+        """Return the number of the value with elements `[lower, upper)` of a value.
+
+        No instruction is added if these are all elements.
+        """
         if (lower, upper) == (0, self.sizes[value]):
             return value
         return self.add(Slice(self.dim, lower, upper - lower), upper - lower, value)
@@ -160,6 +163,7 @@ def deliver(
     for transfer in transfers_of(exchanges, tuple(map(blocks.index, blocks))):
         found |= _fetched_pieces(along, transfer, exchanges, blocks)
     ordered = sorted(found.items(), key=lambda item: (item[0].number, item[0].lower))
+    # One transfer may bring pieces of several exchanges; each interval consists of its own pieces.
     return tuple(
         _interval(
             along, exchange, [(piece, made) for piece, made in ordered if piece.reader == nth]
@@ -174,13 +178,17 @@ def deliver(
 def _fetched_pieces(
     along: DimBuilder, transfer: Transfer, exchanges: tuple[Exchange, ...], blocks: tuple[int, ...]
 ) -> dict[Piece, int]:
-    """Add the fetch of a transfer; return its pieces."""
+    """Add the fetch of a transfer; return, per piece, the number of the value that has it."""
     slots, classes = transfer.slots, classes_of(exchanges)
     sources = tuple(blocks[slot.tensor] for slot in slots)
     placed = [(k, slot, piece) for k, slot in enumerate(slots) for piece in slot.pieces]
-    # If every device reads its own block, nothing is sent.
+    # If every device reads its own block, nothing is sent. On a large mesh the classes of devices
+    # decide this, because listing all devices would take too long.
     if not transfer.permutes and all(
-        _is_own(exchanges[p.reader], p, classes) for _, _, p in placed
+        exchanges[p.reader].stays(p.number)
+        if classes is None
+        else classes.stays(exchanges[p.reader], p.number)
+        for _, _, p in placed
     ):
         return {p: along.places(sources[k], slot.lower, slot.upper) for k, slot, p in placed}
     readings = tuple(
@@ -190,6 +198,7 @@ def _fetched_pieces(
     fetch = HaloExchange(along.dim, exchanges[0].held, readings)
     places = tuple((slot.lower, slot.upper) for slot in slots)
     made = along.results(DimStep(fetch, sources, sizes, places))
+    # A slot may be wider than a piece, so each piece is cut out of the slot that arrives.
     return {
         piece: along.places(block, piece.lower - slot.lower, piece.upper - slot.lower)
         for (_, slot, piece), block in zip(placed, made, strict=True)
@@ -242,13 +251,6 @@ def _interval(along: DimBuilder, exchange: Exchange, pieces: list[tuple[Piece, i
         at = start_of(exchange, exchange.offset, -min(exchange.rests))
         return along.add(SliceAt(along.dim, at, length), length, value)
     return along.places(value, 0, length)
-
-
-def _is_own(exchange: Exchange, piece: Piece, classes: Classes | None) -> bool:
-    """Return whether every device reads its own block in the round of a piece."""
-    if classes is None:
-        return exchange.stays(piece.number)
-    return classes.stays(exchange, piece.number)
 
 
 def margin(size: int, parts: int, before: int, after: int) -> int | None:
@@ -320,7 +322,8 @@ def retiled(retile: Retile, devices: int) -> DimProgram:
     # Blocks grow: the margin of the next device comes after the own block.
     margin = along.add(fetch, width, along.places(0, 0, width))
     joined = along.add(Concatenate(dim), before + width, 0, margin)
-    # Elements after the margin do not exist or are not needed: any padding is right.
+    # The last device slices up to this place. Elements after the margin do not exist or are not
+    # needed, so any padding is right.
     end = before + parts(retile.digits) * shift
     if end > before + width:
         joined = along.add(Resize(dim, end), end, joined)

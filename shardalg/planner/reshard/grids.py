@@ -103,10 +103,13 @@ class _Grids:
         self.shape, self.sizes, self.overlaps = problem.shape, problem.sizes, problem.overlaps
         self.padded, self.kept = problem.padded, problem.goal[1]
         self.devices = prod(problem.sizes)
+        # All caches share one dictionary. Their keys have different types or lengths.
         self.known: dict[object, Any] = {}
         self.arrangements: dict[Labels, list[Rows]] = {}
         self.named = frozenset(digit for digits in problem.goal[0] for digit in digits)
         self.start, self.goal = (self.natural(*end) for end in (problem.start, problem.goal))
+        # Elements of the first device's block of the goal. If the tensor is shorter than a block,
+        # the rest of the block is padding, which nobody sends.
         wanted = zip(self.goal[0], self.shape, strict=True)
         self.wanted = [min(held.block, size) for held, size in wanted]
         self.needed = prod(self.wanted)
@@ -136,6 +139,8 @@ class _Grids:
         """Return the possible blocks of a dimension in n parts, on the grid of n and finer ones."""
         found = self.known.get((dim, n))
         if found is None:
+            # Blocks on the grid of k parts, for a multiple k of n: k/n blocks of `ceil(size/k)`
+            # each.
             size, last = self.shape[dim], self.devices if self.padded else n
             finer = [k for k in range(n, last + 1, n) if self.devices % k == 0]
             every = {-(-size // k) * (k // n) for k in finer}
@@ -157,6 +162,8 @@ class _Grids:
         return self.needed - shared
 
     def _overlap(self, dim: int, held: BlockedDimension) -> int:
+        # The device of `lacking` has coordinate 0 along digits of the goal, so its block of the
+        # goal is [0, wanted). Its block now begins at its partition id times the block size.
         first = 0
         for digit in held.digits:
             last = 0 if digit in self.named else self.sizes[digit] - 1
@@ -220,6 +227,7 @@ class _Grids:
     def sums(self, dims: Dims, pending: Labels, local: int) -> Iterator[GridMove]:
         """Yield the all-reduces and reduce-scatters of sums that are not pending in the goal."""
         todo = tuple(d for d in pending if d not in self.kept)
+        # One all-reduce along all digits sends least, and one digit alone can be reduced early.
         for digits in dict.fromkeys([todo, *((digit,) for digit in todo)]) if todo else ():
             rest = tuple(d for d in pending if d not in digits)
             sent = step_wire_bytes("all_reduce", group_size=self.parts(digits), local_bytes=local)
@@ -265,6 +273,7 @@ class _Grids:
         return self.arrangements[counts]
 
     def _arranged(self, counts: Labels, made: Rows, used: frozenset[int]) -> Iterator[Rows]:
+        """Yield the rows of digits that complete `made`, without the digits in `used`."""
         if len(made) == len(counts):
             yield made
             return

@@ -77,7 +77,7 @@ class Links:
     def _most_bytes_per_s(self) -> float:
         spans = self._wiring.spans(tuple(self.mesh.digit(name) for name in self.mesh.axis_names))
         if any(span.level.medium == CHIP for span in spans):
-            # Cores of one chip exchange data without a link.
+            # Cores of one chip exchange data without a link, so no speed of links bounds the time.
             return math.inf
         return sum(span.bytes_per_s for span in spans)
 
@@ -101,9 +101,11 @@ def links_on(mesh: Mesh, hardware: Hardware | Topology | None, itemsize: int = 4
     (('dcn', 0.0), ('ici', 1.0))
     """
     speeds = {} if hardware is None else hardware.speeds(mesh)
-    # On equally fast axes the fewest bytes take the fewest seconds.
+    # On equally fast axes the fewest bytes take the fewest seconds, so the search by bytes is
+    # exact.
     if hardware is None or len(set(speeds.values())) < 2:
         return None
+    # Axes inside a chip have infinite speed: their factor is 0, relative to the fastest real link.
     fastest = max(speed for speed in speeds.values() if speed != math.inf)
     slowness = tuple((name, fastest / speed) for name, speed in speeds.items())
     return Links(mesh, slowness, hardware, itemsize)

@@ -45,10 +45,14 @@ class _PaddedMoves:
         return tile(self.shape[dim], n) * n
 
     def retile(self, dim: int, size: int) -> bool:
-        """Bring a dimension to another padded size; return whether one margin is enough."""
+        """Append a retile of a dimension to padded size `size`; return whether this is possible.
+
+        It is not possible if a device lacks elements of more than one neighbour.
+        """
         digits, before = self.state[0][dim], self.now[dim]
         n = parts(digits)
-        # A whole dimension changes its padding for free.
+        # A device with the whole dimension has every element, so its padding changes without
+        # communication.
         if n == 1 or before == size:
             return True
         move = Retile(dim, digits, self.shape[dim], before // n, size // n)
@@ -57,6 +61,7 @@ class _PaddedMoves:
         if are_numbers((before, size)):
             width = margin(self.shape[dim], n, move.before, move.after)
         if width is not None:
+            # A device sends `width` slices across all its other dimensions.
             others = prod(self.block(d) for d in range(len(self.shape)) if d != dim)
             self.now[dim] = size
             self.add(move, self.state, width * others)
@@ -67,7 +72,7 @@ class _PaddedMoves:
         return self.now[dim] // parts(self.state[0][dim])
 
     def move(self, move: Move, after: State, grid: Shape) -> None:
-        """Take a move of the padded tensor.
+        """Append a move of the padded tensor, with the price of the padded blocks.
 
         Args:
           grid: the padded sizes of dimensions that the move cuts.
@@ -79,6 +84,7 @@ class _PaddedMoves:
             local *= grid[dim] if cut else self.block(dim)
             if held != made and parts(held) != parts(made):
                 self.now[dim] = grid[dim] if made else self.shape[dim]
+        # A device of a permute sends its block to one other device, however many digits change.
         size = 2 if kind == "collective_permute" else parts(move.digits)
         sent = step_wire_bytes(kind, group_size=size, local_bytes=local) if kind else 0
         self.add(move, after, sent)
@@ -86,6 +92,7 @@ class _PaddedMoves:
     def add(self, move: Move, after: State, sent: Any) -> None:
         """Record a step, with the sizes after it and the elements that it sends."""
         self.state = after
+        # Natural blocks are blocks of the tensor itself, so such a dimension has its own size.
         shape = [
             size if now == self.natural(dim, digits) else now
             for dim, (size, now, digits) in enumerate(
@@ -97,8 +104,8 @@ class _PaddedMoves:
 
 def padded_path(shape: Shape, start: State, goal: State, axes: Digits) -> list[SearchStep] | None:
     """Return the path of the padded tensor; None if a margin is wider than a block."""
+    # n parts become m parts: with a size that n and m divide, all blocks on the path are even.
     counts = [lcm(parts(a), parts(b)) for a, b in zip(start[0], goal[0], strict=True)]
-    # Both numbers of parts divide the padded size.
     grid = tuple(tile(size, n) * n for size, n in zip(shape, counts, strict=True))
     found = list(_one_by_one(start, even_search(grid, start, goal, axes)))
     way = _PaddedMoves(shape, start)
@@ -146,6 +153,7 @@ def gathered(shape: Shape, start: State, goal: State) -> list[SearchStep]:
     """
     way, (dims, pending) = _PaddedMoves(shape, start), start
     todo = tuple(d for d in pending if d not in goal[1])
+    # Sums come first: a device's block is smallest before the gathers.
     if todo:
         pending = tuple(d for d in pending if d in goal[1])
         way.move(AllReduce(todo), (dims, pending), shape)

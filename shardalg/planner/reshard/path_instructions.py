@@ -62,24 +62,20 @@ def padded_move(
         if padded != shape[dim]:
             shape = _resized(shape, dim, padded)
             yield Resize(dim, padded), shape, source
-    joined = _gathered_dim(attributes)
-    if joined is None:
+    # Only these two moves put blocks next to each other, so that the dimension can become longer
+    # than the target's block.
+    if isinstance(attributes, AllGather):
+        dim = attributes.dim
+    elif isinstance(attributes, AllToAll):
+        dim = attributes.concat_dim
+    else:
         yield attributes, layout.shard_shape, layout
         return
-    dim, count = joined
-    whole = _resized(layout.shard_shape, dim, source.shard_shape[dim] * count)
+    joined_size = source.shard_shape[dim] * parts(attributes.digits)
+    whole = _resized(layout.shard_shape, dim, joined_size)
     yield attributes, whole, layout
     if whole != layout.shard_shape:
         yield Resize(dim, layout.shard_shape[dim]), layout.shard_shape, layout
-
-
-def _gathered_dim(attributes: object) -> tuple[int, int] | None:
-    """Return the dimension whose blocks a move concatenates, and their number; None if none."""
-    if isinstance(attributes, AllGather):
-        return attributes.dim, parts(attributes.digits)
-    if isinstance(attributes, AllToAll):
-        return attributes.concat_dim, parts(attributes.digits)
-    return None
 
 
 def _resized(shape: Shape, dim: int, size: int) -> Shape:

@@ -79,6 +79,8 @@ class Shuffle:
     ) -> None:
         self.goal, self.shape, self.parts = goal, shape, parts
         self.price = _prices(parts, pieces)
+        # `parts[-1]` is the number of devices along all digits. If it divides every size, no stack
+        # can have a number of parts that does not divide.
         self.fits = not any(size % parts[-1] for size in shape)
         placed = sum(map(sum, goal))
         self.elsewhere = [placed & ~sum(order) for order in goal]
@@ -103,6 +105,8 @@ class Shuffle:
 
     def is_goal(self, state: Stacks) -> bool:
         """Return whether all digits of the goal are in place."""
+        # The bound is 0 exactly there. Digits that the goal lacks may be minor to the goal's
+        # digits: the route gathers them afterwards.
         return not self.least(state)
 
     def least(self, state: Stacks) -> int:
@@ -188,13 +192,17 @@ def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
         for depth in range(len(stack) - 1, -1, -1):
             part = block = stack[depth]
             while part:
-                # All non-empty subsets of the block's digits may leave.
+                # Any non-empty subset of the block's digits may leave, because their order is open.
+                # `(part - 1) & block` is the next smaller subset of the bits of `block`.
                 yield source, *_cut(stack, depth, part)
                 part = (part - 1) & block
 
 
 def _cut(stack: Stack, depth: int, part: int) -> tuple[Stack, Stack]:
-    """Return the stack that stays, and the one that leaves: `part` of a block and all behind."""
+    """Return the stack that stays and the stack that leaves.
+
+    The digits of `part`, which is a subset of block `depth`, leave with all blocks minor to it.
+    """
     rest = stack[depth] ^ part
     return stack[:depth] + ((rest,) if rest else ()), (part, *stack[depth + 1 :])
 
@@ -207,6 +215,7 @@ def ordered_hops(
     >>> ordered_hops(((1, 2), (4,)), [AllToAllHop(0, 1, (2,))], ((1,), (4, 2)))
     (((1, 2), (4,)), (Swap(source=0, target=1, leaving=(2,), arriving=(2,)),), ((1,), (4, 2)))
     """
+    # Forwards, to find the blocks of the end.
     stacks = list(first)
     for hop in hops:
         stacks[hop.target] = (*stacks[hop.target], sum(hop.moved))
@@ -222,7 +231,9 @@ def ordered_hops(
             digits += [1 << i for i in range(others.bit_length()) if others >> i & 1]
         orders.append(tuple(digits))
     last, swaps = tuple(orders), []
-    # Backwards: the goal fixes the order in which the last hop delivers, and so on.
+    # Backwards: the order at the end fixes the order in which the last hop delivers, which fixes
+    # the order before this hop, and so on:
+    #   source [.. leaving], target [..]   --hop-->   source [..], target [.. arriving]
     for hop in reversed(hops):
         count = sum(hop.moved).bit_count()
         arriving = orders[hop.target][len(orders[hop.target]) - count :]

@@ -48,7 +48,11 @@ def search(
         have formulas.
     """
     first, last = _in_primes(start), _in_primes(goal)
-    names = _numbered_digits((last, first), plain((axes,))[0])
+    # The grid search names a digit by its place in this list. The goal's digits come first.
+    ends = (last, first)
+    held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
+    known = tuple(dict.fromkeys(held))
+    names = (*known, *unused(known, plain((axes,))[0]))
     whole = gathered(shape, start, goal)
     ways = [way for way in (padded_path(shape, start, goal, axes), whole) if way is not None]
     if not padded:
@@ -77,16 +81,11 @@ def _price(way: Iterable[SearchStep]) -> Cost:
     return sum(sent), sum([elements > 0 for elements in sent])
 
 
-def _numbered_digits(ends: Iterable[State], axes: Digits) -> Digits:
-    """Return all digits of the problem in the order of their numbers; the goal's come first."""
-    held = [digit for dims, pending in ends for digits in (*dims, pending) for digit in digits]
-    known = tuple(dict.fromkeys(held))
-    return (*known, *unused(known, axes))
-
-
 def _grid_problem(
     shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool
 ) -> GridProblem:
+    # Without axis names, one cache entry of `solve` serves all shardings with digits of these
+    # sizes.
     number = {digit: k for k, digit in enumerate(names)}
 
     def numbered(state: State) -> Layout:
@@ -100,7 +99,12 @@ def _grid_problem(
 
 
 def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchStep:
-    """Return a grid move as a move of the mesh's digits."""
+    """Return a grid move as a step in digits of the mesh.
+
+    Args:
+      before: the state of the grid search before the move.
+      names: the digit for each number that the grid search uses.
+    """
 
     def named(labels: Labels) -> Digits:
         return tuple([names[k] for k in labels])
@@ -108,7 +112,8 @@ def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchSt
     after, pending = hop.after
     dims = tuple([named(held.digits) for held in after])
     padded = tuple(
-        # Blocks of `ceil(D/n)` are blocks of the tensor itself.
+        # Blocks of `ceil(D/n)` are blocks of the tensor itself; other blocks belong to a longer
+        # one.
         size if held.block == -(-size // held.count) else held.block * held.count
         for size, held in zip(shape, after, strict=True)
     )
@@ -136,5 +141,6 @@ def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels],
             return Retile(dim, digits, shape[dim], before[dim].block, after[dim].block)
     # All other kinds are matched above: this is a permute.
     pairs = [(a.digits, b.digits) for a, b in zip(before, after, strict=True)]
+    # Devices that differ only in other digits never exchange blocks. The pairs are added later.
     changed = {label for a, b in pairs if a != b for label in (*a, *b)}
     return CollectivePermute(tuple(sorted(named(tuple(changed)), reverse=True)), ())

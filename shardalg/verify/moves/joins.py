@@ -26,8 +26,21 @@ from shardalg.verify.report import Decided
 
 @moves(ExclusiveScan)
 def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
-    """Turn the block totals into the carries of a prefix, which are no elements of the value."""
+    """Combine, on each device, the ends of all blocks before its own, along a sharded prefix loop.
+
+    Each device has the prefix of its own block, for example its cumulative sum. The last element of
+    this prefix is the total of the block, and the scan combines the totals of all earlier blocks:
+
+        blocks      [1 2] [3 4] [5 6]
+        prefixes    [1 3] [3 7] [5 11]     each block alone
+        totals         3     7     11      the operand of this instruction
+        result         0     3     10      `Join` adds it to the prefix of each block
+
+    The claims are that the operand has this prefix pending and no other change, and that all
+    members of a group hold the same elements along the other dimensions.
+    """
     a, operand = step.attributes, step.operand
+    # Without its pending prefix and its partial sums, the operand must be a finished value.
     words = f"the carried values are ends of blocks on which only {a} is pending"
     alone = Decided(
         words, operand.awaits == (a,) and is_finished(replace(operand, awaits=(), unreduced=()))
@@ -39,19 +52,25 @@ def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
         movement_keeps_meaning(ends),
         *members_agree(step, a.digits, (a.dim,)),
     ]
+    # The result is recorded as a change of the operand: only `Join` accepts a value with this
+    # change.
     return replace(operand, changes=(*operand.changes, a)), claims
 
 
 @moves(Join)
 def _join(step: CheckedInstruction[Join]) -> Result:
-    """Combine the prefix inside a block with the total of all blocks before it."""
+    """Combine the prefix inside a block with the total of all blocks before it.
+
+    The first operand is the prefix of each block alone. The second is the result of `ExclusiveScan`.
+    """
     a, (operand, carried) = step.attributes, step.operands
     span = operand.dims[a.dim]
     wanted = next(iter(operand.awaits), None)
     carry = ExclusiveScan(
         a.dim, getattr(wanted, "digits", ()), a.combine, getattr(wanted, "reverse", False)
     )
-    # The carry of a block is made of the last place of each block before it: check that it is.
+    # The total of a block is the last place of its prefix, or the first place if the prefix runs
+    # backwards. Only totals of this very prefix make the combination right.
     end = span.start + (0 if carry.reverse else span.length - 1)
     last = with_dim(operand, a.dim, replace(span, start=end, length=1, fill=None))
     # The second operand must be this last place, and the scan of it the only change.

@@ -25,7 +25,6 @@ from shardalg.verify.contents import (
     Contents,
     DeclaredLocal,
     DimensionContents,
-    Fill,
     fill_number,
     layout_contents,
 )
@@ -229,13 +228,15 @@ class Filling:
         ):
             return declared
         pairs = zip(self.run.rule.results[nth], declared.dims, strict=True)
-        dims = tuple(
-            replace(contents, fill=_fill_of(self.along(index.loop, contents)))
-            if index.loop
-            else contents
-            for index, contents in pairs
-        )
-        return replace(declared, dims=dims, number=self.along("", None))
+        dims = []
+        for index, contents in pairs:
+            if not index.loop:
+                dims.append(contents)
+                continue
+            number = self.along(index.loop, contents)
+            # Zero is written as the identity of a sum, so that equal fills compare equal.
+            dims.append(replace(contents, fill=SUM if number == 0 else number))
+        return replace(declared, dims=tuple(dims), number=self.along("", None))
 
     def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:
         """Return the number beyond the elements of a loop, or None if it is unknown.
@@ -262,8 +263,3 @@ class Filling:
         if replace(contents, fill=beside.fill) != beside or contents.base != 1 or contents.wanted:
             return None
         return fill_number(contents.fill, self.signature.operands[operand].dtype)
-
-
-def _fill_of(number: FillNumber | None) -> Fill:
-    """Return the fill with this number; zero is the identity of a sum."""
-    return SUM if number is not None and number == 0 else number

@@ -273,20 +273,18 @@ def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Num
         more = run.local.extents.get(name, 1) > run.blocks[name]
         more = more and not uncut and name not in run.rule.whole
         if more and (name in targets or name not in run.rule.reduced):
+            # The iteration that reads an operand's first place, with all other loops at 0:
+            #   start = iteration + index.constant - local.constant.
+            firsts = (
+                op.operands[operand].dims[dim].start + (local.constant - index.constant)
+                for operand, dims in run.rule.operands.items()
+                for dim, (index, local) in enumerate(
+                    zip(dims, run.local.operands[operand], strict=True)
+                )
+                if dict(index.terms).get(name) == 1 and index.div == 1
+            )
             # A loop that no operand reads has no first place, and is run in blocks.
-            yield from ((name, first) for first in islice(_first_iterations(op, run, name), 1))
-
-
-def _first_iterations(op: CheckedOperator, run: LocalOperator, name: str) -> Iterator[Number]:
-    """Yield, per operand that reads the loop, the iteration that reads its first place.
-
-    All other loops are at 0 there.
-    """
-    for operand, dims in run.rule.operands.items():
-        for dim, (index, local) in enumerate(zip(dims, run.local.operands[operand], strict=True)):
-            if dict(index.terms).get(name) == 1 and index.div == 1:
-                start = op.operands[operand].dims[dim].start
-                yield start + (local.constant - index.constant)
+            yield from ((name, first) for first in islice(firsts, 1))
 
 
 def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> Iterator[Goal]:

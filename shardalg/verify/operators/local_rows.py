@@ -384,17 +384,16 @@ def row_major_claim(run: LocalOperator, signature: Signature, local: Signature) 
         (read, [local.operands[0].shape[d] for d in order]),
         (list(run.local.results[0]), list(local.results[0].shape)),
     )
-    first, second = (_flat_index(maps, shape, run.places) for maps, shape in sides)
+    # The row-major number of the element that an iteration reads or writes, on each side.
+    first, second = (
+        sum(
+            (number(i, run.places) * math.prod(shape[k + 1 :]) for k, i in enumerate(maps)),
+            Number(),
+        )
+        for maps, shape in sides
+    )
     words = "the local reshape keeps the row-major order"
     return "emitted", run.claim(words, equal(first, second), tuple(run.blocks))
-
-
-def _flat_index(maps: list[Index], shape: list[int], places: Mapping[str, Number]) -> Number:
-    """Return the row-major number of the element at the given places."""
-    total = Number()
-    for k, index in enumerate(maps):
-        total += number(index, places) * math.prod(shape[k + 1 :])
-    return total
 
 
 def rule_of_blocks(rule: Rule, blocks: Mapping[str, int]) -> Rule:

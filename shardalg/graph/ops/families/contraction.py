@@ -92,7 +92,16 @@ def _product(
     result: tuple[str, ...],
     whole: frozenset[str] = frozenset(),
 ) -> Rule:
-    """Return a row that multiplies operands and sums over the loops that the result lacks."""
+    """Return the row of a product: it multiplies operands and sums over loops not in the result.
+
+    Args:
+      maps: for each operand, the loop of each of its dimensions.
+      result: the loop of each dimension of the result.
+      whole: loops that no device may have only a part of.
+
+    The product of `[m, k]` and `[k, n]` has the maps `(("m", "k"), ("k", "n"))`, the result
+    `("m", "n")`, and sums over `k`.
+    """
     tensors = zip((*signature.operands, *signature.results), (*maps, result), strict=True)
     extents = {name: n for value, own in tensors for name, n in zip(own, value.shape, strict=True)}
     order = dict.fromkeys((*result, *extents))

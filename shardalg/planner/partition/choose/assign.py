@@ -18,7 +18,6 @@ from shardalg.planner.partition.choose import regroup
 from shardalg.planner.partition.choose.component import (
     Assigned,
     Component,
-    Loops,
     components,
     major_first,
     reduced_digits,
@@ -190,7 +189,12 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
     def rank(choice: Choice) -> tuple[Any, ...]:
         time = weights.time(choice, _exact_bytes(key, choice))
         defers = key.waits and any(made.unreduced for made in choice.produced)
-        return time, not defers, -choice.devices, _moves_shared_result(key, choice)
+        # Values that are computed from a moved result have its sharding, and would be moved, too.
+        moves_shared = key.read_again and any(
+            made.dims != result_sharding.dims and not made.unreduced
+            for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
+        )
+        return time, not defers, -choice.devices, moves_shared
 
     def about(best: int, other: int) -> Weighed:
         by = "time" if has_arithmetic else "bytes"
@@ -204,17 +208,6 @@ def least_time(key: NodeKey, component: Component, candidates: list[Choice]) -> 
 
 def _exact_bytes(key: NodeKey, choice: Choice) -> Any:
     return sent_bytes(key, choice, partial(reshard_price, padded=key.padded))
-
-
-def _moves_shared_result(key: NodeKey, choice: Choice) -> bool:
-    """Return whether a choice moves a result that several nodes read.
-
-    Values that are computed from this result would be moved, too.
-    """
-    return key.read_again and any(
-        made.dims != result_sharding.dims and not made.unreduced
-        for made, result_sharding in zip(choice.produced, key.value_shardings, strict=True)
-    )
 
 
 def _with_dims(like: Sharding, dims: tuple[Digits, ...], unreduced: Digits = ()) -> Sharding:
@@ -295,11 +288,18 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
     other loop instead (an all-to-all). Digits of a contracting loop may move to an idle axis.
     """
     by_loop: LoopCandidates = {name: [()] for name in component.loops}
+    # No device does less work if these loops are split: the operator needs the dimension whole, or
+    # the partial results of all devices are gathered.
+    gathered = {
+        name
+        for rule in component.rules
+        for name in (*rule.whole, *(rule.reduced if rule.combine in GATHERED else ()))
+    }
     moved: dict[Digits, None] = {}
     for tensor in component.tensors:
         for sharding in available(key, tensor):
             for loops, digits in zip(tensor.suggested, sharding.dims, strict=True):
-                if digits and _is_gathered(component, loops):
+                if digits and any(name in gathered for name, _ in loops):
                     moved[digits] = None
                     continue
                 for loop, own in spread(loops, digits) if digits else ():
@@ -319,15 +319,6 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
         if name in by_loop and digits not in by_loop[name]:
             by_loop[name] += [digits, *contracted_then_idle(key, component, name, digits)]
     return by_loop
-
-
-def _is_gathered(component: Component, loops: Loops) -> bool:
-    """Return whether an operator needs a dimension whole, or its partial results are gathered."""
-    return any(
-        name in rule.whole or (rule.combine in GATHERED and name in rule.reduced)
-        for rule in component.rules
-        for name, _ in loops
-    )
 
 
 def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str, Digits]]:

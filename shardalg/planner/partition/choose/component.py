@@ -57,7 +57,13 @@ class Tensor:
         Args:
           gathered: whether windowed dimensions are whole, so that no window is exchanged.
         """
-        found = [_dim_digits(loops, assigned) for loops in self.dims]
+        # By far most dimensions are one loop, whose digits need no new tuple.
+        found = [
+            assigned.get(loops[0][0], ())
+            if len(loops) == 1
+            else tuple(d for name, _ in loops for d in assigned.get(name, ()))
+            for loops in self.dims
+        ]
         for dim in self.windows if not gathered else ():
             found[dim] = owner(self.rule, (self.number, dim), assigned)
         return tuple(found)
@@ -73,13 +79,6 @@ class Tensor:
             name = max(index.terms, key=lambda term: abs(term[1]) * extents[term[0]])[0]
             found[dim] = ((name, extents[name]),)
         return tuple(found)
-
-
-def _dim_digits(loops: Loops, assigned: Assigned) -> Digits:
-    # By far most dimensions are one loop.
-    if len(loops) == 1:
-        return assigned.get(loops[0][0], ())
-    return tuple(d for name, _ in loops for d in assigned.get(name, ()))
 
 
 @dataclass(frozen=True)

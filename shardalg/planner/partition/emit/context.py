@@ -102,7 +102,7 @@ class BlockListing:
         """Emit a fetch of ranges of operands, unless it is available; return its results."""
         known, options = self.fetched, self.options
         # A halo serves all phases: it is smaller than the blocks, which its readers need anyway. A
-        # fetch as large as the blocks is a copy, and its lifetime is that of copies (`_is_kept`).
+        # fetch as large as the blocks is a copy, and its lifetime is that of copies (`required`).
         sizes = {local: self.locals[local].shape[dim] for local in operands}
         keeps = sum(step.sizes) < sum(sizes.values()) or options.keep_gathers
         places = tuple(zip(operands, step.places, strict=True))
@@ -261,7 +261,11 @@ class PartitionContext(BlockListing):
             self.enter(cause.phase)
         found = self.copies.get((value, layout, ANY_PHASE))
         if found is None:
-            phase = ANY_PHASE if self._is_kept(value, layout) else cause.phase
+            # A copy that is no larger than the value itself serves all phases: freeing it saves too
+            # little memory to send it again. Only gathered copies are gathered again.
+            keeps = self.options.keep_gathers or (value, layout) in self.kept
+            keeps = keeps or prod(layout.shard_shape) <= prod(self.sources(value)[0].shard_shape)
+            phase = ANY_PHASE if keeps else cause.phase
             found = self.copies.get((value, layout, phase))
             if found is None or not self.options.share_gathers:
                 found = self._copy(value, layout, cause)
@@ -269,14 +273,6 @@ class PartitionContext(BlockListing):
                 if self.options.share_gathers and not layout.unreduced:
                     self._share(value, layout, phase)
         return found
-
-    def _is_kept(self, value: int, layout: Sharding) -> bool:
-        """Return whether a copy of one phase serves other phases."""
-        # Freeing a copy that is no larger than the value itself saves no memory that sending it
-        # again would be worth. Only gathered copies are gathered again.
-        keeps = self.options.keep_gathers or (value, layout) in self.kept
-        result_sharding = self.sources(value)[0]
-        return keeps or prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
 
     def _copy(self, value: int, layout: Sharding, cause: Cause) -> int:
         """Emit a copy of `value` in `layout`: computed again if that is cheaper, else moved."""

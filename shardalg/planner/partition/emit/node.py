@@ -165,14 +165,14 @@ def _loop(node: Node, mesh: Mesh, body: Block) -> Loop:
     return Loop(body, consts, carry, length, bool(node.signature.param("reverse")))
 
 
-def _while_loop(node: Node, mesh: Mesh, condition: Block, body: Block) -> While:
-    counts = (node.signature.param("cond_nconsts"), node.signature.param("body_nconsts"))
-    return While(condition, body, counts)
-
-
 _CONTROL: dict[str, Callable[..., Attributes]] = {
     "scan": _loop,
-    "while": _while_loop,
+    # The constants of the condition come first among the operands, then those of the body.
+    "while": lambda node, mesh, condition, body: While(
+        condition,
+        body,
+        tuple(node.signature.param(f"{block}_nconsts") for block in ("cond", "body")),
+    ),
     "cond": lambda node, mesh, *blocks: Branches(blocks),
     "shard_map": lambda node, mesh, body: Manual(
         body, mesh.digits(name for name, _ in node.signature.param("axes"))

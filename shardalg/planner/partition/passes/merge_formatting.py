@@ -31,18 +31,6 @@ OF_ONE_VALUE = (CollectivePermute, DynamicSlice, Mask, MaskAt, Resize, Slice, Sl
 Shape = tuple[int, ...]
 
 
-def _merged_resize(first: Resize, second: Resize, shape: Shape) -> Resize | None:
-    # Padding can be stripped again, but elements that were stripped are lost.
-    kept = first.size >= shape[first.dim] or second.size <= first.size
-    return second if first.dim == second.dim and kept else None
-
-
-def _merged_slice(first: Slice, second: Slice, shape: Shape) -> Slice | None:
-    if first.dim != second.dim:
-        return None
-    return Slice(first.dim, first.start + second.start, second.size)
-
-
 def _merged_permute(
     first: CollectivePermute, second: CollectivePermute, shape: Shape
 ) -> CollectivePermute | None:
@@ -57,8 +45,19 @@ def _merged_permute(
 _COMPOSED: Mapping[type, Callable[..., Attributes | None]] = {
     CollectivePermute: _merged_permute,
     Mask: lambda first, second, shape: first if first == second else None,
-    Resize: _merged_resize,
-    Slice: _merged_slice,
+    # Padding can be stripped again, but elements that were stripped are lost: a resize that shrinks
+    # and then grows writes padding over them.
+    Resize: lambda first, second, shape: (
+        second
+        if (first.size >= shape[first.dim] or second.size <= first.size) and first.dim == second.dim
+        else None
+    ),
+    # The second start counts from the first start.
+    Slice: lambda first, second, shape: (
+        Slice(first.dim, first.start + second.start, second.size)
+        if first.dim == second.dim
+        else None
+    ),
 }
 _IDENTITY: Mapping[type, Callable[..., bool]] = {
     CollectivePermute: lambda a, shape: all(source == target for source, target in a.pairs),
