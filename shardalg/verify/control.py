@@ -101,6 +101,7 @@ def _cut_claim(verifier: Verifier, ring: CollectiveMatmul) -> Decided:
         dims = [[d for d, index in enumerate(ix) if index.loop == name] for ix in tensors]
         found |= tuple(each[0] if each else None for each in dims) == ring.along
     plain = product.attributes.primitive == node.signature.primitive == "dot_general"
+    # A ring adds products of blocks, and `lax.add` does not accept booleans.
     dtype = verifier.program.locals[product.results[0]].dtype
     return Decided(words, plain and where == dim and found and dtype != "bool")
 

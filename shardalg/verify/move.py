@@ -187,6 +187,10 @@ def keep_equal_fills(step: CheckedInstruction, fill: Fill) -> Contents:
 
     Where two paddings meet, the later one counts.
     """
+    # Padding a along one dimension, then padding b along the other one:
+    #   element | a
+    #   --------+---      the corner holds b, so fill a stays known only if a = b.
+    #      b    | b
     dtype = step.declared.dtype
     number = fill_number(fill, dtype)
 
@@ -312,6 +316,7 @@ def numbers_at(number: Number, positions: np.ndarray) -> np.ndarray:
 
 def _number_bound(number: Number) -> int:
     """Return an upper bound of all intermediate results in the computation of a number."""
+    # A floor quotient is at most its dividend, and a remainder is less than its divisor.
     total = abs(number.constant)
     for atom, coefficient in number.terms:
         if isinstance(atom, FloorQuotient | Remainder):

@@ -78,6 +78,7 @@ class UnitProblem:
     @cached_property
     def makers(self) -> dict[int, int]:
         """Value to the unit that makes it."""
+        # All options of a unit make and read the same values, so the first option names them all.
         return {v: n for n, options in enumerate(self.units) for v, _ in options[0].makes}
 
     @cached_property
@@ -180,6 +181,7 @@ class UnitProblem:
 def descend(problem: UnitProblem, start: Sequence[int]) -> tuple[int, ...]:
     """Return a local minimum: no unit can improve it by changing its option alone."""
     taken = list(start)
+    # No change raises the total, so the sweeps end at a local minimum; `SWEEPS` bounds the time.
     for _ in range(SWEEPS):
         before = tuple(taken)
         for unit, options in enumerate(problem.units):

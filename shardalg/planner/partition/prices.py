@@ -47,6 +47,7 @@ def fused_values(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
             source = node.operands[:1] if node.primitive in VIEWS else ()
             if made.issuperset(source):
                 made.update(node.results)
+    # Contractions and calls read their operands from memory, and every result is in memory.
     given_back = {v for region in graph.regions for v in region.results} | {*graph.results}
     in_memory = {
         v for n in graph.nodes if n.bodies or contracts(n.signature) for v in n.operands

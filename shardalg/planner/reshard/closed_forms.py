@@ -342,9 +342,9 @@ def fitted_then_permuted(shape: Shape, start: Dims, goal: Dims, axes: Digits) ->
     """Return a route of all-to-alls, which make the numbers of parts equal, and one permute.
 
     The answer is (price, route), or (None, None) if there is no such route. A permute keeps the
-    number of parts of each dimension. Both ends would need `lcm` parts in each dimension, which is too many by a factor. An all-to-all
-    among r devices, from a dimension with more parts than the goal to one with fewer, reduces the
-    factor by r.
+    number of parts of each dimension. Both ends would need `lcm` parts in each dimension, which is
+    too many by a factor. An all-to-all among r devices, from a dimension with more parts than the
+    goal to one with fewer, reduces the factor by r.
     """
     devices = parts(axes)
     counts = [(parts(a), parts(b)) for a, b in zip(start, goal, strict=True)]

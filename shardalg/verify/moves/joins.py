@@ -61,7 +61,7 @@ def _exclusive_scan(step: CheckedInstruction[ExclusiveScan]) -> Result:
 def _join(step: CheckedInstruction[Join]) -> Result:
     """Combine the prefix inside a block with the total of all blocks before it.
 
-    The first operand is the prefix of each block alone. The second is the result of `ExclusiveScan`.
+    The first operand is the prefix of each block alone, the second the result of `ExclusiveScan`.
     """
     a, (operand, carried) = step.attributes, step.operands
     span = operand.dims[a.dim]

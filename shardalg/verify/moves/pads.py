@@ -64,6 +64,7 @@ def _concatenate(step: CheckedInstruction[Concatenate]) -> Result:
         goal = implies(first.exists(at + X), equal(span.start, at))
         words = f"the piece at place {length} continues the piece before it"
         claims.append(("delivers", step.claim(words, goal, unknowns=(("x", span.length),))))
+        # Apart from the dimensions everything must be equal: pending sums, changes and the value.
         same = replace(other, dims=step.operand.dims) == replace(
             step.operand, dims=step.operand.dims
         )
@@ -186,7 +187,9 @@ def _rows(
     A device holds one element of each dimension before `first`. A run that ends after its row has
     elements of the next row there, which do not count as elements of the dimension.
     """
-    # The new dimensions behind `first` are whole rows of `inner` elements.
+    # The new dimensions behind `first` are whole rows of `inner` elements. For sizes (4, 3), where
+    # `first` is dimension 0, a run of 6 flat elements from element 6 on is rows 2 and 3:
+    #   .. [6 7 8 | 9 10 11]     start 6 // 3 = 2, length 6 // 3 = 2
     inner = prod(sizes[first + 1 :])
     fits = flat.size == prod(sizes) and flat.length % inner == 0
     words = f"{flat.size} elements in {prod(sizes[: first + 1])} rows of {inner}"

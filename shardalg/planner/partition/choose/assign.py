@@ -339,6 +339,7 @@ def spread(loops: tuple[tuple[str, int], ...], digits: Digits) -> list[tuple[str
             taken += 1
         if taken:
             out.append((name, rest[:taken]))
+        # Blocks of the dimension i*n + j are blocks of j only if a device has one value of i.
         if parts(rest[:taken]) != extent:
             break
         rest = rest[taken:]
@@ -369,6 +370,7 @@ def _layouts(
             pending = reduced_digits(rule, assigned) if rule.combine in (SUM, PICK) else ()
             produced[tensor.number] = _with_dims(key.value_shardings[tensor.number], dims, pending)
             continue
+        # An operand must be complete here; `_with_pending_sums` adds the choices with partial sums.
         made = _with_dims(key.sources[tensor.operand][0], dims)
         # Several rows of a component may read one operand.
         if asked.setdefault(tensor.operand, made) != made:
@@ -398,6 +400,8 @@ def _with_pending_sums(
         required_shardings, produced = layouts
         used = {d for one in (*required_shardings, *produced) for dim in one.dims for d in dim}
         used.update(d for made in produced for d in made.unreduced)
+        # Along the digits of a partial sum every device must compute the same block, so no tensor
+        # may be split by them.
         if not any(overlap(*pair) for pair in itertools.product(used, digits)):
             required_shardings = tuple(
                 _with_dims(w, w.dims, pending.get(i, ())) for i, w in enumerate(required_shardings)

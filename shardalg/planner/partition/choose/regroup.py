@@ -63,6 +63,8 @@ class ReshapeGroup:
         It is the last sharded dimension if each dimension before it has one element per device and
         no device is empty. Otherwise it is the leading dimension.
         """
+        # A block of sizes (1, 1, b, whole, whole) is one run of flat elements; of (2, b, whole)
+        # with b < size it would be two runs with a gap between them.
         first, span = leading(self.out_sizes), slice(self.out_start, None)
         rows = list(zip(self.out_sizes, made.shard_shape[span], made.dims[span], strict=False))
         last = max([d for d, (_, _, digits) in enumerate(rows) if digits], default=first)
@@ -110,7 +112,8 @@ def layouts(
     every = regrouped(signature)
     if not every:
         return
-    # Dimensions that the reshape keeps, and leading ones, take their digits from either side.
+    # Dimensions that the reshape keeps, and leading ones, take their digits from the operand or
+    # from the result: all four combinations are tried.
     tried = {
         pair
         for source in sources
@@ -198,6 +201,7 @@ def elements(signature: Signature, held: Sharding, made: Sharding) -> int:
     for nth, group in enumerate(every):
         # A kept group is not exchanged.
         if not group.is_kept:
+            # The exchange sends slices across all other dimensions of the block.
             others = prod(made.shard_shape[: group.out_start])
             # Groups before this one have the result's blocks already, groups behind it do not.
             rest = (held.shard_shape[g.start : g.start + len(g.sizes)] for g in every[nth + 1 :])

@@ -202,6 +202,7 @@ def _window(
     size = rule.operand_shapes[operand][dim]
     want, block = touched(index, blocks=blocks, parts=counts), -(-size // parts(held))
     exchange = cheaper(Exchange(want, size, block, held, tuple(split.items()), devices))
+    # A negative coefficient reads its smallest index in the last iteration of a block.
     low = sum(min(0, c * (blocks[n] - 1)) for n, c in index.terms)
     terms = tuple((n, c * blocks[n]) for n, c in index.terms if n in split)
     numerator = Index(terms, index.constant + low)
@@ -444,6 +445,10 @@ def _local_operand(along: DimBuilder, window: ShardedWindow, value: int) -> int:
 
 def _dilate(along: DimBuilder, window: ShardedWindow, value: int) -> int:
     """Return the elements of the device's windows with the gaps of the dilation written out."""
+    # The interval begins at element ceil(numerator / base), and `base - 1` fills come before each
+    # element. So place t of the dilated interval has the index
+    #   t - (base - 1) + base*ceil(numerator / base),
+    # which is `numerator`, the first index that the device reads, at t = (numerator - 1) mod base.
     base, exchange, before = window.base, window.exchange, window.numerator - 1
     needed = max(residues(before, base, exchange.ids, exchange.devices)) + window.reach
     bare = Dilate(along.dim, base, base - 1, 0, window.combine)

@@ -63,6 +63,7 @@ class CollectiveMatmuls(Rewriter):
             first, second = ring.attributes.body.instructions
             if self.saved_s(ring) > 0 and not {id(first), id(second)} & taken.keys():
                 taken.update({id(first): None, id(second): ring})
+        # The ring replaces the second instruction: only there all of its operands exist.
         kept = (taken.get(id(one), one) for one in instructions)
         return replace(block, instructions=tuple(one for one in kept if one is not None))
 
@@ -111,6 +112,8 @@ class CollectiveMatmuls(Rewriter):
         body = Block(operands, pair, second.results)
         # Half of every block travels each way round, all of it if there is one neighbour only.
         half = block if n == 2 else -(-block // 2)
+        # A gather begins with the device's own block. A scatter begins with the block whose sum has
+        # the longest way to travel, n - 1 hops, and ends with the device's own block.
         ways = tuple(
             Direction(first, size, hop, 0 if gathers else -hop * (n - 1) % n, hop, n)
             for first, size, hop in ((0, half, 1), (half, block - half, -1))
@@ -134,6 +137,7 @@ class CollectiveMatmuls(Rewriter):
         number, dim = where
         # The loop of the gathered or scattered dimension.
         name = tensors[number][dim].loop
+        # `lax.add` does not accept booleans, so a ring could not add up their products.
         is_bool = self.locals[product.results[0]].dtype == "bool"
         if name is None or name in rule.whole or is_bool:
             return None

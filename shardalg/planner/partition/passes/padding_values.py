@@ -138,16 +138,19 @@ class Fills:
         """
         signature = self.signature(instruction)
         rows = rules(signature)
+        # An operator that shifts or reverses a dimension has its operand's padding elsewhere.
         if not rows or len(rows) > 1 or not moves_none(rows[0]):
             return
         loop = row_of(rows, 0)[1][mask.dim].loop
         along = (operands_along(rows[0], loop) if loop is not None else None) or {}
+        # If two operands had padding along the loop, both would need a mask to replace this one.
         places = [(k, dim) for k, dim in along.items() if dim is not None]
         if (
             len(places) == 1
             and dict(instruction.attributes.loops).get(loop or "", ()) == mask.digits
         ):
             ((operand, dim),) = places
+            # The operator must map the fill to itself: negation maps 0 to 0, but exp(0) is 1.
             read = self.locals[instruction.operands[operand]]
             same = {places[0]: identity_if_any(mask.fill, read.dtype)}
             numbers = {k: self.of(instruction.operands[k]).number for k in along}
@@ -202,6 +205,8 @@ class Fills:
     ) -> Iterator[ValueFacts]:
         """Yield the padding that holds the identity of the combine: it stays as it is."""
         (operand,), a = instruction.operands, instruction.attributes
+        # The identity combined with itself is the identity. Another number, for example a sum of
+        # n times 5, would become a different number.
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
@@ -246,6 +251,8 @@ def _places(signature: Signature, loops: LoopDigits, result: int) -> tuple[Padde
 
 def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFacts:
     """Return the facts about a device's block of a dimension that was whole."""
+    # Only padding of a whole dimension (no digits) is at one end of the dimension, from which the
+    # last blocks are cut.
     (held, _, size), number = known.fills.get(dim, ((None, 0, 0), 0))
     return known.with_fill(dim, ((digits, block, size), number) if held == () else None)
 

@@ -45,6 +45,8 @@ def _chain_of_cuts(
     """Yield the consecutive cuts of a reduction along its own axes."""
     left, local = first.attributes.digits, first.results[0]
     while cut := _next_cut(instructions, readers, local):
+        # Devices that differ along another axis are not members of the reduction, so a scatter
+        # could not give them different blocks.
         if not set(cut.slice.attributes.digits) <= set(left):
             return
         yield cut
@@ -137,6 +139,8 @@ class ScatterReductions(Rewriter):
                 else []
             )
             if cuts:
+                # The cuts are the only readers of the values in between, so the reduction may move
+                # down to the last cut.
                 gone = [placed[number], *(placed[c.number] for c in cuts)]
                 gone += [placed[c.number - 1] for c in cuts if c.pad]
                 for place in gone:

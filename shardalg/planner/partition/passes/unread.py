@@ -89,6 +89,7 @@ class DropUnread(Rewriter):
 
     def finish(self, block: Block) -> Block:
         """Return the block without instructions that neither its results nor others need."""
+        # Backwards, all readers of a value are seen before the instruction that computes it.
         needed = set(block.results)
         kept: list[Instruction] = []
         for instruction in reversed(block.instructions):
