@@ -29,6 +29,8 @@ def check(program: SpmdProgram) -> SpmdProgram:
     """
     known = {local for local, _ in program.constants}
     mesh = program.mesh
+    # Partition ids count positions of the program's mesh. In another device order the same ids name
+    # other devices, so only a permute may read such a local.
     other_order = {
         local.index
         for local in program.locals
@@ -80,10 +82,10 @@ def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
             # Layers repeat instructions on the same types: check equal ones once.
             values = (*instruction.operands, *instruction.results)
             types = tuple([_type(program, local) for local in values])
-            common_shape = instruction.attributes, types, len(instruction.operands)
-            if common_shape not in sound:
+            key = instruction.attributes, types, len(instruction.operands)
+            if key not in sound:
                 _check_types(program, instruction)
-                sound.add(common_shape)
+                sound.add(key)
         if kind is not Apply:
             # Bodies read constants of the program, but no other local from outside.
             for body in instruction.attributes.bodies:

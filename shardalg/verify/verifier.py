@@ -183,7 +183,7 @@ class Verifier:
         """Yield the claim that a value leaves a block in a sharding, with no change pending."""
         declared = layout_contents(layout, layout.shard_shape, value)
         words = f"the value leaves in the sharding {layout.text()}"
-        # Fills are not compared: readers behind a border mask the padding again.
+        # A border declares no fills, so readers behind it must mask the padding themselves.
         right = border_contents(contents) == declared
         yield self.decide(self.graph.values[value].name, kind, Decided(words, right))
 

@@ -239,6 +239,7 @@ def _is_empty(
 
 def _is_neutral(run: LocalOperator, operand: int, fill: Fill) -> bool:
     """Return whether reading the fill has the same effect as reading nothing."""
+    # If the row fills missing elements with an operand's number, only this number is neutral.
     filler, nothing = run.rule.filler(operand), run.rule.nothing(operand)
     if filler is not None or fill is None or fill == nothing:
         return fill == (nothing if filler is None else f"operand {run.firsts[filler]}")

@@ -193,6 +193,8 @@ def _combines(rule: Rule, loops: dict[str, Digits]) -> tuple[Attributes, ...]:
     if not digits or rule.combine in (SUM, PICK):
         return ()
     if rule.combine not in (ARGMAX, ARGMIN, TOP):
+        # A user's function is associative, as JAX asks, but may not commute: its partial results
+        # are combined in the order of the loops.
         in_order = tuple(d for name in rule.reduced for d in loops.get(name, ()))
         return (Fold(in_order) if rule.combine == USER else AllReduce(digits, rule.combine),)
     (loop,) = rule.reduced
@@ -233,6 +235,7 @@ def _offset(shift: IndexShift, digits: Digits, block: int) -> Offset:
 
 def _within_margins(rule: Rule, emission: Emission, blocks: Mapping[str, int]) -> tuple[Kept, ...]:
     """Return the cuts of a result that is written together with its margins."""
+    # The local operator writes [width | block | width] elements, of which the block is kept.
     found = []
     for _, loop, width in emission.margins if isinstance(rule.init, Access) else ():
         (dim,) = (d for d, made in enumerate(rule.results[0]) if made.loop == loop)

@@ -120,6 +120,8 @@ def _arg_reduce(context: PartitionContext, given: Locals, best: ArgReduce, cause
     Args:
       given: the index within the block, and the block.
     """
+    # An index does not say how good its element is, so each device sends the element with its
+    # index.
     place, block = (context.locals[local] for local in given)
     value = context.new_local(place.shape, block.dtype, place.sharding)
     context.emit(ValueAt(best.dim), given, (value,), cause)
@@ -420,6 +422,7 @@ def _emit_bare(context: PartitionContext, node: Node, recipe: Recipe) -> None:
     context.instructions.append(
         Instruction(operator, read, results, node.index, node.phase, "unknown", why)
     )
+    # `place_result` records the first copy of these results itself, perhaps after a move.
     for k in recipe.away:
         first[node.results[k]] = UNMADE
         place_result(context, node, node.results[k], results[k], recipe.value_shardings[k])

@@ -205,8 +205,8 @@ class Fills:
     ) -> Iterator[ValueFacts]:
         """Yield the padding that holds the identity of the combine: it stays as it is."""
         (operand,), a = instruction.operands, instruction.attributes
-        # The identity combined with itself is the identity. Another number, for example a sum of
-        # n times 5, would become a different number.
+        # The identity combined with itself is the identity. Another number would change: n copies
+        # of 5 add up to 5*n.
         neutral = identity(a.combine, self.locals[operand].dtype)
         fills = self.of(operand).fills.items()
         yield ValueFacts({dim: fill for dim, fill in fills if fill[1] == neutral})
