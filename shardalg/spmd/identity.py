@@ -11,6 +11,7 @@ from shardalg.errors import ProgramError
 from shardalg.graph.ops.families.building import has_zero
 
 _ZERO = ("sum", "or", "xor", "pick")
+# log(exp(-inf) + exp(x)) = x, so the lowest number is the identity of logsumexp as well.
 _LOWEST = ("max", "argmax", "logsumexp", "top")
 _HIGHEST = ("min", "argmin")
 

@@ -37,7 +37,8 @@ def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
 
 def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.CollectivePermute:
     perm = signature.param("perm")
-    # The user's permutation is between members of a group, the instruction's between positions.
+    # The user's permutation counts members of one group, but the instruction counts positions of
+    # the mesh. So the user's pairs are repeated for every group.
     pairs = (
         (group[source], group[target])
         for group in groups(digits, mesh.size)

@@ -182,6 +182,9 @@ def _loop(verifier: Verifier, instruction: Instruction[Loop], known: Locals) -> 
     runs = (loop.num_consts, loop.num_carry, loop.length, loop.reverse)
     words = f"the loop runs {loop.length} times with the constants and carries of the scan"
     yield verifier.decide(name, "carry", Decided(words, params == runs))
+    # A scan stacks its inputs and outputs over the iterations, but not its constants and carries:
+    #   outside:  (consts, carry, xs[length, ..])  ->  (carry, ys[length, ..])
+    #   body:     (consts, carry, x[..])           ->  (carry, y[..])
     pairs = zip(loop.body.arguments, region.arguments, strict=True)
     for number, (local, value) in enumerate(pairs):
         inner[local] = verifier.declared(local)
@@ -326,6 +329,8 @@ def _result_claims(
 
 def _uniform_claim(verifier: Verifier, instruction: Instruction, layouts: list[Sharding]) -> Claim:
     """Return the claim that all devices hold one number, so that they take the same path."""
+    # A scalar without a pending sum is the same on every device. Devices on different paths would
+    # wait for each other in different collectives, without end.
     name = verifier.value_name(instruction)
     right = all(not layout.shape and not layout.unreduced for layout in layouts)
     # In a manual region the user's function decides it, and JAX checks it.

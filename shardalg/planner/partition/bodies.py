@@ -84,6 +84,8 @@ class BodyPartitioner(ABC):
                     select = FirstMember(layout.unreduced)
                     context.emit(select, (operands[place],), (first,), cause)
                     operands[place] = first
+        # The two branches of a conditional, or the condition and the body of a while loop, are
+        # planned separately: each sees only its own arguments and the program's constants.
         blocks = [
             self._inside(waiting)._body(node, body, layouts)
             for body, layouts in zip(node.bodies, agreed.bodies, strict=True)
@@ -147,7 +149,8 @@ class BodyPartitioner(ABC):
             return ()
         sums = loop_sums(self.graph, node)
         ((arguments, results),) = bodies
-        # A draft shows which sums its body leaves partial.
+        # Which sums stay partial depends on the choices of all nodes inside, so the body is planned
+        # once as a draft, under the assumption that every sum may be deferred.
         found: DeferredSums = ()
         undecided = tuple([(one, results[one.number]) for one in sums])
         seen = self._draft_shardings(node, arguments, undecided)

@@ -100,6 +100,7 @@ class Partitioner(BodyPartitioner):
         constants = tuple(
             (context.given(v, whole(self.value_shardings[v])), v) for v, _ in graph.constants
         )
+        # Entry 0 of `deferrable` holds for all numbers, entry 1 for finite numbers only.
         context.deferrable = self.alike.deferrable[self.options.finite_sums]
         self.begin = list(context.available), list(context.first), len(context.locals)
         self._region(0)
@@ -187,6 +188,7 @@ class Partitioner(BodyPartitioner):
         return [None if p[0] is None else found.setdefault(p, len(found)) for p in pairs]
 
     def _region(self, index: int) -> None:
+        """Emit the nodes of a region, with one recipe for all equal nodes on equal copies."""
         context, nodes = self.context, self.graph.nodes
         kinds, pick, recipes = self.kinds, self.alike.pick, self.recipes
         for number in self.graph.regions[index].nodes:
@@ -211,6 +213,7 @@ class Partitioner(BodyPartitioner):
                 context.hold_again(node.results[0], found.again, partial(self._remade, node))
 
     def _recipe(self, node: Node) -> Recipe:
+        """Return the recipe of a node, with the other shardings that its result has for free."""
         value_shardings = tuple([self.value_shardings[v] for v in node.results])
         made = recipe(self.context, node, self._planned(node, value_shardings), value_shardings)
         # Other copies without communication make later choices cheaper.

@@ -429,7 +429,8 @@ def _by_block(digits: Digits, positions: int, first: Digits = ()) -> tuple[int, 
 
     digits = canonical(digits)
     free = complement(digits, positions)
-    # Digits of several meshes have no common complement.
+    # Digits of several meshes need not be nested. They then have no common complement, so positions
+    # are sorted by their partition ids instead.
     if free is None:
         ids = partition_ids(digits, np.arange(positions))
         return tuple(np.argsort(ids, kind="stable").tolist())
@@ -452,6 +453,8 @@ def _merged(moves: Iterable[Hop], links: Links | None) -> list[Hop]:
         both = (out[-1].move, hop.move) if out else None
         may_merge = both and (links is None or links.are_equally_slow(both))
         merged = _merge_moves(*both) if both and may_merge else None
+        # Gathers of n and then m blocks send (n-1)*b + (m-1)*n*b = (n*m-1)*b, the price of one
+        # gather of n*m blocks of b elements. Reduce-scatters add up in the same way.
         if merged is not None:
             out[-1] = hop._replace(move=merged, sent=out[-1].sent + hop.sent)
         else:

@@ -62,6 +62,7 @@ def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[
 def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> list[Stack]:
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
+    # Operands: constants of the condition, constants of the body, initial carry.
     carry = list(stacks[both:])
     while True:
         (predicate,) = run_block(run, a.condition, (*stacks[:first], *carry))

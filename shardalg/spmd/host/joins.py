@@ -22,6 +22,7 @@ def _exclusive_scan(a: ExclusiveScan, x: Stack) -> Stack:
     """Combine block by block, from the first member of a group to the last, or in reverse."""
     neutral = np.full_like(x[0], identity(a.combine, x[0].dtype.name))
     result = [neutral] * len(x)
+    # combine(totals up to p - 1) = combine(combine(totals up to p - 2), total of p - 1).
     for group in groups(a.digits, len(x)):
         order = group[::-1] if a.reverse else group
         # The first member of each group keeps the identity.

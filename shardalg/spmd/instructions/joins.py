@@ -25,6 +25,8 @@ class ExclusiveScan(Along, Collective):
     digits: Digits
     combine: str
     reverse: bool
+    # JAX has no collective for a scan: each device gathers all totals and combines the earlier
+    # ones.
     sent_as = "all_gather"
 
     def text(self, mesh: Mesh) -> str:
@@ -156,6 +158,7 @@ class Fold(Collective):
         return f"fold axes={axes_text(mesh, self.digits)}"
 
     def arity(self, rank: int, count: int) -> int:
+        # Every partial result has a start value, so the number of operands is even.
         return max(count // 2, 1) * 2
 
     def followed(self, count: int) -> Sequence[int]:

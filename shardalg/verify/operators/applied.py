@@ -104,7 +104,8 @@ def operands_ready(op: CheckedOperator[Apply]) -> Iterator[Goal]:
     Operands without an index map, for example further start values of a user's function, must be
     replicated too.
     """
-    # Only operands with an index map may be partial or shifted: the row says what that does.
+    # Only operands with an index map may be partial or shifted: their reads are compared with the
+    # row's. The meaning of other operands is known only to the primitive itself.
     mapped = {number for rule in rules(op.signature) or () for number in rule.operands}
     complete = all(
         not (contents.awaits or contents.viewed) and (number in mapped or is_replicated(contents))

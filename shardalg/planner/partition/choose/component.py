@@ -185,6 +185,8 @@ def _splits_to_elements(loops: Loops, assigned: Assigned) -> bool:
 
     Otherwise the elements of a device would not be one block of the dimension.
     """
+    # For the dimension 4*i + j, blocks of one i hold i's four values of j, or a block of them. With
+    # two values of i per device, a block of j would be two separate runs of the dimension.
     open_end = False
     for name, extent in loops:
         count = parts(assigned.get(name, ()))

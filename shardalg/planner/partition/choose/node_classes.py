@@ -83,6 +83,7 @@ def gather_choices(graph: Graph, copies: Iterable[Copied]) -> Iterator[GatherCho
 
 def within(choices: Iterable[GatherChoice], budget_bytes: int) -> frozenset[Copy]:
     """Return the copies to keep within a budget, the largest saving per byte held first."""
+    # A knapsack problem. The greedy order is not always optimal, but it needs no search.
     kept: list[Copy] = []
     for choice in sorted(choices, key=lambda c: (-c.saved_wire_bytes / c.held_bytes, c.value)):
         if choice.held_bytes <= budget_bytes:
@@ -150,6 +151,7 @@ def kinds(graph: Graph) -> Kinds:
         numbers.append(found.setdefault(key, len(found)))
     classes = list(zip(*found, strict=True))[1:] or ((),) * 5
     reads_of, unread, remade, shared, read_again = classes
+    # With two readers, the collective that reduces a partial sum would run once for each of them.
     once = [v for v, users in enumerate(graph.users) if len(users) == 1]
     linear = [(v, *reader) for v in once if (reader := _only_reader(graph, v, outputs))]
     always = frozenset(v for v, rule, k in linear if k in rule.passes(finite=False))

@@ -62,6 +62,7 @@ def picked(
       layouts: shardings of operand and result when these dimensions are whole.
     """
     required, made = layouts
+    # Copies of the operand in different shardings have different owners: each gives one candidate.
     used = [d for dim in (*required.dims, *made.dims) for d in dim]
     for source in sources:
         held = {dim: source.dims[dim] for dim in dims if not required.dims[dim]}

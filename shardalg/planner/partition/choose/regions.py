@@ -202,7 +202,7 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     found = []
     for number, value in enumerate(body.region.results):
         first = body.region.arguments[consts + number] if number < carried else None
-        # A stacked value is its own addend.
+        # Every iteration writes one slice of a stacked value, so the slice itself may stay partial.
         added, chain = ((value,), ()) if first is None else body.added(first, value)
         if added and body.is_only_returned(value):
             waits = {v for one in added for v in body.sources_of_sum(one)} | {*chain, value}

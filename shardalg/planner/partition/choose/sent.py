@@ -62,7 +62,8 @@ def _combine_bytes(key: NodeKey, choice: Choice) -> Any:
     for rule in rules(signature) or ():
         digits = reduced_digits(rule, loops) if rule.combine not in (SUM, PICK) else ()
         if digits:
-            # An arg-reduce sends the best value together with its index.
+            # An arg-reduce sends the best value together with its index, because an index alone
+            # does not say how good its element is.
             sent = signature.operands[:1] if rule.combine in (ARGMAX, ARGMIN) else ()
             items = sum([type_.itemsize for type_ in (*signature.results, *sent)])
             held = math.prod(choice.produced[0].shard_shape) * items

@@ -230,6 +230,7 @@ class PartitionContext(BlockListing):
     def enter(self, phase: str) -> None:
         """Start a phase: copies of other phases are no longer available."""
         self.phase = phase
+        # Copies of the earlier phase may be freed, so a later reader must not count on them.
         for value, number in self.lasting.items():
             self.available[value] = number
             # Earlier copies of the phase that starts are available again.

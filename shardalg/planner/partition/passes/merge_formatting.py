@@ -110,6 +110,8 @@ class MergeFormatting(Rewriter):
 
     def share(self, instruction: Instruction) -> Instruction | int:
         """Return the result of an equal instruction of the phase."""
+        # A result that another phase reads would stay in memory between the phases, so equal
+        # instructions of different phases stay separate.
         (result,) = instruction.results
         key = (instruction.attributes, instruction.operands, instruction.phase)
         known = self.done.setdefault(key, result)
