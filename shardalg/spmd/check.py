@@ -153,8 +153,8 @@ def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
     )
     carries = zip(loop.body.arguments[loop.num_consts[1] :], loop.body.results, strict=True)
     _check_carries(program, instruction, carries)
-    # The condition reads the same carry as the body, so its arguments have to agree with it as
-    # well.
+    # The condition reads the carry that the body returned, so its arguments must have the shardings
+    # of the body's results, too.
     carries = zip(loop.condition.arguments[first:], loop.body.results, strict=True)
     _check_carries(program, instruction, carries)
 

@@ -23,9 +23,9 @@ from shardalg.spmd.identity import identity
 
 
 class Purpose(Enum):
-    """Purpose of an instruction.
+    """The reason why the planner emitted an instruction, as a phrase for listings.
 
-    The value is the text that follows the operator's name.
+    A listing prints the operator's name and the phrase, for example "dot_general needs".
     """
 
     NONE = ""

@@ -80,9 +80,10 @@ def satisfies(layout: Sharding, annotation: Sharding) -> bool:
 
 
 def _refines(own: Digits, requested: Digits) -> bool:
-    """Return whether `requested` are the major digits of `own`.
+    """Return whether `own` splits a dimension as `requested` does, and perhaps further.
 
-    The last requested digit may be the major part of one digit of `own`.
+    Then `requested` are the major digits of `own`. The last requested digit may be the major part
+    of one digit of `own`.
     """
     fine, coarse = canonical(own), canonical(requested)
     if not coarse or fine[: len(coarse)] == coarse:
@@ -91,6 +92,7 @@ def _refines(own: Digits, requested: Digits) -> bool:
     if len(fine) < len(coarse) or list(fine[: len(before)]) != before:
         return False
     other = fine[len(before)]
+    # Digit (stride 4, size 2) is the major part of (stride 1, size 8): both end at position 8.
     top = last.stride * last.size == other.stride * other.size
     return top and last.stride % other.stride == 0
 
@@ -127,10 +129,10 @@ def annotated_sites(sharded: ShardedGraph) -> Iterator[AnnotatedSite]:
 
 
 class SiteLayouts:
-    """The shardings in which a program holds the values of annotated sites.
+    """A collector of the shardings in which a program holds the values of annotated sites.
 
     Attributes:
-      layouts: shardings found so far, per value of a site.
+      layouts: per value of a site, the shardings that were found so far.
     """
 
     def __init__(self, program: SpmdProgram, sharded: ShardedGraph | None = None) -> None:

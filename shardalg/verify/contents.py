@@ -149,8 +149,8 @@ def _first_member_as_partial_sum(contents: Contents) -> Contents:
     if not isinstance(task, FirstMember) or contents.awaits or task.combine != SUM:
         return contents
     own = [a.digits for d in contents.dims for a in d.start.atoms() if isinstance(a, PartitionId)]
-    # The members must hold the same elements, or the zeros of the others would not add up to this
-    # value.
+    # The members must hold the same elements. Otherwise the first member's block plus the zeros of
+    # other blocks would not add up to this value.
     if any(_overlap_any(digits, task.digits) for digits in (*own, contents.unreduced)):
         return contents
     return replace(

@@ -288,7 +288,12 @@ def _manual(verifier: Verifier, instruction: Instruction[Manual], known: Locals)
 
 
 class _Body(NamedTuple):
-    """A block, its region, and the (local, value) pairs that it reads from outside."""
+    """The body of a call, as the verifier reads it.
+
+    Attributes:
+      block: the instructions of the body; region: the number of its region in the graph.
+      outside: per argument of the body, the (local, graph value) outside that it receives.
+    """
 
     block: Block
     region: int

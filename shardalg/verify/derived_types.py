@@ -74,7 +74,8 @@ def result_type_claim(
     signature, apply = node_of(graph, instruction).signature, instruction.attributes
     operands, declared = _types(read), _types(made)
     try:
-        # A device that runs the node's own operator makes the node's own types: JAX is not asked.
+        # A device that runs the node's own operator makes the node's own types, so JAX need not
+        # derive them.
         if operands == signature.operands and not apply.params:
             found = signature.results
         else:

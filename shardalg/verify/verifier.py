@@ -309,13 +309,16 @@ class Verifier:
         return step, given[:1] * len(made)
 
     def user_collective(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
-        """Yield the claims that a user's collective does as the function says, on its operands."""
+        """Yield the claims that a collective of the function is emitted as the function calls it.
+
+        Its operand and its result must be values that each device holds whole.
+        """
         node = node_of(self.graph, instruction)
         (operand,), (result,) = instruction.operands, instruction.results
-        asked = user_collective(node.signature, self.program.mesh)
-        words = f"{node.primitive} is {asked}"
-        as_asked = Decided(words, instruction.attributes == asked)
-        yield self.decide(self.value_name(instruction), "manual", as_asked)
+        requested = user_collective(node.signature, self.program.mesh)
+        words = f"{node.primitive} is {requested}"
+        is_requested = Decided(words, instruction.attributes == requested)
+        yield self.decide(self.value_name(instruction), "manual", is_requested)
         known[result] = self.declared(result)
         for local, value in ((operand, node.operands[0]), (result, node.results[0])):
             yield from self.output_claim(
@@ -346,7 +349,7 @@ class Verifier:
         return Sharding(declared.mesh, declared.shape, ((),) * len(declared.shape))
 
     def own_block(self, local: int) -> Contents:
-        """Return the contents of a manual argument: the whole value, whatever is declared."""
+        """Return the contents of an argument of a manual region: a whole value on each device."""
         made = self.program.locals[local]
         return layout_contents(self.replicated_sharding(local), made.shape, made.origin)
 

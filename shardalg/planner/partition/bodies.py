@@ -112,8 +112,8 @@ class BodyPartitioner(ABC):
         context, (body,) = self.context, node.bodies
         constants = self.graph.regions[body].arguments[: node.signature.param("num_consts")]
         outer = zip(constants, node.operands, strict=False)
-        brought = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
-        if not (brought or hoists):
+        moved = {v for v, value in outer if self.value_shardings[v] not in context.sources(value)}
+        if not (moved or hoists):
             return
         draft = self._inside(is_draft=True)
         block = draft._body(node, body, border(self.graph, node, self.value_shardings).bodies[0])
@@ -128,7 +128,7 @@ class BodyPartitioner(ABC):
             (layout,) = found
             # The constant is moved for the loop anyway, and its body reads blocks that are no
             # larger. One move before the loop replaces one per iteration, and holds no more.
-            alone = value in brought and read[local] == 1 and local not in block.results
+            alone = value in moved and read[local] == 1 and local not in block.results
             is_free = alone and prod(layout.shard_shape) <= prod(result_sharding.shard_shape)
             # Every reader of the constant inside the loop now finds it in this sharding.
             if is_free or hoists:

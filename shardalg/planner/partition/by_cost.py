@@ -69,7 +69,7 @@ def by_cost(
     weighed = [timed(graph, options) for graph in completed]
     _, start, _ = min(weighed, key=seconds)
     problem = CostProblem(start, chip, finite=options.switches.finite_sums)
-    # Random starts are taken only where they take seconds.
+    # On larger graphs the random starts would take minutes.
     more = STARTS if sum(map(len, problem.problem.units)) <= MOST_OPTIONS else 0
     found = problem.applied(best_of(problem.problem, problem.completed, more=more))
     # Each completion is partitioned by its own policy, too, so that "cost" is never slower.
@@ -123,12 +123,12 @@ class CostProblem:
             entering = self._body_arguments(one)
             fixed = [self.value_shardings[v] for v in entering if v in self.sharded.fixed]
             free = layouts(self.value_shardings[(entering or one.plain)[0]])
-            # One annotation fixes the whole group.
+            # All values of a group have one sharding, so one annotated value fixes the others.
             found.append((one, tuple(dict.fromkeys(fixed or free))))
         return tuple(found)
 
     def _body_arguments(self, one: TiedArguments) -> list[int]:
-        """Return the values of a group that are arguments of bodies."""
+        """Return the values of a group that enter bodies as arguments: no node computes them."""
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
@@ -162,9 +162,10 @@ class CostProblem:
         } - self.sharded.fixed
         given, value_shardings = self._given_and_kept()
         wanted = tuple(self._required_outside())
-        asked = {value for value, _ in wanted}
+        required_outside = {value for value, _ in wanted}
         # A value with one reader may reach it as partial sums.
-        alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1} - asked
+        alone = {v for v, users in enumerate(self.graph.users) if len(users) == 1}
+        alone -= required_outside
         return UnitProblem(
             tuple(units), given, value_shardings, wanted,
             move=self._move, first_move=partial(self._moved, is_first=True),
@@ -210,10 +211,10 @@ class CostProblem:
         for node in graph.walk():
             if node.bodies:
                 agreed = border(graph, node, self.value_shardings)
-                asked = list(zip(node.operands, agreed.operands, strict=True))
+                crossing = list(zip(node.operands, agreed.operands, strict=True))
                 for body, (_, results) in zip(node.bodies, agreed.bodies, strict=True):
-                    asked += zip(graph.regions[body].results, results, strict=True)
-                yield from ((v, at) for v, at in asked if (node.index, v) not in decided)
+                    crossing += zip(graph.regions[body].results, results, strict=True)
+                yield from ((v, at) for v, at in crossing if (node.index, v) not in decided)
 
     @cached_property
     def _times(self) -> tuple[int, ...]:
@@ -231,7 +232,7 @@ class CostProblem:
         return self._moved(value, source, target, is_first=False)
 
     def _moved(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
-        # Computing the value again sends nothing.
+        # Every device can compute this value in any sharding, for example an iota.
         if value in remade_values(self.graph):
             return 0.0
         made, read = (value in side for side in fused_values(self.graph))
@@ -267,8 +268,8 @@ class CostProblem:
             if rules(node.signature) and node.results[0] not in remade_values(self.graph):
                 chosen = found[k]
                 loops[node.index] = (*loops.get(node.index, ()), chosen.loops)
-                asked = (*required.get(node.index, ()), chosen.required_shardings)
-                required[node.index] = asked
+                earlier = required.get(node.index, ())
+                required[node.index] = (*earlier, chosen.required_shardings)
         value_shardings, changed = list(self.sharded.shardings), []
         for value in problem.makers:
             if value not in problem.value_shardings:

@@ -145,6 +145,8 @@ class UnitProblem:
 
     def places(self, made: Layout, asked: Sequence[Layout]) -> tuple[Layout, ...]:
         """Return the candidates of a result sharding: those made and required, without sums."""
+        # All other shardings are left out: a value would be moved to one of them only to be moved
+        # on.
         found = (made, *asked)
         return tuple(dict.fromkeys(interned(at.mesh, at.shape, at.dims, ()) for at in found))
 

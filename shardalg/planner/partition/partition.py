@@ -275,9 +275,9 @@ class Partitioner(BodyPartitioner):
         given = context.required(value, whole(self.value_shardings[value]), cause)
         layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
-        asked = user_collective(node.signature, self.sharded.mesh)
-        assert asked is not None, f"{node.primitive} is no collective of the user's"
-        context.emit(asked, (given,), (made,), cause)
+        collective = user_collective(node.signature, self.sharded.mesh)
+        assert collective is not None, f"{node.primitive} is no collective of the user's"
+        context.emit(collective, (given,), (made,), cause)
         place_result(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:

@@ -86,10 +86,10 @@ def operator_s(part: OperatorPart, choice: ComponentCandidate, hardware: Machine
     count = len(components(rules(signature) or ())) or 1
     loops = tuple(choice.loops if k == place else () for k in range(count))
     graph = _graph_of(signature)
-    asked = tuple(choice.required_shardings if k == place else () for k in range(count))
+    required = tuple(choice.required_shardings if k == place else () for k in range(count))
     sharded = _sharded(graph, tuple(layouts))
     if rules(signature):
-        sharded = replace(sharded, loops={0: loops}, required={0: asked})
+        sharded = replace(sharded, loops={0: loops}, required={0: required})
     options = Options(switches=Switches(finite_sums=part.finite))
     program = partition(sharded, ("unknown",) * len(graph.values), options)
     # A fused value is never written to memory.
@@ -140,7 +140,7 @@ def _sharded(graph: Graph, layouts: tuple[Sharding, ...]) -> ShardedGraph:
 
 
 class Neighbours(NamedTuple):
-    """True if a compiler fuses the operators around a move with local instructions of the move.
+    """Whether a compiler fuses the operators around a move with local instructions of the move.
 
     A value is in memory unless the operators on both of its sides fuse. The price of an operator
     counts the values in memory that it reads; moves count what fusing operators write.

@@ -41,7 +41,7 @@ def shard_unreached(
     """Return the graph with unreached values in the shardings in which they are computed.
 
     Args:
-      chip: its rates compare bytes with arithmetic.
+      chip: the chip whose rates compare bytes sent with arithmetic.
       padded, finite: as in `NodeKey`.
     """
     graph, found = sharded.graph, list(sharded.shardings)
@@ -52,7 +52,8 @@ def shard_unreached(
         # Completion or an annotation decided this value.
         if any(found[value].dims) or value in sharded.fixed:
             continue
-        # The larger tensor; of equally large ones a sharded one.
+        # The value is compared with its largest operand; of equally large operands, with a sharded
+        # one.
         largest = max(
             node.operands,
             key=lambda v: (prod(found[v].shape), any(found[v].dims)),
@@ -62,7 +63,8 @@ def shard_unreached(
             continue
         layout = _computed_sharding(node, found, chip, padded=padded, finite=finite)
         is_even = even_prefix(layout) == layout
-        # Half of a spectrum rarely divides. An exchange of uneven blocks sends less than a gather.
+        # A real Fourier transform keeps n/2 + 1 of n frequencies, which rarely divides. An exchange
+        # of uneven blocks then sends less than a gather.
         may_be_uneven = node.primitive == "fft" or largest in uneven
         if _digits(plain(found[largest])) == _digits(layout) and (is_even or may_be_uneven):
             found[value] = layout
@@ -130,7 +132,7 @@ def joined_whole(sharded: ShardedGraph) -> ShardedGraph | None:
     for node in graph.nodes_of(JOINS):
         (value,) = node.results
         layout = plain(found[value])
-        # Only concatenations that completion may still change.
+        # Annotated values and values at a border keep their completed shardings.
         if value in fixed or layout.unreduced or not any(layout.dims):
             continue
         # The dimensions that all readers need whole.

@@ -397,7 +397,14 @@ def _numbers(counts: Sequence[tuple[int, int]], arcs: Sequence[Arc]) -> tuple[li
 def _arcs(
     over: int, out: tuple[int, ...], into: tuple[int, ...]
 ) -> tuple[Fraction, tuple[Arc, ...]] | None:
-    """Return the cheapest (source, target, r) with product `over` of all r, or None."""
+    """Return the cheapest all-to-alls that reduce the number of parts `over` times, or None.
+
+    Each all-to-all is (source dimension, target dimension, number r of devices). The product of
+    all r is `over`. The answer has the sum of `1 - 1/r` as its price, then the all-to-alls.
+
+    Args:
+      out, into: per dimension, the factor of parts that may leave it, and that may arrive.
+    """
     # The numbers of parts fit on the mesh: no all-to-all is needed.
     if over == 1:
         return Fraction(0), ()

@@ -84,7 +84,7 @@ def search(shape: Shape, start: State, goal: State, axes: Digits) -> list[Search
 
 
 class Ends(NamedTuple):
-    """A reshard of even blocks: sizes of a tensor, and its states before and after."""
+    """The ends of a reshard of even blocks: a tensor's shape, its first and its last state."""
 
     shape: Shape
     start: State
@@ -163,7 +163,14 @@ class EvenBlocks:
             price = sum([step.sent for step in way]), sum([step.sent > 0 for step in way])
             yield price, self.goal, way
             return
-        steps = (*additions(self.shape, state, self.goal), *_slices(self.shape, state, self.goal))
+        steps = list(additions(self.shape, state, self.goal))
+        # Slices by digits that the goal has in a dimension cost nothing, and less is reduced after
+        # them.
+        used = {d for digits in state[0] for d in digits} | set(state[1])
+        for dim, wanted in enumerate(self.goal[0]):
+            extra = tuple(d for d in wanted if d not in used)
+            for end in range(1, len(extra) + 1):
+                steps += _slice(self.shape, state, dim, extra[:end])
         # If sums stay pending, no permute is possible later: all-to-alls are tried here, too.
         for step in (*steps, *(_swaps(self.shape, state) if self.goal[1] else ())):
             yield (step.sent, step.sent > 0), step.state, [step]
@@ -414,7 +421,8 @@ def bound(shape: Shape, start: State, goal: State) -> object:
         held *= here
         needed *= there
         first *= min(here, there)
-        # Otherwise some device has nothing of its block of the goal.
+        # Neither side's digits begin with the other's: some device is first along a digit of the
+        # one side and last along a digit of the other, so its two blocks have no common element.
         shorter = min(len(digits), len(other))
         if digits[:shorter] == other[:shorter]:
             shared *= min(here, there)
@@ -477,15 +485,6 @@ def additions(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
                 yield SearchStep(
                     ReduceScatter(dim, (digit,)), (replaced(dims, dim, digits), rest), price
                 )
-
-
-def _slices(shape: Shape, state: State, goal: State) -> Iterator[SearchStep]:
-    """Yield slices by digits that the goal has in a dimension, so that less is reduced."""
-    used = {d for digits in state[0] for d in digits} | set(state[1])
-    for dim, wanted in enumerate(goal[0]):
-        extra = tuple(d for d in wanted if d not in used)
-        for end in range(1, len(extra) + 1):
-            yield from _slice(shape, state, dim, extra[:end])
 
 
 def _slice(shape: Shape, state: State, dim: int, digits: Digits) -> Iterator[SearchStep]:

@@ -1,8 +1,8 @@
 """Moves between shardings in which a size does not divide, in the digits of the mesh.
 
 `grids.py` searches them on numbered digits, so that shardings which differ only in the names of
-axes are searched once. Blocks are padded (`padded.py`), exchanged like even ones, and brought to
-their final borders (`exchanges.py`).
+axes are searched once. Blocks are padded (`padded.py`) and exchanged like even ones. At the end a
+retile gives them their final borders (`exchanges.py`).
 """
 
 from __future__ import annotations

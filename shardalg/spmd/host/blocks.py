@@ -136,7 +136,7 @@ def join_blocks(stack: Stack, sharding: Sharding) -> Any:
 
 def _words_of_stack(stack: Stack) -> list[Stack]:
     """Return a stack per word; positions that share a block still share each of its words."""
-    # Blocks are told apart by identity, so that shared ones are converted once.
+    # Blocks are distinguished by identity, so that shared ones are converted once.
     known = {id(block): [np.asarray(part) for part in words(block)] for block in stack}
     return [list(blocks) for blocks in zip(*(known[id(b)] for b in stack), strict=True)]
 

@@ -87,7 +87,11 @@ def _branches(
 
 
 def _branch_numbers(run: HostRun, instruction: Instruction, stack: Stack) -> list[int]:
-    """Return each device's number; outside manual regions all devices must have the same one."""
+    """Return the number of the branch that each device takes.
+
+    Raises:
+      ProgramError: outside of a manual region, devices take different branches.
+    """
     ways = [int(block) for block in stack]
     if len(set(ways)) > 1 and not run.manual:
         raise ProgramError(

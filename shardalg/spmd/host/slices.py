@@ -34,7 +34,11 @@ def _insert(a: Insert, x: Stack, new: Stack, *starts: Stack) -> Stack:
 
 
 def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarray) -> np.ndarray:
-    """Return the part of the box that the block has, and 0 elsewhere."""
+    """Return the box on one device: elements of the device's block, and 0 for all other elements.
+
+    Args:
+      starts: the first element of the box in each dimension of the tensor, as scalars.
+    """
     result = block
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, a.sizes, position)):
         place = first + np.arange(a.sizes[dim])
@@ -48,7 +52,7 @@ def _extract_box(a: Extract, position: int, block: np.ndarray, *starts: np.ndarr
 def _insert_box(
     a: Insert, position: int, block: np.ndarray, update: np.ndarray, *starts: np.ndarray
 ) -> np.ndarray:
-    """Return the block with its part of the box overwritten."""
+    """Return the device's block, in which the elements of the box are replaced by `update`."""
     result, here = update, np.ones((), bool)
     for dim, first in enumerate(_box_starts(a.places, starts, block.shape, update.shape, position)):
         place = np.arange(block.shape[dim]) - first

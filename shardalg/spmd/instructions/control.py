@@ -34,7 +34,7 @@ class Apply(Operator):
 
 
 class Control(Attributes):
-    """Base of the kinds with blocks, whose results are the blocks' results."""
+    """Base of the kinds that contain blocks of instructions, for example loops and branches."""
 
     __slots__ = ()
 

@@ -26,9 +26,10 @@ class Resize(Along):
 
 @dataclass(frozen=True, slots=True)
 class Dilate(Along):
-    """`factor - 1` places between neighbours of `dim`, `low` before the first, `high` at the end.
+    """Insert `factor - 1` places between neighbours along `dim`, and `low` and `high` at the ends.
 
-    They hold the identity of `fill`. If `fill` is None, they hold the second operand, a number.
+    The new places hold the identity of `fill`. If `fill` is None, they hold the second operand, a
+    number.
     """
 
     dim: int

@@ -174,4 +174,5 @@ class OwnerSelect(Along):
         return f"owner_select dim={self.dim} element {self.index} of axes={axes}"
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        # `owner` and `place` count in blocks of this size: of a longer operand they would be wrong.
         return resize_dim(first, self.dim, 1) if first[self.dim] == self.block else None

@@ -113,6 +113,8 @@ def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str)
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     claims = [*all_existing_wanted(step, span), *fillers(step)]
     span = replace(span, wanted=())
+    # Both directions: a mask that keeps less deletes elements, a mask that keeps more leaves
+    # garbage.
     exists = within(span.start + X, 0, span.size)
     goal = All((implies(inside, exists), implies(exists, inside)))
     words = f"the mask keeps exactly the elements that exist of {span.size}"

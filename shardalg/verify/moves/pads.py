@@ -93,12 +93,15 @@ def _dilate(step: CheckedInstruction[Dilate]) -> Result:
     around = max(a.low, a.high if span.length else a.factor * a.high)
     plain, padded = span.base == 1 and around < a.factor, a.factor == span.base == 1
     whole = span.start == Number() and span.length == span.size
+    # On every device, each place of the block has an element.
+    starts = numbers_at(span.start, np.arange(step.mesh.size))
+    is_full = bool(((starts >= 0) & (starts + span.length <= span.size)).all())
     if padded and whole and not span.wanted:
         span, plain = replace(span, fill=fill), True
     elif padded and _nothing_around(step.mesh, span, a):
         # A received piece keeps its wanted ranges: no wanted element belongs around it.
         span, plain = replace(span, fill=fill if span.fill == fill else None), True
-    elif padded and (span.fill == fill or _is_full(step.mesh, span)) and not span.wanted:
+    elif padded and (span.fill == fill or is_full) and not span.wanted:
         # Restricted to its own elements, the block has none at the places around it.
         span, plain = replace(span, fill=fill, wanted=((span.start, span.length),)), True
     result = replace(
@@ -127,12 +130,6 @@ def _nothing_around(mesh: Mesh, span: DimensionContents, dilate: Dilate) -> bool
     before = np.maximum(start - dilate.low, low) < np.minimum(start, high)
     after = np.maximum(end, low) < np.minimum(end + dilate.high, high)
     return not bool((before | after).any())
-
-
-def _is_full(mesh: Mesh, span: DimensionContents) -> bool:
-    """Return whether every place has an element, on every device."""
-    starts = numbers_at(span.start, np.arange(mesh.size))
-    return bool(((starts >= 0) & (starts + span.length <= span.size)).all())
 
 
 @moves(Regroup)

@@ -288,7 +288,10 @@ def _margins(op: CheckedOperator, run: LocalOperator) -> Iterator[tuple[str, Num
 
 
 def _row_claims(op: CheckedOperator, run: LocalOperator, emission: Emission) -> Iterator[Goal]:
-    """Yield the claims that reads, padding, partial sums, selections and changes are the row's."""
+    """Yield the claims that the operands are read and combined as the row says.
+
+    They are about elements that are read, padding, partial sums, selections and changed numbers.
+    """
     operands = {k: op.operands[k] for k in run.rule.operands}
     yield from read_claims(run, operands)
     yield from padding_claims(run, operands)

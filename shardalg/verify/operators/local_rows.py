@@ -214,7 +214,11 @@ def _read(
 
 
 def _element(index: Index, values: Mapping[str, Number], size: int) -> tuple[Formula, Number]:
-    """Return (formula that a read is inside a dimension of that size, element that is read)."""
+    """Return the formula that an index is inside a dimension, and the element that it reads.
+
+    Args:
+      values: the iteration of each loop in the index; size: the elements of the dimension.
+    """
     element = number(index, values)
     exact = equal(numerator(index, values) % index.div, 0) if index.exact else TRUE
     return All((exact, within(element, 0, size))), element
@@ -344,6 +348,8 @@ def pending_digits(run: LocalOperator, contents: Mapping[int, Contents]) -> tupl
 
     Partial sums pass a linear operator if all its addends are pending alike, or a single factor is.
     """
+    #   sum_p(x_p) + sum_p(y_p) = sum_p(x_p + y_p)       addends: all pending along the same digits
+    #   sum_p(x_p) * y = sum_p(x_p * y)                  factors: one pending, the others complete
     rule = run.rule
     own = tuple(d for name in rule.reduced for d in run.digits[name])
     partial = {k: c.unreduced for k, c in contents.items() if c.unreduced}

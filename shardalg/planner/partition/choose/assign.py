@@ -63,8 +63,8 @@ def choose(key: NodeKey) -> Choice:
             # Policy "cost" decided the loops before. Several choices can follow from them.
             given = _choices(key, component, [dict(key.loops[place])])
             if key.required:
-                asked = key.required[place]
-                chosen = [c for c in given if all(c.required_shardings[k] == at for k, at in asked)]
+                fixed = key.required[place]
+                chosen = [c for c in given if all(c.required_shardings[k] == at for k, at in fixed)]
                 given = chosen or given
             best = least_time(key, component, given)
         else:
@@ -362,7 +362,7 @@ def _layouts(
       gathered: whether windowed dimensions are gathered instead of exchanged.
     """
     required_shardings, produced = list(others[0]), list(others[1])
-    asked: dict[int, Sharding] = {}
+    of_operand: dict[int, Sharding] = {}
     for tensor in component.tensors:
         dims, rule = tensor.digits(assigned, gathered=gathered), tensor.rule
         if tensor.operand is None:
@@ -373,7 +373,7 @@ def _layouts(
         # An operand must be complete here; `_with_pending_sums` adds the choices with partial sums.
         made = _with_dims(key.sources[tensor.operand][0], dims)
         # Several rows of a component may read one operand.
-        if asked.setdefault(tensor.operand, made) != made:
+        if of_operand.setdefault(tensor.operand, made) != made:
             return None
         required_shardings[tensor.operand] = made
     return tuple(required_shardings), tuple(produced)
@@ -420,6 +420,7 @@ def pending_sums(key: NodeKey, component: Component) -> tuple[Mapping[int, Digit
     All addends pass together if they are partial along the same axes. Of factors one alone passes:
     the others are reduced first. Each way maps operands to the axes of their partial sums.
     """
+    #   sum_p(x_p) + sum_p(y_p) = sum_p(x_p + y_p), but x + sum_p(y_p) would add x once per device.
     pending = {i: s[0].unreduced for i, s in enumerate(key.sources) if s[0].unreduced}
     rule = component.rule
     if not pending or not component.is_whole or rule.combine != SUM:

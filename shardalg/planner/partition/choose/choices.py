@@ -22,12 +22,12 @@ from shardalg.planner.partition.choose.key import Choice, NodeKey
 
 @dataclass(frozen=True)
 class ComponentCandidate:
-    """One way to compute a component of a node.
+    """One way to compute a component of a node: its sharded loops, and the shardings around it.
 
     Attributes:
       loops: sharded loops with their digits.
-      required_shardings: pairs of operand number and sharding.
-      produced: pairs of result number and sharding.
+      required_shardings: (operand number, the sharding in which the operand is read).
+      produced: (result number, the sharding in which the result is computed).
     """
 
     loops: tuple[tuple[str, Digits], ...]

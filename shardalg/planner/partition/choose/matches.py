@@ -141,10 +141,12 @@ def _matches(key: NodeKey, component: Component) -> tuple[LoopSets, LoopSets]:
     The second one contains the digits of the result that no contracting loop takes.
     """
     # Batch and non-contracting loops match by digits of the result that an operand has there too.
-    asked = _suggested_digits(key, component, of_result=True)
-    held = _suggested_digits(key, component, of_result=False)
-    of_result = {name: set().union(*found) for name, found in asked.items()}
-    matched = {name: own & set().union(*held.get(name, ())) for name, own in of_result.items()}
+    result_digits = _suggested_digits(key, component, of_result=True)
+    operand_digits = _suggested_digits(key, component, of_result=False)
+    of_result = {name: set().union(*found) for name, found in result_digits.items()}
+    matched = {
+        name: own & set().union(*operand_digits.get(name, ())) for name, own in of_result.items()
+    }
     used = {digit for digits in matched.values() for digit in digits}
     # Contracting loops match if all operands have the same digits there, or begin with the same
     # digits and the result has none of them. The taps of a window have no digits.

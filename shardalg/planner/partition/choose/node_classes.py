@@ -66,7 +66,7 @@ class GatherChoice:
 
     @property
     def saved_wire_bytes(self) -> Any:
-        """Bytes that a device does not send in a step with the option."""
+        """Bytes that a device sends less in one step if the option is on."""
         return self.wire_bytes * (self.times - self.fewest)
 
 

@@ -57,7 +57,7 @@ def picked(
     """Yield the shardings of operand and result under an owner select.
 
     Args:
-      dims: of `elements`.
+      dims: the operand's dimensions of which one element is read (`elements`).
       sources: shardings of the operand's available copies.
       layouts: shardings of operand and result when these dimensions are whole.
     """

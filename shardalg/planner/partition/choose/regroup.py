@@ -74,7 +74,7 @@ class ReshapeGroup:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """The size of the group as one dimension."""
+        """The shape of the group as one flat dimension: a tuple of one size."""
         return (prod(self.sizes),)
 
 

@@ -159,7 +159,7 @@ class ShardedWindow:
         return WindowBlock(self.length, phase, self.base)
 
     def start(self, index: Index, more: int = 0) -> Start:
-        """Return an index in the loops' partition ids as the start of an instruction."""
+        """Return the start of an instruction, given as an index in the partition ids of loops."""
         return start_of(self.exchange, index, more)
 
 

@@ -155,7 +155,7 @@ def control(graph: Graph, node: Node, blocks: Sequence[Block], mesh: Mesh) -> At
     return replace(made, iterations=graph.iterations(node)) if type(made) is While else made
 
 
-# Why operands of a call move.
+# The purpose of the moves of a call's operands, by the primitive of the call.
 TAKES = {
     "scan": Purpose.LOOP_TAKES, "cond": Purpose.BODIES_TAKE, "while": Purpose.BODIES_TAKE,
     "shard_map": Purpose.REGION_TAKES,
@@ -206,7 +206,8 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = apply_on(
             context, operands[position], attributes, cause._replace(role=role), *more
         )
-    # Windows over one dimension share permutes.
+    # A shifted window and its neighbour read blocks of the same devices, so windows over one
+    # dimension share permutes.
     for along in plan.along:
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):

@@ -60,7 +60,7 @@ class MoveMasks(Rewriter):
         for result in instruction.results:
             local = result
             for mask, made in self.wanted(result):
-                # An equal padding may be filled by a mask with other attributes, too.
+                # An earlier mask may have filled the same padding with the same number already.
                 if not self.is_filled(local, mask):
                     local = self.masked(instruction, mask, local, made)
             if local != result:
@@ -106,7 +106,10 @@ class MoveMasks(Rewriter):
         return made
 
     def begin(self, block: Block) -> None:
-        """Find the masks of every value that are read, from the last instruction upwards."""
+        """Collect the masks that instructions of the block apply to each value.
+
+        Masks of a result become masks of an operand if the operator maps the fill to itself.
+        """
         self.fills = Fills(self.graph, self.locals, dict(self.numbers))
         self.stored = materialised(block, self.graph)
         lifted: Lifted = defaultdict(Counter)

@@ -177,7 +177,7 @@ class Fills:
         yield _block(self.of(instruction.operands[0]), a.dim, a.digits, a.block)
 
     def scattered(self, instruction: Instruction[p.ReduceScatter]) -> Iterator[ValueFacts]:
-        """Yield the facts about a device's block of a reduced value."""
+        """Yield the facts after a reduce-scatter, which reduces and then cuts out a block."""
         a = instruction.attributes
         (reduced,) = self.reduced(instruction)
         block = self.locals[instruction.results[0]].shape[a.dim]
@@ -203,7 +203,7 @@ class Fills:
     def reduced(
         self, instruction: Instruction[p.AllReduce | p.ReduceScatter]
     ) -> Iterator[ValueFacts]:
-        """Yield the padding that holds the identity of the combine: it stays as it is."""
+        """Yield the facts after a reduction: padding with the identity of the combination."""
         (operand,), a = instruction.operands, instruction.attributes
         # The identity combined with itself is the identity. Another number would change: n copies
         # of 5 add up to 5*n.
