@@ -64,6 +64,11 @@ def _check_orders(program: SpmdProgram, block: Block, other_order: set[int]) -> 
 
 
 def _check_block(program: SpmdProgram, block: Block, known: set[int]) -> None:
+    """Raise unless the instructions of a block are sound, one after the other.
+
+    Args:
+      known: the locals that a block may read in addition to its arguments: the constants.
+    """
     # Bound methods and a set of checked instructions: a program has tens of thousands of these.
     made, sound = known | set(block.arguments), set()
     has_all, has_none, add = made.issuperset, made.isdisjoint, made.update
@@ -130,6 +135,7 @@ def _type_texts(first: Type, second: Type) -> tuple[str, str]:
 
 
 def _check_loop(program: SpmdProgram, instruction: Instruction[Loop]) -> None:
+    """Raise unless the values around a scan have the types of the values in its body."""
     loop = instruction.attributes
     body = loop.body
     # Constants and carries enter as they are; `xs` enter one element at a time.
@@ -141,6 +147,7 @@ def _check_loop(program: SpmdProgram, instruction: Instruction[Loop]) -> None:
 
 
 def _check_while(program: SpmdProgram, instruction: Instruction[While]) -> None:
+    """Raise unless the values around a while loop have the types inside both of its blocks."""
     loop = instruction.attributes
     first, both = loop.num_consts[0], sum(loop.num_consts)
     operands, count = instruction.operands, len(instruction.operands)
@@ -196,6 +203,13 @@ def _check_results(program: SpmdProgram, instruction: Instruction, pairs: _Pairs
 def _check_carries(
     program: SpmdProgram, instruction: Instruction, carries: Iterable[tuple[int, int]]
 ) -> None:
+    """Raise unless each carry leaves the body in the sharding in which it enters.
+
+    The next iteration would otherwise read other elements than this iteration wrote.
+
+    Args:
+      carries: (argument of the body, result of the body) of each carry.
+    """
     for argument, result in carries:
         before, after = program.locals[argument].sharding, program.locals[result].sharding
         if before != after and before.key != after.key:

@@ -200,6 +200,7 @@ def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
 
 
 def _replace_names(contents: Contents, value: int | None, names: Mapping[Fill, Fill]) -> Contents:
+    """Return the contents as parts of `value`, with fills and gaps renamed by `names`."""
     # Most dimensions name no value: 64 layers copied them 100,000 times, a tenth of the proof.
     dims = contents.dims
     if any(d.fill in names or d.gap in names for d in dims):

@@ -45,8 +45,9 @@ T, U = Number.of("t"), Number.of("u")
 def _collective_matmul(
     verifier: Verifier, instruction: Instruction[CollectiveMatmul], known: Locals
 ) -> Iterator[Claim]:
+    """Yield the claims of a ring: its body is right, and the ring computes the body's result."""
     ring, name = instruction.attributes, verifier.value_name(instruction)
-    # First the body, as if it were not a ring.
+    # The body, a collective and a product, defines the result, so it is proved as any other block.
     yield verifier.decide(name, "ring", _body_is_a_pair(instruction))
     inner = {local: known[local] for local in instruction.operands}
     yield from verifier.block(ring.body, inner)

@@ -132,6 +132,7 @@ class CostProblem:
         return [v for v, _ in one.makes if self.graph.producer[v] is None]
 
     def _candidates(self, node: Node, place: int) -> tuple[ComponentCandidate, ...]:
+        """Return the candidates of the node's component number `place`."""
         value_shardings = tuple(self.value_shardings[v] for v in (*node.operands, *node.results))
         if rules(node.signature):
             return candidates(
@@ -173,6 +174,7 @@ class CostProblem:
         )  # fmt: skip
 
     def _option(self, node: Node, place: int, candidate: ComponentCandidate) -> Option:
+        """Return a candidate as an option of the descent, with its seconds in one step."""
         values = (*node.operands, *node.results)
         shardings = tuple(self.value_shardings[v] for v in values)
         made, read = fused_values(self.graph)
@@ -232,6 +234,11 @@ class CostProblem:
         return self._moved(value, source, target, is_first=False)
 
     def _moved(self, value: int, source: Sharding, target: Sharding, *, is_first: bool) -> float:
+        """Return the seconds that moves of a value between two shardings take in one step.
+
+        Args:
+          is_first: whether the move starts where the value is computed, and includes writing it.
+        """
         # Every device can compute this value in any sharding, for example an iota.
         if value in remade_values(self.graph):
             return 0.0

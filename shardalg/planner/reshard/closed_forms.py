@@ -188,7 +188,9 @@ def primes(digits: Digits) -> Digits:
     return tuple(found)
 
 
-def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits]) -> Route | None:
+def shuffled(
+    shape: Shape, start: Dims, goal: Dims, axes_and_pending: tuple[Digits, Digits]
+) -> Route | None:
     """Return the cheapest route of several exchanges, or None if no such route exists.
 
     `direct` and `permuted` find the routes with one exchange, which send at most one block of the
@@ -197,10 +199,10 @@ def shuffled(shape: Shape, start: Dims, goal: Dims, room: tuple[Digits, Digits])
 
     Args:
       start, goal: the digits of each dimension before and after, in digits of prime size.
-      room: (the axes of the mesh, the digits along which sums stay pending). Pending digits must
+      axes_and_pending: (the axes of the mesh, the digits along which sums stay pending). Pending digits must
         not move, so a route with a permute is compared only if there are none.
     """
-    axes, kept = room
+    axes, kept = axes_and_pending
     # Digits that an end uses, and digits of the axes that it leaves unused, as [start, goal].
     used = [tuple(d for digits in dims for d in digits) for dims in (start, goal)]
     free = [unused(digits + kept, axes) for digits in used]

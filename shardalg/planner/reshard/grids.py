@@ -162,6 +162,7 @@ class _Grids:
         return self.needed - shared
 
     def _overlap(self, dim: int, held: BlockedDimension) -> int:
+        """Return the elements of its goal block that the device of `lacking` has in a dimension."""
         # The device of `lacking` has coordinate 0 along digits of the goal, so its block of the
         # goal is [0, wanted). Its block now begins at its partition id times the block size.
         first = 0

@@ -342,6 +342,7 @@ def _common_states(source: Sharding, target: Sharding) -> tuple[State, State]:
 
 
 def _refined(sharding: Sharding, pieces: Mapping[Digit, Digits] | None) -> State:
+    """Return the state of a sharding, in which each digit is replaced by its pieces, if any."""
     pending = sharding.unreduced
     if pieces is None:
         # The order of pending digits has no meaning. One order makes equal states equal.
@@ -359,6 +360,10 @@ def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
 
 
 def _pieces(digit: Digit, cuts: list[int]) -> Digits:
+    """Return a digit split at the cuts inside it, major piece first.
+
+    The digit itself is returned if the pieces would not be digits: cuts at 2 and 3 of 6 do not nest.
+    """
     low, top = digit.stride, digit.stride * digit.size
     # A cut must leave whole digits on both sides.
     inside = [c for c in cuts if low < c < top and c % low == 0 and top % c == 0]

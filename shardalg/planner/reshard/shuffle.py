@@ -141,6 +141,11 @@ Needs(lacks=0, leaves=2, blocked=0))
         return need
 
     def _needs(self, goal: Order, elsewhere: int, stack: Stack) -> Needs:
+        """Return the needs of a stack, found by comparing it with the goal from the major end.
+
+        Args:
+          goal: the goal's digits of this dimension; elsewhere: its digits of other dimensions.
+        """
         at, end, leaves, blocked = 0, len(goal), 0, 0
         for block in stack:
             # A digit can leave only together with all digits minor to it.

@@ -84,6 +84,7 @@ def _price(way: Iterable[SearchStep]) -> Cost:
 def _grid_problem(
     shape: Shape, ends: tuple[State, State], names: Digits, *, padded: bool
 ) -> GridProblem:
+    """Return the search problem of a reshard, in which digit `names[k]` is the number `k`."""
     # Without axis names, one cache entry of `solve` serves all shardings with digits of these
     # sizes.
     number = {digit: k for k, digit in enumerate(names)}
@@ -122,6 +123,12 @@ def _step(shape: Shape, before: Found, hop: GridMove, names: Digits) -> SearchSt
 
 
 def _move(shape: Shape, before: Blocks, hop: GridMove, named: Callable[[Labels], Digits]) -> Move:
+    """Return the instruction of a grid move; a permute gets its pairs of positions later.
+
+    Args:
+      before: the blocks of all dimensions before the move.
+      named: returns the mesh's digits for numbers of the grid search.
+    """
     after, leaving = hop.after[0], named(hop.leaving)
     dim = hop.dims[0] if hop.dims else -1
     match hop.kind:

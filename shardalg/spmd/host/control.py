@@ -20,6 +20,7 @@ from shardalg.spmd.instructions import Apply, Branches, Loop, Manual, While
 
 @simulates(Apply)
 def _apply(run: HostRun, instruction: Instruction[Apply], *stacks: Stack) -> list[Stack]:
+    """Run a JAX primitive on the blocks of every position."""
     primitive = instruction.attributes.primitive
     binding, params = bound(run.graph, instruction)
     done: dict[tuple[int, ...], list[np.ndarray]] = {}
@@ -45,6 +46,7 @@ def on_host(array: Any) -> Any:
 
 @simulates(Loop)
 def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[Stack]:
+    """Run the body once per iteration, with one slice of each stacked input."""
     a = instruction.attributes
     consts, rest = stacks[: a.num_consts], stacks[a.num_consts :]
     carry, xs = list(rest[: a.num_carry]), rest[a.num_carry :]
@@ -60,6 +62,7 @@ def _loop(run: HostRun, instruction: Instruction[Loop], *stacks: Stack) -> list[
 
 @simulates(While)
 def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> list[Stack]:
+    """Run the body as long as the condition is true on some device."""
     a = instruction.attributes
     first, both = a.num_consts[0], sum(a.num_consts)
     # Operands: constants of the condition, constants of the body, initial carry.
@@ -78,6 +81,7 @@ def _while(run: HostRun, instruction: Instruction[While], *stacks: Stack) -> lis
 def _branches(
     run: HostRun, instruction: Instruction[Branches], which: Stack, *stacks: Stack
 ) -> list[Stack]:
+    """Run each block that some device takes, and give every device the results of its own block."""
     blocks = instruction.attributes.blocks
     # XLA clamps the number of a branch.
     ways = [min(max(way, 0), len(blocks) - 1) for way in _branch_numbers(run, instruction, which)]

@@ -89,6 +89,7 @@ def _join(a: Join, x: Stack, one: Stack) -> Stack:
 
 @simulates(Fold)
 def _fold(run: HostRun, instruction: Instruction[Fold], *stacks: Stack) -> list[Stack]:
+    """Reduce the partial results of each group by the user's function, over a new dimension."""
     count, node = len(instruction.results), node_of(run.graph, instruction)
     results = [list(stack) for stack in stacks[:count]]
     binding, params = bound(run.graph, instruction)

@@ -130,6 +130,7 @@ def run_block(run: HostRun, block: Block, arguments: Iterable[Stack]) -> list[St
 
 
 def _check_result(run: HostRun, instruction: Instruction, index: int, stack: Stack) -> None:
+    """Raise unless local `index` has its declared shape, and its copies are equal."""
     local = run.program.locals[index]
     if stack[0].shape != local.shape:
         raise ProgramError(
@@ -165,6 +166,11 @@ def check_copies(run: HostRun, stack: Stack, sharding: Sharding, what: str) -> N
 
 
 def _agree(first: np.ndarray, second: np.ndarray, inside: tuple[slice, ...]) -> bool:
+    """Return whether two blocks hold equal elements, floats up to rounding.
+
+    Args:
+      inside: the part of the blocks that is not padding.
+    """
     if first is second:
         return True
     # Padding may hold different garbage on each device.

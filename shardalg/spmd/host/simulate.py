@@ -52,6 +52,7 @@ def simulate(program: SpmdProgram, graph: Graph, *global_arrays: Any) -> list[np
 
 
 def _check_arguments(run: HostRun, arrays: Sequence[Any]) -> None:
+    """Raise unless the arrays have the number and the shapes for which the program was planned."""
     shardings = run.program.argument_shardings
     if len(arrays) != len(shardings):
         raise ProgramError(f"the program takes {len(shardings)} arrays, got {len(arrays)}.")
@@ -67,6 +68,7 @@ def _check_arguments(run: HostRun, arrays: Sequence[Any]) -> None:
 
 
 def _constants(program: SpmdProgram, graph: Graph) -> dict[int, Stack]:
+    """Return the blocks of the program's constants, by local."""
     data = dict(graph.constants)
     env: dict[int, Stack] = {}
     for index, value in program.constants:

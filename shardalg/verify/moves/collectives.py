@@ -274,6 +274,7 @@ def _senders_match(
 
     Args:
       pair: the sender for each device (-1 for none), and the device.
+      forms: the start of the sender's block and the first wanted element, as the reading says.
     """
     sources, here = pair
     span = step.operand.dims[step.attributes.dim]
@@ -293,6 +294,9 @@ def _is_permutation(
     """Return whether the edges of all readings have no source and no target twice.
 
     An edge that two readings share counts once.
+
+    Args:
+      permute: per reading, the (source, target) pairs; operands: per reading, the operand sent.
     """
     codes = []
     for pairs, operand in zip(map(positions, permute), operands, strict=True):
@@ -310,6 +314,7 @@ def _is_permutation(
 
 @moves_each(HaloExchange)
 def _halo_exchange(step: CheckedInstruction[HaloExchange]) -> Results:
+    """Return the contents of every reading, and the claim that its permutes are permutations."""
     operands, readings = step.operands, step.attributes.readings
     found = [_read(replace(step, operands=(operands[r.operand],)), r) for r in readings]
     # Readings share the permutes, so each permute is checked for all readings together.

@@ -110,6 +110,11 @@ def _place(span: DimensionContents) -> DimensionContents:
 
 
 def _masked(step: CheckedInstruction[Mask | MaskAt], inside: Formula, fill: str) -> Result:
+    """Return the contents after a mask, with the claim that it keeps exactly the elements.
+
+    Args:
+      inside: the formula that the mask keeps place `x`; fill: the content of all other places.
+    """
     a, span = step.attributes, step.operand.dims[step.attributes.dim]
     claims = [*all_existing_wanted(step, span), *fillers(step)]
     span = replace(span, wanted=())

@@ -199,7 +199,13 @@ def _is_device_independent(
 def _read(
     run: LocalOperator, place: tuple[int, int], maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
-    """Return the claim that a local read finds the global read's element, or nothing."""
+    """Return the claim that a local read finds the global read's element, or nothing.
+
+    Args:
+      place: (operand number, dimension) that is read.
+      maps: the index expressions of this dimension in the global row and in the local row.
+      span: the elements of the operand's dimension that the device holds.
+    """
     index, local = maps
     operand, dim = place
     hit, element = _element(index, run.iterations, span.size)
@@ -230,6 +236,9 @@ def _is_empty(
     """Return the formula that a local read finds nothing.
 
     It is outside the buffer, or at a filled place whose fill is neutral for the operator.
+
+    Args:
+      inside: the formula that the read is inside the buffer; position: the place that it reads.
     """
     at = position + span.start
     # Three ways to find nothing: outside the buffer, in a gap, or at a filled place.
@@ -284,7 +293,11 @@ def _padding_claim(
     factors: list[tuple[Access, Access]],
     contents: Mapping[int, Contents],
 ) -> IntegerClaim:
-    """Return the claim of one product of reads for the iterations beyond the loop."""
+    """Return the claim of one product of reads for the iterations beyond the loop.
+
+    Args:
+      name: the loop; factors: per factor, its read in the global row and in the local row.
+    """
     names: dict[str, None] = {}
     known, absorbed = [], []
     for mine, theirs in factors:
@@ -328,7 +341,14 @@ def write_claims(run: LocalOperator, nth: int, result: Contents) -> Iterator[Goa
 def _covered(
     run: LocalOperator, dim: int, maps: tuple[Index, Index], span: DimensionContents
 ) -> IntegerClaim:
-    """Return the claim that the iteration whose loops are the digits of `y` writes place `y`."""
+    """Return the claim that every place `y` of a block is written, by an iteration in closed form.
+
+    The place is a mixed-radix number whose digits are the iterations of the dimension's loops: for
+    the index `4*i + j`, place `y` is written by `i = y // 4` and `j = y % 4`.
+
+    Args:
+      maps: the index expressions of this dimension in the global row and in the local row.
+    """
     index, local = maps
     y = Number.of("y")
     # Coefficients of a compound dimension are the strides of its loops.

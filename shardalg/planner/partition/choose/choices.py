@@ -67,6 +67,7 @@ def candidates(
 
 
 def _assignments(key: NodeKey, component: Component) -> Iterator[Assigned]:
+    """Yield every assignment of whole mesh axes to loops that splits the loops evenly."""
     mesh = key.value_shardings[0].mesh
     digits = [mesh.digit(name) for name, size in mesh.axes if size > 1]
     extents = {name: extent for rule in component.rules for name, extent in rule.loops}
@@ -113,6 +114,7 @@ def _pending(layout: Sharding, digits: Digits) -> Sharding:
 
 
 def _candidate(component: Component, choice: Choice) -> ComponentCandidate:
+    """Return the part of a choice that concerns the component's own operands and results."""
     tensors = component.tensors
     operands = dict.fromkeys(t.operand for t in tensors if t.operand is not None)
     results = dict.fromkeys(t.number for t in tensors if t.operand is None)

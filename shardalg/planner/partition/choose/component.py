@@ -214,6 +214,7 @@ def components(rows: tuple[Rule, ...]) -> tuple[Component, ...]:
 
 
 def _component(rows: tuple[Rule, ...], numbers: list[int]) -> Component:
+    """Return the component of the rows with these numbers."""
     rules = tuple(rows[n] for n in numbers)
     tensors = tuple(t for n in numbers for t in _tensors(rows[n], None if len(rows) == 1 else n))
     named = [n for rule in rules for n, _ in rule.loops if n not in unsupported_loops(rule)]

@@ -191,7 +191,12 @@ def windows(
 def _window(
     rule: Rule, place: OperandDim, assigned: Mapping[str, Digits], held: Digits, devices: int
 ) -> ShardedWindow:
-    """Return the window of one dimension, from the interval that a block's iterations read."""
+    """Return the window of one dimension, from the interval that a block's iterations read.
+
+    Args:
+      place: (operand number, dimension).
+      assigned: the digits on each sharded loop; held: the digits that shard the dimension.
+    """
     operand, dim = place
     index = rule.operands[operand][dim]
     split = {n: assigned[n] for n in index.variables if n in assigned}
@@ -227,7 +232,10 @@ def _window(
 
 
 def _filler(rule: Rule, operand: int) -> tuple[int | None, str | None]:
-    """Return the operand that fills missing elements, and the combine whose identity does."""
+    """Return the operand that fills missing elements, or the combination whose identity does.
+
+    One of the two is None: an operand's number is used if the row names such an operand.
+    """
     filler = rule.filler(operand)
     return filler, rule.nothing(operand) if filler is None else None
 

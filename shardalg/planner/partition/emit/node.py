@@ -206,8 +206,7 @@ def emit_node(context: PartitionContext, node: Node, plan: NodePlan, phase: str)
         operands[position] = apply_on(
             context, operands[position], attributes, cause._replace(role=role), *more
         )
-    # A shifted window and its neighbour read blocks of the same devices, so windows over one
-    # dimension share permutes.
+    # Windows over one dimension need blocks of the same neighbours, so one permute serves several.
     for along in plan.along:
         blocks = [(context.locals[o].dtype, context.locals[o].shape) for o in operands]
         for found in together(along, blocks):
@@ -396,6 +395,7 @@ def recipe(
 
 
 def _emit_any(context: PartitionContext, node: Node, recipe: Recipe) -> None:
+    """Emit a node with all its steps, and record its results with their completed shardings."""
     results = emit_node(context, node, recipe.plan, node.phase)
     for value, local, sharding in zip(node.results, results, recipe.value_shardings, strict=True):
         place_result(context, node, value, local, sharding)
