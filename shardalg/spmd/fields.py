@@ -88,6 +88,7 @@ class FieldTests:
         return self._tests[hint](value)
 
     def _make_test(self, hint: Any) -> Test:
+        """Return the test of values against a declared type that has no test yet."""
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
             return self._union_test(args)
@@ -135,6 +136,7 @@ class FieldTests:
         return test
 
     def _fields_test(self, cls: type) -> Test:
+        """Return the test that a value is of a dataclass and that all its fields are valid."""
         rows = declared_fields(cls)
 
         # Many locals and instructions share their shardings and attributes. The program keeps these
@@ -209,6 +211,7 @@ def field_fault(program: SpmdProgram, mesh: Mesh) -> str:
 
 
 def _number_faults(program: SpmdProgram) -> Iterator[str]:
+    """Yield, in words, each local with a wrong number or shape, and each name of no local."""
     for number, local in enumerate(program.locals):
         if local.index != number:
             yield f"program.locals[{number}] has the index %{local.index}"
@@ -224,6 +227,7 @@ def _number_faults(program: SpmdProgram) -> Iterator[str]:
 
 
 def _named_locals(block: Block, where: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (place in the program in words, locals that it names) for a block and its bodies."""
     yield from ((f"{where}.arguments", block.arguments), (f"{where}.results", block.results))
     # Local -1 never exists, so this is reported as a fault.
     if len(set(block.arguments)) < len(block.arguments):

@@ -36,6 +36,7 @@ def user_collective(signature: Signature, mesh: Mesh) -> Attributes | None:
 
 
 def _permute(signature: Signature, digits: Digits, mesh: Mesh) -> spmd.CollectivePermute:
+    """Return the permute between positions of the mesh for a `jax.lax.ppermute`."""
     perm = signature.param("perm")
     # The user's permutation counts members of one group, but the instruction counts positions of
     # the mesh. So the user's pairs are repeated for every group.

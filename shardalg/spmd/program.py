@@ -70,6 +70,7 @@ class Printer:
         return f"{results} = {types} {instruction.attributes.text(self.mesh)} {operands}"
 
     def _lines(self, block: Block, indent: str) -> Iterator[str]:
+        """Yield the lines of a block, with bodies of instructions indented below them."""
         for instruction in block.instructions:
             yield indent + self.instruction(instruction) + self._comment(instruction)
             attributes = instruction.attributes
@@ -81,6 +82,7 @@ class Printer:
         yield indent + "return " + " ".join(f"%{r}" for r in block.results)
 
     def _comment(self, instruction: Instruction) -> str:
+        """Return the reason of a collective and the node's source line as a comment, or ""."""
         words: list[str] = []
         if not self.comments:
             return ""

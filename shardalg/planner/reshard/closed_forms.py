@@ -199,8 +199,8 @@ def shuffled(
 
     Args:
       start, goal: the digits of each dimension before and after, in digits of prime size.
-      axes_and_pending: (the axes of the mesh, the digits along which sums stay pending). Pending digits must
-        not move, so a route with a permute is compared only if there are none.
+      axes_and_pending: the axes of the mesh, and the digits along which sums stay pending. Pending
+        digits must not move, so a route with a permute is compared only if there are none.
     """
     axes, kept = axes_and_pending
     # Digits that an end uses, and digits of the axes that it leaves unused, as [start, goal].

@@ -362,7 +362,7 @@ def _refinement(digits: frozenset[Digit]) -> Mapping[Digit, Digits] | None:
 def _pieces(digit: Digit, cuts: list[int]) -> Digits:
     """Return a digit split at the cuts inside it, major piece first.
 
-    The digit itself is returned if the pieces would not be digits: cuts at 2 and 3 of 6 do not nest.
+    The digit is returned whole if the cuts do not nest, as cuts at 2 and at 3 of a digit of size 6.
     """
     low, top = digit.stride, digit.stride * digit.size
     # A cut must leave whole digits on both sides.

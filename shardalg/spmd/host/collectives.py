@@ -57,6 +57,7 @@ def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
 
 
 def _reduce(array: np.ndarray, combine: str) -> np.ndarray:
+    """Return the combination of the members' blocks, which are stacked on the first dimension."""
     # The sum of booleans is their disjunction, as in XLA.
     if array.dtype == np.bool_ and combine == "sum":
         combine = "or"
@@ -89,6 +90,11 @@ def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
 
 
 def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
+    """Return a block split into `n` equal pieces along one dimension.
+
+    Raises:
+      ProgramError: the dimension cannot be split evenly.
+    """
     if block.shape[dim] % n:
         raise ProgramError(
             f"{block.shape[dim]} elements of dimension {dim} cannot be split among {n} devices. "
@@ -99,6 +105,7 @@ def _pieces(block: np.ndarray, dim: int, n: int) -> Stack:
 
 @on_blocks(AllToAll)
 def _all_to_all(a: AllToAll, x: Stack) -> Stack:
+    """Send piece number k of each member to the member with partition id k."""
     result: Stack = [x[0]] * len(x)
     for group in groups(a.digits, len(x)):
         sent = [_pieces(x[source], a.split_dim, len(group)) for source in group]

@@ -13,6 +13,8 @@ from shardalg.spmd.instructions import Choose, FirstMember, Mask, MaskAt, MaskIn
 
 @on_blocks(Offset)
 def _offset(a: Offset, x: Stack) -> Stack:
+    """Shift run-time indices, so that they count from the first element of the device's block."""
+
     def shift(position: int, block: np.ndarray) -> np.ndarray:
         result = np.array(block)
         part = np.asarray(result if a.component is None else result[..., a.component], np.int64)
@@ -34,6 +36,8 @@ def _offset(a: Offset, x: Stack) -> Stack:
 
 @on_blocks(MaskIndexed)
 def _mask_indexed(a: MaskIndexed, value: Stack, indices: Stack) -> Stack:
+    """Set gathered elements to 0 on devices whose block does not contain the indexed element."""
+
     def mask_block(position: int, block: np.ndarray, index: np.ndarray) -> np.ndarray:
         # The last dimension has the components of an index, all of which must hit the block.
         here = np.ones(index.shape[:-1], bool)
@@ -66,6 +70,7 @@ def _spread(array: np.ndarray, dims: tuple[int, ...], like: np.ndarray) -> np.nd
 
 @on_blocks(Mask)
 def _mask(a: Mask, x: Stack) -> Stack:
+    """Fill the places behind the last element of the dimension."""
     fill = identity(a.fill, x[0].dtype.name)
 
     def mask_block(position: int, block: np.ndarray) -> np.ndarray:
@@ -79,6 +84,8 @@ def _mask(a: Mask, x: Stack) -> Stack:
 
 @on_blocks(MaskAt)
 def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
+    """Fill the places before the first and behind the last element of the dimension."""
+
     def mask_block(position: int, block: np.ndarray, *given: np.ndarray) -> np.ndarray:
         value = given[0] if a.fill is None else identity(a.fill, block.dtype.name)
         place = a.start.at(position) + np.arange(block.shape[a.dim])
@@ -91,6 +98,8 @@ def _mask_at(a: MaskAt, x: Stack, *fill: Stack) -> Stack:
 
 @on_blocks(Choose)
 def _choose(a: Choose, *stacks: Stack) -> Stack:
+    """Take each place of the block from the operand whose tensor contains the element."""
+
     def choose(position: int, *blocks: np.ndarray) -> np.ndarray:
         place = a.start.at(position) + np.arange(blocks[0].shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(blocks[0].ndim)]
@@ -105,6 +114,7 @@ def _choose(a: Choose, *stacks: Stack) -> Stack:
 
 @on_blocks(FirstMember)
 def _first_member(a: FirstMember, x: Stack) -> Stack:
+    """Keep the value on the first member of each group, so that a combination counts it once."""
     fill = identity(a.combine, x[0].dtype.name)
 
     def keep_first(position: int, block: np.ndarray) -> np.ndarray:

@@ -86,6 +86,8 @@ def _along(array: np.ndarray, dim: int, like: np.ndarray) -> np.ndarray:
 
 @on_blocks(DynamicSlice)
 def _dynamic_slice(a: DynamicSlice, x: Stack) -> Stack:
+    """Cut the block with the device's partition id out of a dimension."""
+
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
         # Without this check, the error of numpy would not name the position.
         start = partition_id(a.digits, position) * a.block
@@ -106,8 +108,11 @@ def _slice(a: Slice, x: Stack) -> Stack:
 
 @on_blocks(SliceAt)
 def _slice_at(a: SliceAt, x: Stack) -> Stack:
+    """Cut an interval out of a dimension, from the device's own start on."""
+
     def own_part(position: int, block: np.ndarray) -> np.ndarray:
         start = a.start.at(position)
+        # numpy would count a negative start from the end and return other elements.
         if start < 0 or start + a.size > block.shape[a.dim]:
             raise ProgramError(
                 f"position {position} slices [{start}, {start + a.size}) of "

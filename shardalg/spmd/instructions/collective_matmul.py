@@ -87,6 +87,7 @@ class CollectiveMatmul(Control):
         return self._pair()[1]
 
     def _pair(self) -> tuple[Instruction[Apply], Instruction[AllGather | ReduceScatter]]:
+        """Return the product and the collective of the body."""
         pair = self.body.instructions
         # The collective comes first in a gather, and last in a scatter.
         if len(pair) == 2:

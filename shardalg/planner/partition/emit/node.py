@@ -345,6 +345,7 @@ def _emit_regroup(
     cause: Cause,
     made: InstructionResult,
 ) -> int:
+    """Emit a `Regroup` of a local value; return its result."""
     dtype = context.locals[local].dtype
     result = context.new_local(made.shape, dtype, made.layout, made.value)
     context.emit(attributes, (local,), (result,), cause)
