@@ -53,7 +53,8 @@ class Start:
     Attributes:
       index: affine in the names of `digits`, possibly divided (rounding down) and taken modulo.
       digits: (name, digits) of every partition id in it.
-      more: constant that is added at the end.
+      more: constant that is added after the division and the modulo; the constant of `index` is
+        divided, too.
 
     >>> from shardalg.algebra.digits import Digit
     >>> start = Start((Index.of("o") * 6 - 1) // 4, (("o", (Digit(1, 4),)),))

@@ -196,6 +196,8 @@ def _names_fill(contents: Contents) -> bool:
 
 def operand_names(operands: tuple[int, ...]) -> dict[Fill, Fill]:
     """Return the operand name of each value's fill: the first operand that equals it."""
+    # Two operands may be one value. Both then have the name of the first, so that equal contents of
+    # two layers compare equal.
     return {f"value {value}": f"operand {operands.index(value)}" for value in operands}
 
 

@@ -213,6 +213,7 @@ class Verifier:
         results, claims = self.outcomes[key]
         for local, result, value in zip(instruction.results, results, values, strict=True):
             known[local] = with_value(result, value, self.node_operands(instruction))
+        # These claims depend on the values themselves or on Python types, which the key leaves out.
         name = self.value_name(instruction)
         more = [self.ownership_claim(instruction, known, values), *self.type_claims(instruction)]
         more += [self.decide("", "delivers", c) for c in int32_claims(instruction.attributes)]

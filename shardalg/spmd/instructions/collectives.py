@@ -193,6 +193,8 @@ class HaloExchange(Along, Collective):
     digits: Digits
     readings: tuple[Reading, ...]
     sent_as = "collective_permute"
+    # Which operand a device sends in a permute can depend on the device. A permute has one buffer,
+    # so all operands need one type.
     of_one_type = True
 
     def text(self, mesh: Mesh) -> str:

@@ -111,6 +111,7 @@ class MaskAt(Along):
     start: Start
     size: int
     fill: str | None = "sum"
+    # The second operand is an element of the result, so it has the type of the first one.
     of_one_type = True
 
     @property

@@ -68,6 +68,7 @@ class Concatenate(Along):
         return f"concatenate dim={self.dim}"
 
     def arity(self, rank: int, count: int) -> int:
+        # At least one operand, because the type of the result is that of the first.
         return max(count, 1)
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape | None:

@@ -81,7 +81,7 @@ class Choice:
 
 
 class Weighed(NamedTuple):
-    """A comparison of two choices, by time or by bytes."""
+    """A comparison of two choices at a node; `by` is "time" or "bytes"."""
 
     chosen: Choice
     other: Choice
@@ -126,6 +126,8 @@ class CostWeights(NamedTuple):
 def cost_weights(key: NodeKey) -> CostWeights:
     """Return the weights of bytes and arithmetic at a node."""
     signature, rates = key.signature, key.rates
+    # Each device writes its own part of the results. Without this, an operator with few flops per
+    # element, such as an addition, would gain almost nothing from more devices.
     written = sum([math.prod(type_.shape) * type_.itemsize for type_ in signature.results])
     work = signature_flops(signature) + written * rates.written_flops
     return CostWeights(rates.sent_flops, work, key.value_shardings[0].mesh.size)

@@ -44,6 +44,8 @@ def _scan(
     (region,) = regions
     consts, carry, length = (node.signature.param(n) for n in ("num_consts", "num_carry", "length"))
     arguments = tuple(value_shardings[v] for v in region.arguments)
+    # The next iteration reads the carry as the body's argument, so the body must return it in the
+    # argument's sharding.
     results = arguments[consts : consts + carry] + tuple(
         value_shardings[v] for v in region.results[carry:]
     )
@@ -75,6 +77,8 @@ def _branches(
     node: Node, regions: Sequence[Region], value_shardings: Sequence[Sharding]
 ) -> RegionBorder:
     """Return the border of branches, whose results have one sharding in all of them."""
+    # Which branch runs is known at run time only, so all branches share the shardings at the
+    # border. The operand that selects the branch is replicated: all devices must run the same one.
     which = value_shardings[node.operands[0]]
     rest = [value_shardings[v] for v in regions[0].arguments]
     results = tuple(value_shardings[v] for v in node.results)
@@ -197,6 +201,8 @@ def loop_sums(graph: Graph, node: Node) -> tuple[LoopSum, ...]:
     >>> [one.number for one in loop_sums(graph, scan)]
     [0]
     """
+    # sum over iterations t of (sum over devices p of x[t, p]) = sum over p of (sum over t of x[t,
+    # p]): one collective after the loop replaces one in every iteration.
     body = _BodySums(graph, graph.regions[node.bodies[0]])
     consts, carried = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     found = []
