@@ -275,7 +275,10 @@ def start_number(start: Start) -> Number:
 
 
 def on_member(start: Number, digits: Digits, member: str) -> Number:
-    """Return the same start on a member of the group along `digits`."""
+    """Return the start that another member of the group along `digits` has.
+
+    It is the same formula in the partition ids of that member, which has the name `member`.
+    """
 
     # Only the partition ids that vary in the group differ on the member.
     def on_that_member(atom: object) -> Number | None:

@@ -55,7 +55,7 @@ class BodyPartitioner(ABC):
 
     @abstractmethod
     def _repeat(self, value: int, layout: Sharding, cause: Cause) -> int | None:
-        """Emit a value again from a smaller one that it repeats, where that sends less."""
+        """Emit a broadcast of a smaller value again, if that sends less; else return None."""
 
     def _call(self, node: Node) -> None:
         """Emit a call: move its operands, plan its bodies, and place its results."""

@@ -126,7 +126,11 @@ class UnitProblem:
         return found
 
     def nearest(self, value: int, made: Layout, asked: tuple[Layout, ...]) -> tuple[float, Layout]:
-        """Return `result_sharding` of a value, given how it is made and read."""
+        """Return the seconds of a value's moves and its best result sharding.
+
+        Args:
+          made: the sharding in which the value is made; asked: those in which it is read.
+        """
         # The only reader takes the value as it is made, even as partial sums.
         if value in self.alone and asked == (made,):
             return self.first_move(value, made, made), made

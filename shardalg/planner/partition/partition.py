@@ -159,9 +159,9 @@ class Partitioner(BodyPartitioner):
         return tuple([seen[id(sharding)] for sharding in shardings])
 
     def _adopt_result_shardings(self) -> None:
-        """Give values that are only returned, once, the sharding of the function's result.
+        """Give a value the sharding of the function's result, if it is returned once and not read.
 
-        A contraction is an exception, if its completed sharding divides evenly.
+        The result of a contraction is an exception, if its completed sharding divides evenly.
         """
         # The completed sharding would need one more move. A contraction's sharding divides its
         # arithmetic, so it stays; an uneven one does not (XLA replicates such a result).

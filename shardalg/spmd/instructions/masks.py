@@ -116,7 +116,7 @@ class MaskAt(Along):
 
     @property
     def digits(self) -> Digits:
-        """Digits on which its start depends."""
+        """The digits on which the start depends."""
         return self.start.all_digits
 
     def text(self, mesh: Mesh) -> str:
@@ -154,7 +154,7 @@ class Choose(Along, Operator):
 
     @property
     def digits(self) -> Digits:
-        """Digits on which its start depends."""
+        """The digits on which the start depends."""
         return self.start.all_digits
 
     @property

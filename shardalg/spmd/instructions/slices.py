@@ -33,7 +33,7 @@ class Extract(Operator):
 
     @property
     def digits(self) -> Digits:
-        """Digits that shard its blocks."""
+        """The digits of all sharded dimensions of the boxed tensor."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -62,7 +62,7 @@ class Insert(Operator):
 
     @property
     def digits(self) -> Digits:
-        """Digits that shard its blocks."""
+        """The digits of all sharded dimensions of the boxed tensor."""
         return tuple(digit for _, digits, _ in self.places for digit in digits)
 
     def text(self, mesh: Mesh) -> str:
@@ -111,7 +111,7 @@ class Slice(Along):
 
     @property
     def stop(self) -> int:
-        """The first element behind it."""
+        """The first element behind the slice."""
         return self.start + self.size
 
     def text(self, mesh: Mesh) -> str:
@@ -134,7 +134,7 @@ class SliceAt(Along):
 
     @property
     def digits(self) -> Digits:
-        """Digits on which its start depends."""
+        """The digits on which the start depends."""
         return self.start.all_digits
 
     def text(self, mesh: Mesh) -> str:

@@ -150,7 +150,7 @@ def _together(step: CheckedInstruction[Top | Fold]) -> Result:
 
 @moves_each(Top)
 def _top(step: CheckedInstruction[Top]) -> Results:
-    """Combine the best of every block; each block must hold its places from the first on."""
+    """Combine the best elements of all blocks, which each block has from its first place on."""
     span = step.operand.dims[step.attributes.dim]
     first = span.start == Number() and span.length <= span.size and not span.wanted
     words = "the combined values are the best of every block from the first on, and no others"

@@ -179,7 +179,7 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
 
 
 def _hidden_sizes(signature: Signature, params: Mapping[str, Plain]) -> list[int]:
-    """Return the slice sizes of a gather that its result does not show.
+    """Return the slice sizes of a gather along dimensions that its result lacks.
 
     In batches, none of them may be 0.
     """

@@ -216,7 +216,7 @@ class PartitionContext(BlockListing):
     def hold_again(
         self, value: int, layout: Sharding, make: Callable[[Sharding, Cause], int]
     ) -> None:
-        """Record a copy without communication, which is computed when it is first read."""
+        """Record a copy that costs no communication; it is computed when it is first read."""
         self.again[value, layout] = make
         self._add_source(value, layout)
 

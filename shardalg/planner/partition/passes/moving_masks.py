@@ -46,7 +46,7 @@ class MoveMasks(Rewriter):
     stored: frozenset[int] = field(default=frozenset(), init=False)
 
     def drop_filled(self, instruction: Instruction[Mask]) -> Instruction | int:
-        """Return the operand of a mask that would change nothing."""
+        """Return the operand of a mask that would change nothing; any other mask is kept."""
         (operand,) = instruction.operands
         return operand if self.is_filled(operand, instruction.attributes) else instruction
 
