@@ -192,7 +192,7 @@ def _prices(parts: tuple[int, ...], pieces: int) -> tuple[int, ...]:
 
 
 def _pops(stacks: Stacks) -> Iterator[tuple[int, Stack, Stack]]:
-    """Yield (dimension, stack that stays, stack that leaves) for all digits that one hop can move."""
+    """Yield (dimension, stack that stays, stack that leaves) for all digits that a hop can move."""
     for source, stack in enumerate(stacks):
         for depth in range(len(stack) - 1, -1, -1):
             part = block = stack[depth]
