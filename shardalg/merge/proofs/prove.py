@@ -167,9 +167,9 @@ def _decide(claim: Claim, sizes: str, ask: Ask, encoding: str = "coordinates") -
     smt2 = RESET.join(outcome.smt2 for outcome, _ in outcomes)
     if failed is None:
         condition = None
-        # "Fine refines coarse" is proved for this mesh, but other axis sizes can make it false if
-        # blocks are uneven. The condition says at which sizes every border of a coarse block is
-        # also a border of fine blocks.
+        # A proof of "fine refines coarse" holds at all sizes at which every border of a coarse
+        # block is also a border of fine blocks: uneven blocks can end elsewhere. These sizes are
+        # the condition of the proof. A proof of any other claim needs no condition.
         if sizes == "all" and isinstance(claim, RefineClaim) and claim.holds:
             condition = condition_of((claim.fine, claim.coarse), "refines", "gspmd")
         return Proof(claim, "proved", ms, smt2, None, sizes, "", version(), condition)
