@@ -32,6 +32,7 @@ class Layouts:
     def __init__(self, mesh: Mesh, policy: str) -> None:
         self.mesh, self.policy = mesh, policy
         self._axes = frozenset(mesh.digit(name) for name in mesh.axis_names)
+        # Lists indexed by layout number, because a sweep reads one attribute of many layouts.
         self.dims: list[Dims] = []
         self.tiles: list[int] = []
         self.fixed: list[bool] = []
@@ -41,6 +42,7 @@ class Layouts:
         self.annotated: dict[tuple[Sharding, bool], int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._shardings: list[Sharding] = []
+        # Pure functions of layout numbers, called with equal arguments at many steps.
         self.improve = cache(self._improve)
         self.even = cache(self._even)
         self.merged = cache(self._merged)
@@ -128,10 +130,17 @@ class Layouts:
             # The digits before the first one that is only a part of an axis.
             is_axis = self._known_axes.__contains__
             whole = tuple([tuple(itertools.takewhile(is_axis, digits)) for digits in dims])
-        cut = tuple(_even_prefix(size, digits) for size, digits in zip(shape, whole, strict=True))
-        if cut == dims:
+        cut: list[Digits] = []
+        for size, digits in zip(shape, whole, strict=True):
+            # The first prefix that does not divide ends the search: every longer prefix has a
+            # multiple of its blocks, and divides neither.
+            count = 0
+            while count < len(digits) and size % parts(digits[: count + 1]) == 0:
+                count += 1
+            cut.append(digits[:count])
+        if tuple(cut) == dims:
             return number
-        return self.number(shape, ((),) * len(dims) if self.policy == "gspmd" else cut)
+        return self.number(shape, ((),) * len(dims) if self.policy == "gspmd" else tuple(cut))
 
     @cached_property
     def _known_axes(self) -> frozenset[Digit]:
@@ -146,6 +155,7 @@ class Layouts:
         an offer with more tiles is taken if it refines every dimension; with `replace`, more tiles
         suffice.
         """
+        # XLA fills open dimensions (`unspecified_dims`) by merging, so only from the merging level.
         if self.fixed[number]:
             return self._fill(number, dims) if merging else number
         old, shape = self.dims[number], self.shapes[number]
@@ -172,6 +182,7 @@ class Layouts:
         open_dims, shape = self.open[number], self.shapes[number]
         if not open_dims:
             return number
+        # Digits of dimensions with a later priority are reserved for these dimensions.
         held = self.held[number]
         offered = tuple(
             d if i in open_dims and not any(overlap(a, b) for a in d for b in held) else ()
@@ -179,7 +190,9 @@ class Layouts:
         )
         own, offered = self.dims[number], tuple(map(self.fused, offered))
         finer = tuple(d if i in open_dims else own[i] for i, d in enumerate(offered))
-        if _is_disjoint(finer) and extends(finer, own):
+        # One digit cannot partition two dimensions: an offered digit may be in a closed dimension.
+        pairs = itertools.combinations([d for digits in finer for d in digits], 2)
+        if not any(overlap(*pair) for pair in pairs) and extends(finer, own):
             # An open dimension may have digits already; further ones are appended.
             both: Dims | None = finer
         else:
@@ -188,20 +201,6 @@ class Layouts:
             return number
         new = self.extended(number, both)
         return new if self.tiles[new] > self.tiles[number] else number
-
-
-def _is_disjoint(dims: Dims) -> bool:
-    """Return whether no two digits of a sharding overlap."""
-    pairs = itertools.combinations([d for digits in dims for d in digits], 2)
-    return not any(overlap(*pair) for pair in pairs)
-
-
-def _even_prefix(size: int, digits: Digits) -> Digits:
-    """Return the longest prefix of digits that divides a size."""
-    count = 0
-    while count < len(digits) and size % parts(digits[: count + 1]) == 0:
-        count += 1
-    return digits[:count]
 
 
 def _inside(digit: Digit, axis: Digit) -> bool:
@@ -235,6 +234,7 @@ def row_maps(
     Args:
       blocks: loops that the operator needs whole, but that carry digits all the same.
     """
+    # Each row describes one result. Where rows read the same operand, the first row decides.
     operands: list[Map] = [((),) * len(t.shape) for t in signature.operands]
     for rule in reversed(rules):
         for position, dims in rule.operands.items():
@@ -271,12 +271,16 @@ def dim_loops(rule: Rule, index: Index, blocks: frozenset[str] = frozenset()) ->
     terms = [
         (name, coefficient) for name, coefficient in index.terms if rule.extents.get(name, 0) != 1
     ]
+    # No loop partitions the dimension if its elements repeat (mod), if it has one iteration, or if
+    # the operator needs one of its loops whole.
     if (
         index.mod
         or not terms
         or any(name in rule.whole - blocks or name not in rule.extents for name, _ in terms)
     ):
         return ()
+    # With a floor division, `div` iterations read one element. The dimension has ceil(extent / div)
+    # elements, which the loop's digits have to divide.
     if index.div > 1 and not index.exact:
         size = -(-rule.extents[terms[0][0]] // index.div)
         return ((terms[0][0], size),) if len(terms) == 1 and not index.constant else ()
@@ -296,6 +300,7 @@ def _nest(rule: Rule, index: Index, terms: list[tuple[str, int]]) -> Loops:
     slides = any(name in rule.local or name not in rule.result_loops for name, _ in terms)
     if len(terms) == 1 or index.div > 1 or index.constant or slides:
         return ()
+    # n*i + j is a mixed-radix number if each coefficient is the product of all smaller extents.
     by_stride = sorted(terms, key=lambda term: -term[1])
     stride = 1
     for name, coefficient in reversed(by_stride):

@@ -85,6 +85,8 @@ class OperatorClass:
         if picks is not None:
             padded = (*dims, ())
             return tuple([padded[k] for k in picks])
+        # In general, the digits go from the source's dimensions to loops, and from the loops to the
+        # target's dimensions:  [(i, j)] on (x, y)  ->  i on x, j on y  ->  [i on x], [j on y]
         loops: dict[str, Digits] = {}
         for digits, entry in zip(dims, self.maps[source], strict=True):
             if digits:
@@ -163,7 +165,10 @@ def _spread(digits: Digits, entry: tuple[tuple[str, int], ...], loops: dict[str,
     """Give a dimension's digits to its loops, major first, each as far as its extent allows."""
     rest = digits
     for loop, extent in entry:
+        # Extent 0 means that the loop takes any digits.
         taken, rest, room = take(rest, extent) if extent else (rest, (), 0)
+        # `room` is the part of the extent that is not partitioned. A more minor loop gets digits
+        # only if it is 1: otherwise its blocks would not be contiguous in the dimension.
         if taken:
             loops.setdefault(loop, taken)
         if not rest or room != 1:
@@ -226,6 +231,16 @@ def operator_class(
     types = (*signature.operands, *signature.results)
     role, operands = role_of(rule), range(len(signature.operands))
     sizes = tuple(math.prod(t.shape) * t.itemsize for t in types)
+    # Shardy's pass-through factors: loops of a result along which no device needs the elements of
+    # another one. A selected loop counts only if an operand has it, because digits pass between
+    # operands and results.
+    through = frozenset(
+        loop
+        for row in rules
+        for loop in row.result_loops
+        if (loop_kind := loop_class(row, loop)) in (PASS, COMPOUND, BROADCAST)
+        or (loop_kind == SELECTED and loop in row.operand_loops)
+    )
     # XLA propagates from the indices of a gather before its data (kGather).
     indices = {symbol.operand for symbol in rule.symbols}
     return OperatorClass(
@@ -237,17 +252,12 @@ def operator_class(
         single,
         image_of(rule, tuple(t.shape for t in types)) if role == image.CONVOLUTION else None,
         tuple(sorted(operands, key=lambda k: role == image.GATHER and k not in indices)),
-        frozenset(loop for r in rules for loop in r.result_loops if _passes(r, loop)),
+        through,
         blocks=blocks,
         is_closed=bool(unmatched and not rule.batched)
         or not any(entry for tensor in maps for entry in tensor),
         closed_operands=closed_operands,
     )
-
-
-def _passes(rule: Rule, loop: str) -> bool:
-    kind = loop_class(rule, loop)
-    return kind in (PASS, COMPOUND, BROADCAST) or (kind == SELECTED and loop in rule.operand_loops)
 
 
 def role_of(rule: Rule) -> str:

@@ -42,18 +42,20 @@ class Element:
     numbers: dict[int, int] = field(default_factory=dict)
 
     def place_of(self, branch: int) -> int | None:
-        """Return its place in the tuple of a branch's arguments, or None if there is no tuple."""
+        """Return the element's place in the tuple of a branch's arguments; None without a tuple."""
         if self.tuples is None:
             return None
         return dict(zip(self.parameters, self.tuples, strict=True))[branch]
 
     def related(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each of its places with the others that have its sharding.
+        """Yield each place of the element with the other places that share its sharding.
 
         All places of a loop's element share one sharding, except in the tuple that is put together
         before the loop. The values that branches return share one. An argument of a branch shares
         the sharding that this branch gives it.
         """
+        # XLA copies shardings from the tuple before a conditional to the branch's parameter, and
+        # never between branches: each branch has a tuple of its own.
         if self.kind == "branch":
             for number, place in enumerate(self.parameters.values()):
                 before = self.outer if self.tuples is None else self.tuples[number]
@@ -112,38 +114,40 @@ class _Loop:
         self.made = 0
 
     def read(self, tie: RegionArgument) -> None:
-        """Add one region argument, by its kind."""
-        getattr(self, f"_{tie.kind}")(tie)
+        """Add one region argument of the loop to the elements.
 
-    def _init(self, tie: RegionArgument) -> None:
-        element = Element("carry", outer=tie.source, inside={self.body: tie.target})
-        self.carried[tie.target] = element
-        self.found.append(element)
-
-    def _carry(self, tie: RegionArgument) -> None:
-        self.last = self.carried[tie.target]
-        self.last.numbers[self.body] = self.made
-        self.made += 1
-
-    def _result(self, tie: RegionArgument) -> None:
-        assert self.last is not None  # of `_carry`, just before
-        self.last.result = tie.target
-
-    def _xs(self, tie: RegionArgument) -> None:
-        self.found.append(Element("xs", outer=tie.source, inside={self.body: tie.target}))
-
-    def _ys(self, tie: RegionArgument) -> None:
-        element = Element("ys", result=tie.target, numbers={self.body: self.made})
-        self.made += 1
-        self.found.append(element)
-
-    def _const(self, tie: RegionArgument) -> None:
-        region = self.regions[tie.target]
-        element = self.carried.get(tie.source) or self.constants.get(tie.source)
-        if element is None:
-            element = self.constants[tie.source] = Element("const", outer=tie.source)
-            self.found.append(element)
-        element.inside[region] = tie.target
+        The body's results are numbered in the order of their region arguments: carries, then
+        stacks.
+        """
+        match tie.kind:
+            case "init":
+                element = Element("carry", outer=tie.source, inside={self.body: tie.target})
+                self.carried[tie.target] = element
+                self.found.append(element)
+            case "carry":
+                self.last = self.carried[tie.target]
+                self.last.numbers[self.body] = self.made
+                self.made += 1
+            case "result":
+                # The region argument of a carry's final value follows that of the carry.
+                assert self.last is not None
+                self.last.result = tie.target
+            case "xs":
+                self.found.append(Element("xs", outer=tie.source, inside={self.body: tie.target}))
+            case "ys":
+                element = Element("ys", result=tie.target, numbers={self.body: self.made})
+                self.made += 1
+                self.found.append(element)
+            case "const":
+                # Body and condition may read one value: the tuple has it once. The condition also
+                # reads the carries so.
+                found = self.carried.get(tie.source) or self.constants.get(tie.source)
+                if found is None:
+                    found = self.constants[tie.source] = Element("const", outer=tie.source)
+                    self.found.append(found)
+                found.inside[self.regions[tie.target]] = tie.target
+            case kind:
+                raise AssertionError(f"a loop has no region argument of kind {kind}")
 
     def elements(self) -> list[Element]:
         """Return all elements that are not scalars, with their places."""
@@ -155,6 +159,8 @@ class _Loop:
             # A scalar has no dimension to shard.
             if not shape:
                 continue
+            # The tuples of one HLO `while`: put together before it, returned by it, the parameters
+            # of body and condition, and the one that the body returns.
             element.tuples = [self.place(name, shape)]
             element.loop = self.place(name, shape)
             for body in self.bodies:
@@ -169,6 +175,7 @@ class _Loop:
 def _of_branches(graph: Graph, call: int, place: Places) -> Iterator[Element]:
     """Yield a conditional's operands for the branches that use them, and its results."""
     node = graph.nodes[call]
+    # Operand 0 selects the branch.
     for position, outer in enumerate(node.operands[1:]):
         shape = graph.values[outer].type.shape
         element = Element("branch", outer=outer)
@@ -231,5 +238,7 @@ def read_literals(graph: Graph) -> dict[int, list[Literal]]:
 
 
 def _numbers(graph: Graph) -> dict[int, float]:
+    """Return the scalar constants of a graph as numbers, by value."""
+    # NumPy gives bfloat16 and the float8 types the kind "V".
     scalars = {v: np.asarray(array) for v, array in graph.constants if np.ndim(array) == 0}
     return {v: float(array) for v, array in scalars.items() if array.dtype.kind in "fiubV"}

@@ -62,6 +62,8 @@ class Fixpoint:
 
     def __post_init__(self) -> None:
         index, layouts = self.index, self.layouts
+        # One byte per step is due in the forward direction, one byte per place in the backward
+        # direction. A place is a value in one computation; its readers there are visited together.
         steps, places = len(index.tensors), len(index.order)
         self.level, self.merging = 0, False
         self.due_steps, self.due_places = bytearray(steps), bytearray(places)
@@ -72,6 +74,7 @@ class Fixpoint:
         self.memos: dict[tuple[str, bool], list[Memo]] = {
             (d, merging): [{} for _ in index.kinds] for d in DIRECTIONS for merging in (False, True)
         }
+        # An annotation without open dimensions takes no offer, so its value is never visited.
         closed = [
             fixed and not free for fixed, free in zip(layouts.fixed, layouts.open, strict=True)
         ]
@@ -98,6 +101,7 @@ class Fixpoint:
     def sweep(self, span: Span) -> bool:
         """Sweep one computation forward, then backward; return whether a sharding changed."""
         first, end, place, last = span
+        # Both sweeps have to run: `|` calls the second one also if the first one changed something.
         return self._forward_sweep(first, end) | self._backward_sweep(place, last)
 
     def finish(self) -> None:
@@ -149,6 +153,7 @@ class Fixpoint:
         while position >= 0:
             due[position] = 0
             kind = kind_of_step[position]
+            # `_enter` marks the step as due again when its level begins.
             if first[kind] > level:
                 pass
             elif position in index.tuple_groups:
@@ -236,6 +241,8 @@ class Fixpoint:
                     outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
                 if outcome is not None:
                     retry |= outcome.retry
+                    # XLA passes a scatter's updates to its indices, and the reverse, only if the
+                    # scatter itself has a sharding.
                     if k in outcome.changed and (
                         kind not in self.need_result or self._has_sharded_result(position)
                     ):
@@ -304,8 +311,12 @@ class Fixpoint:
         index = self.index
         kind, values = index.kind(position), index.tensors[position]
         count = kind.num_operands
+        # A step without a node leads to a result of the function. XLA puts several results in a
+        # tuple, which has a sharding of its own; a single result has no such instruction.
         if index.nodes[position] is None and index.result_count == 1:
             return ()
+        # Forward, a result always follows its operands. Backward, a broadcast's operand does not
+        # follow, because a replicated result implies nothing for it.
         if value in values[:count]:
             return values[count:]
         return (
@@ -319,6 +330,7 @@ class Fixpoint:
         ahead = self._wanted_ahead(self.index.tensors[position][-1])
         if ahead is None:
             return outcome
+        # The second operand wins only if the readers want its sharding and not the first one's.
         fits = [extends(ahead, dims) for dims in outcome.wanted]
         other = outcome.other if fits == [False, True] else None
         return outcome if other is None else other
@@ -332,6 +344,8 @@ class Fixpoint:
         if chain is None:
             return None
         layouts, index = self.layouts, self.index
+        # Backward from the partitioned end: each operator needs the sharding that the next one
+        # wants of its result. At the end, the result's own sharding is used.
         dims: Dims | None = None
         for position, k in reversed(chain):
             numbers = list(index.pick[position](self.numbers))
@@ -353,6 +367,7 @@ class Fixpoint:
         None if a value has several readers, if the chain leaves a loop, or if it is too long.
         """
         chain: list[tuple[int, int]] = []
+        # An operator may read the value twice; it is still the only reader.
         while len(chain) < LONGEST_CHAIN:
             readers = [r for r in self.index.readers[value] if not self._is_zeros(r[0])]
             if not readers or any(position != readers[0][0] for position, _ in readers):
@@ -362,6 +377,8 @@ class Fixpoint:
             if leaves or not (len(kind.results) == 1 or kind.role == image.TUPLE):
                 return None
             chain.append(readers[0])
+            # The step into a tuple has one result per place in the tuple; any other step here has
+            # one.
             made = self.index.tensors[position][kind.num_operands :]
             value = made[-1]
             if any(self.layouts.tiles[self.numbers[v]] > 1 for v in made):

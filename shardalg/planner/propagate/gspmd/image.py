@@ -57,15 +57,28 @@ class Image:
         extents = {name: size for _, loops in self.nests for name, size in loops}
         known = {loop for d, _ in self.nests for loop, _ in maps[self.operand][d]}
         known |= {loop for d in self.kernel_dims for loop, _ in maps[self.kernel][d]}
-        found = [[_limited(entry, known, extents) for entry in dims] for dims in maps]
+        # Only the loops of `nests` may carry the digits of a window. Elsewhere they get their
+        # extents, and the window's other loops are dropped, so that all tensors agree on them.
+        found = [
+            [
+                tuple(
+                    (loop, extents.get(loop, extent))
+                    for loop, extent in entry
+                    if loop not in known or loop in extents
+                )
+                for entry in dims
+            ]
+            for dims in maps
+        ]
         for d, loops in self.nests:
             found[self.operand][d] = loops
         return tuple(map(tuple, found))
 
     def slides(self, image: Dims, kernel: Dims) -> bool:
-        """Return whether XLA treats it as a convolution rather than as a product of matrices.
+        """Return whether XLA treats the convolution as one, rather than as a matrix product.
 
-        That holds if it is grouped, or partitioned along a window.
+        A convolution is treated as one if its features or batch are in groups, or if an operand is
+        partitioned along a window.
         """
         split = any(image[d] for d in self.window_dims) or any(kernel[d] for d in self.kernel_dims)
         return bool(self.window_dims) and (self.is_grouped or split)
@@ -77,6 +90,8 @@ class Image:
         of a filter, only the batch is offered; XLA puts it on the result's dimension of the same
         number.
         """
+        # A kernel as large as the result occurs in the gradient of a filter. The spatial dimensions
+        # of its result are the filter's, so that no block of the image is a block of them.
         if not self.is_small:
             return tuple(digits if d == self.batch_dim else () for d, digits in enumerate(dims))
         return ((),) * len(dims) if any(dims[d] for d in self.feature_dims) else project(dims)
@@ -91,11 +106,14 @@ def image_of(rule: Rule, shapes: tuple[tuple[int, ...], ...]) -> Image:
     # The image is the operand whose indices combine a loop of the result with a summed loop.
     position = max(range(len(reads)), key=lambda k: _spread(reads[k].dims, results))
     image, kernel = reads[position], reads[1 - position]
+    # A dimension of the image is a feature dimension if the kernel has all its loops.
     shared = {loop for index in kernel.dims for loop in index.variables}
     features = [d for d, index in enumerate(image.dims) if shared.issuperset(index.variables)]
     batch = rule.loops[0][0]
     batches = [d for d, index in enumerate(image.dims) if batch in index.variables]
     spatial = [d for d in range(len(image.dims)) if d not in (*features, *batches)]
+    # Along a spatial dimension that one loop covers, XLA parses the convolution as a product of
+    # matrices, so that no window slides there.
     slid = [d for d in spatial if not _is_whole(rule, image.dims[d], shapes[image.operand][d])]
     taps = {loop for d in slid for loop in image.dims[d].variables} - results
     sizes = tuple(_sizes(rule, image.dims[d]) for d in spatial)
@@ -143,15 +161,6 @@ def _nest(rule: Rule, index: Index, size: int) -> Loops:
             found.append((name, extent))
             size //= extent
     return tuple(found)
-
-
-def _limited(entry: Loops, known: set[str], extents: dict[str, int]) -> Loops:
-    """Return a dimension's loops with the extents of a window's loops, without its other loops."""
-    return tuple(
-        (loop, extents.get(loop, 0) if loop in known | set(extents) else extent)
-        for loop, extent in entry
-        if loop not in known or loop in extents
-    )
 
 
 def _is_small(sizes: Sizes) -> bool:

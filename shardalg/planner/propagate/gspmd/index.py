@@ -137,6 +137,7 @@ def assembled(
       places: (name, shape) of each value after the graph's and the stand-ins of its results.
     """
     named, shaped = places
+    # Values are numbered in three groups: of the graph, stand-ins of its results, and places.
     count = len(graph.values) + len(graph.results) + len(named)
     tensors = [values for _, values, _ in steps]
     order, place, spans = _number_places(tensors, computations or (len(steps),), count)
@@ -176,6 +177,7 @@ def _number_places(
     order: list[int] = []
     place: list[tuple[int, ...]] = []
     spans: list[Span] = []
+    # A value that two computations use has a place in each, so that each sweeps its own readers.
     for size in computations:
         first, here = len(place), tensors[len(place) : len(place) + size]
         known = list(dict.fromkeys(chain.from_iterable(here)))
@@ -183,6 +185,7 @@ def _number_places(
         place += [tuple([at[value] for value in values]) for values in here]
         spans.append((first, len(place), len(order), len(order) + len(known)))
         order += known
+    # Values of no step have places, too, so that every value has one; they follow all spans.
     unread = set(range(count)).difference(order)
     return [*order, *sorted(unread)], place, spans
 
@@ -193,6 +196,7 @@ def _reads_by_place(
     order: list[int],
     place: list[tuple[int, ...]],
 ) -> list[list[tuple[int, int]]]:
+    """Return per place the (step, operand position) of every read in its computation."""
     reads: list[list[tuple[int, int]]] = [[] for _ in order]
     for position, (kind, _, _) in enumerate(steps):
         for k in range(found[kind].num_operands):
@@ -274,6 +278,8 @@ def _region_steps(graph: Graph, kinds: _ClassTable, number: int) -> Iterator[Vis
             if kind is not None:
                 yield kind, node.operands + node.results, position
             continue
+        # A call has no step of its own. Shardings enter its body by `const`, `init` and `xs`, and
+        # reach the next iteration and the results by the other kinds of region arguments.
         region_arguments = kinds.region_arguments.get(position, [])
         yield from (
             _border_step(graph, kinds, tie) for tie in region_arguments if tie.kind in ENTER
@@ -318,6 +324,7 @@ def post_order(graph: Graph, number: int) -> list[int]:
         if not waiting[node]:
             todo.pop()
             continue
+        # A node stays on the stack below the producers of its operands until all are in order.
         made = [producer[value] for value in nodes[node].operands[::-1]]
         before = [p for p in made if p is not None and waiting[p]]
         todo += before
@@ -328,6 +335,7 @@ def post_order(graph: Graph, number: int) -> list[int]:
 
 
 def _border_step(graph: Graph, kinds: _ClassTable, tie: RegionArgument) -> Visit:
+    """Return the step between the two values of a region argument."""
     drop = (tie.source_drop, tie.target_drop)
     shape = graph.values[tie.source].type.shape[drop[0] :]
     return kinds.of_tie(shape, kinds.single[tie.target], drop), (tie.source, tie.target), tie.call
@@ -342,6 +350,7 @@ def _readers_and_steps(
     for position, (kind, values, _) in enumerate(steps):
         for k in range(operands[kind]):
             readers[values[k]].append((position, k))
+        # A step that reads a value twice is one step of the value.
         for value in values:
             known = steps_of[value]
             if not known or known[-1] != position:
@@ -354,6 +363,13 @@ def _operand_places(
     steps: list[Visit],
     where: tuple[list[list[int]], list[tuple[int, ...]]],
 ) -> list[Collection[int]]:
+    """Return per value the places of all operands of its steps.
+
+    A change of the value may change these operands in the next backward sweep.
+
+    Args:
+      where: per value its steps, and per step the places of its values.
+    """
     steps_of, place = where
     count = [kind.num_operands for kind in kinds]
     operands = [places[: count[kind]] for places, (kind, _, _) in zip(place, steps, strict=True)]

@@ -47,6 +47,8 @@ class Instructions:
 
         The order goes down from the results; instructions that no result needs come last.
         """
+        # The root is on top of the stack, so that everything it needs comes first. Instructions
+        # that no result needs follow in the order of the program.
         nodes: list[Key] = [self._made_by(node) for node in self._nodes(region)]
         done: set[Key] = set()
         opened: set[Key] = set()
@@ -55,6 +57,7 @@ class Instructions:
             key = todo[-1]
             before = [k for k in self._before(key) if k not in done] if key not in opened else []
             opened.add(key)
+            # An instruction that was opened earlier has its operands in order by now.
             if key in done or not before:
                 todo.pop()
                 if key not in done:
@@ -82,6 +85,7 @@ class Instructions:
                     yield from self._nodes(body)
 
     def _made_by(self, node: int) -> Key:
+        """Return the instruction of a node: a call with a tuple, or an operator."""
         return ("call" if node in self.elements else "node", node, 0)
 
     def _key(self, value: int) -> Key | None:
@@ -90,10 +94,12 @@ class Instructions:
             return "leave", value, 0
         if value in self.entering:
             return "enter", value, 0
+        # A value numbered after the graph's is a place, which no node makes.
         node = self.graph.producer[value] if value < len(self.graph.values) else None
         return None if node is None else self._made_by(node)
 
     def _keys(self, values: tuple[int, ...]) -> list[Key]:
+        """Return the instructions that make the values, without arguments and constants."""
         return [key for value in values if (key := self._key(value)) is not None]
 
     def _before(self, key: Key) -> list[Key]:
@@ -101,6 +107,8 @@ class Instructions:
         what, number, _ = key
         graph = self.graph
         if what == "node":
+            # A manual region is part of the computation around it, so that the node that has the
+            # region reads the region's results.
             node = graph.nodes[number]
             inside = [r for body in node.bodies for r in graph.regions[body].results]
             return self._keys((*read(node), *inside))

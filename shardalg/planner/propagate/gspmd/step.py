@@ -58,9 +58,12 @@ def hlo_class(node: Node, rules: Rules, source: str = "") -> OperatorClass | Non
     kind = operator_class(signature, rows, (False,) * len(node.results)) if rows else None
     if kind is None or kind.is_closed:
         return None
+    # The graph's slices and pads of this kind are dynamic slices and updates in XLA's module, which
+    # act at other levels.
     if (node.primitive, source) in BOXES:
         return replace(box_class(node, kind), role=BOXES[node.primitive, source])
     if node.primitive == "dynamic_update_slice":
+        # XLA offers the sharding of the update, operand 1, before that of the updated tensor.
         others = [k for k in range(kind.num_operands) if k != 1]
         return replace(kind, role=image.STACK, first=(1, *others))
     if node.primitive in LATER and kind.role in PASSING:
@@ -75,6 +78,8 @@ def box_class(node: Node, kind: OperatorClass) -> OperatorClass:
     Source: `sharding_propagation.cc`, kDynamicSlice and kDynamicUpdateSlice, and Shardy's
     `op_sharding_rule_registry.cc`, DynamicSliceOp and DynamicUpdateSliceOp.
     """
+    # A slice cuts a dimension whose size differs. An update is a pad in the graph, and its box is
+    # only a part of each padded dimension.
     whole = zip(kind.shapes[0], kind.shapes[-1], strict=True)
     ends = node.signature.param("padding_config", [(a - b,) for a, b in whole])
     parts = {d for d, sizes in enumerate(ends) if any(sizes)}
@@ -157,6 +162,8 @@ def forward(
         # Without merging only one offer can win. A write into a stack keeps all of them in order.
         if not merging and len(found) > 1 and kind.role != image.STACK:
             found = [max(found, key=lambda offer: _tiles(offer[0]))]
+        # XLA replaces a sharding by one that does not refine it only if the value has one reader
+        # (allow_aggressive_resharding), and, at the merging levels, one operand.
         may_replace = single and (not merging or kind.num_operands == 1)
         after.append(_apply_offers(numbers[target], found, layouts, (merging, may_replace)))
     return _outcome(numbers[kind.num_operands :], after)
@@ -170,6 +177,7 @@ def backward(
     Each operand takes the offers of the results. An operand of a contraction also takes those of
     the other operand.
     """
+    # Both sides of a tuple's border are one value, so more tiles suffice there to replace.
     how = (merging, kind.role in (image.WHILE, image.BRANCH, image.ELEMENT))
     after = [
         _apply_offers(numbers[k], operand_offers(kind, numbers, layouts, k), layouts, how)
@@ -197,6 +205,7 @@ def _apply_offers(
     Args:
       how: (merging, replace), as of `Layouts.improve`.
     """
+    # The order matters: an offer that is merged first may make the next one incompatible.
     sources: Numbers = ()
     for dims, origin in found:
         new = number if dims == layouts.dims[number] else layouts.improve(number, dims, *how)
@@ -235,6 +244,8 @@ def _project_operand(
         return ()
     if convolution is not None:
         seen = [layouts.dims[numbers[k]] for k in (convolution.operand, convolution.kernel)]
+        # While a window slides, XLA infers the result's sharding from the image alone
+        # (InferConvolutionShardingFromOperands).
         if convolution.slides(*seen):
             if source != convolution.operand:
                 return ()
@@ -243,6 +254,7 @@ def _project_operand(
 
 
 def _is_movable(kind: OperatorClass, source: int, dims: Dims) -> bool:
+    """Return whether an unsorted dimension could take the tiles of a sorted dimension evenly."""
     rows = [*zip(kind.shapes[source], dims, kind.maps[source], strict=True)]
     tiles = math.prod(parts(d) for _, d, entry in rows if entry and entry[0][0] in kind.blocks)
     others = [(n, d) for n, d, entry in rows if not (entry and entry[0][0] in kind.blocks)]
@@ -258,6 +270,7 @@ def _matrix_forward(
     """
     (target,) = kind.results
     number, how = numbers[target], (merging, False)
+    # The order of the operands matters only if both of them improve the result.
     useful = [
         offer
         for offer in result_offers(kind, numbers, layouts, target)
@@ -279,6 +292,7 @@ def _matrix_forward(
 
 
 def _larger_first(kind: OperatorClass, found: list[Offer]) -> list[Offer]:
+    """Return a product's offers, that of the operand with more bytes first, as in XLA."""
     return sorted(found, key=lambda offer: -kind.bytes[offer[1][0]])
 
 
@@ -305,6 +319,7 @@ def _operand_claims(
     Which one it has may depend on the order of visits.
     """
     found = operand_offers(kind, numbers, layouts, target)
+    # Each tensor's offer alone, without the combination in which one offer displaces another.
     single = [*_offers_from_results(kind, numbers, layouts, target)]
     single += [*_offers_from_operands(kind, numbers, layouts, target)]
     return found + [
@@ -351,6 +366,7 @@ def _offers_from_results(
 
 
 def _is_slid(kind: OperatorClass) -> bool:
+    """Return whether the operator is a convolution whose window slides along some dimension."""
     return kind.image is not None and bool(kind.image.window_dims)
 
 
@@ -365,6 +381,8 @@ def _offers_from_operands(
     is_matrix = kind.role in image.MATRIX and not _is_slid(kind) and kind.num_operands == 2
     for other in kind.operands if is_matrix or kind.needs_sharded_result else ():
         dims = layouts.dims[numbers[other]]
+        # Along the result's loops, a scatter's operands take the result's offer. Between operands,
+        # only the other loops pass.
         if not is_matrix:
             dims = tuple(d if lost else () for d, lost in zip(dims, kind.lost[other], strict=True))
         side = kind.project(other, target, dims) if other != target and any(dims) else ()

@@ -41,7 +41,8 @@ class Computations(Instructions):
       names, shapes: per place, the value that names it in texts, and its shape.
       related: places that share one sharding, because they are one element of a tuple.
       late_backward: results of broadcasts and constants, as in `SweepIndex`.
-      put: per body, the (value, place) of everything that is put into the tuple that it returns.
+      put: per body, the (value, place) pairs of the tuple that the body returns: a value of the
+        body, and the place of its element in this tuple.
     """
 
     graph: Graph
@@ -58,12 +59,16 @@ class Computations(Instructions):
 
     def __post_init__(self) -> None:
         graph = self.graph
+        # Places are numbered after the values and the stand-ins of results: place n has the shape
+        # `shapes[n - first]`.
         self.first = len(graph.values) + len(graph.results)
         self.find_elements(self._place)
         for found in self.elements.values():
             for element in found:
                 self.related.update(element.related())
         self._join_literals()
+        # Joining sets the initial values of stacks. The loop reads these values, too, so readers
+        # are counted only afterwards.
         self.users = self._count_users()
 
     def _place(self, value: int, shape: Shape) -> int:
@@ -79,7 +84,11 @@ class Computations(Instructions):
         self.read: dict[int, list[int]] = {}
         for number, keys in read_literals(self.graph).items():
             node = self.graph.nodes[number]
-            if self._reads_literals(node):
+            kind = self._class(node)
+            # In XLA, a pointwise operator reads a scalar as a full tensor, which has a sharding of
+            # its own. So does a pad that was traced as an update of a full tensor.
+            is_pointwise = kind is not None and kind.role == image.POINTWISE
+            if is_pointwise or is_constant_update(self.graph, node):
                 for key in dict.fromkeys(keys):
                     first = self._first_of(groups[node.region], key, node.results[0])
                     self.read.setdefault(number, []).append(first)
@@ -91,6 +100,14 @@ class Computations(Instructions):
                 self.related[value] = tuple(v for v in group if v != value)
 
     def _join_stacks(self, groups: dict[int, dict[Literal, list[int]]]) -> None:
+        """Set the initial value of each stack that a loop writes: a tensor of zeros.
+
+        JAX begins every such stack as zeros. XLA has one constant for all tensors of zeros of one
+        type in a computation.
+
+        Args:
+          groups: per computation and (number, type), the values that are full of this number.
+        """
         for call, found in self.elements.items():
             region = self.graph.nodes[call].region
             for element in found:
@@ -109,6 +126,7 @@ class Computations(Instructions):
         """Return per value the number of readers in its computation, without the last tuple."""
         graph = self.graph
         counts = [0] * (self.first + len(self.names))
+        # A node that reads a value twice is one user in XLA, hence the sets below.
         for node in graph.nodes:
             for value in () if node.index in self.elements else set(node.operands):
                 counts[value] += 1
@@ -134,6 +152,7 @@ class Computations(Instructions):
         """Yield the steps of each computation, bodies first."""
         for node in self._nodes(region):
             if node in self.elements:
+                # An HLO `while` lists its body before its condition, and XLA visits them so.
                 for body in sorted(self.graph.nodes[node].bodies, key=self._is_condition):
                     yield from self.computations(body)
         self.regions.append(region)
@@ -143,6 +162,7 @@ class Computations(Instructions):
         """Yield the steps of one computation; the steps of the function's results come last."""
         for what, *numbers in self.in_order(region):
             yield from getattr(self, f"_{what}")(*numbers)
+        # A scalar result has no dimension to shard, so that its annotation needs no step.
         for number, value in enumerate(
             self.graph.results if region == 0 else (), len(self.graph.values)
         ):
@@ -151,12 +171,17 @@ class Computations(Instructions):
                 yield self._numbered(pass_through(shape, False)), (value, number), None
 
     def _node(self, number: int, _: int) -> Iterator[Visit]:
+        """Yield the steps of an operator, and the steps from the constants that it reads."""
         node = self.graph.nodes[number]
         kind = self._class(node)
         if kind is None:
             return
+        # Below the level of broadcasts, XLA gives a broadcast no sharding from its readers
+        # (`sharding_propagation.cc`, InferShardingFromUsers).
         if kind.role == image.BROADCAST:
             self.late_backward.update(node.results)
+        # XLA replaces the sharding of a value with a single reader more readily
+        # (`sharding_propagation.cc`, allow_aggressive_resharding).
         kind = replace(kind, single=tuple([self.users[v] == 1 for v in node.results]))
         if node.primitive in ARGUMENTS:
             yield from self._argument(node, kind)
@@ -180,22 +205,27 @@ class Computations(Instructions):
         self.late_backward.add(positions)
         for target, own in ((largest, operand), (result, positions)):
             for source in (operand, positions):
-                heard = kind if source == own else replace(kind, closed_operands=frozenset((0,)))
-                yield self._numbered(heard), (source, target), node.index
-
-    def _reads_literals(self, node: Node) -> bool:
-        kind = self._class(node)
-        pointwise = kind is not None and kind.role == image.POINTWISE
-        return pointwise or is_constant_update(self.graph, node)
+                # Forward, both operands reach both results. A closed operand takes nothing
+                # backward, so that each result reaches only its own operand.
+                crossed = replace(kind, closed_operands=frozenset((0,)))
+                step_class = kind if source == own else crossed
+                yield self._numbered(step_class), (source, target), node.index
 
     def _class(self, node: Node) -> OperatorClass | None:
         """Return a node's class by XLA's levels, or None if nothing propagates through it."""
+        # The same primitive may have been traced from several, which XLA treats differently: a pad
+        # may come from `dynamic_update_slice`.
         key = node.signature, source_primitive(self.graph, node)
         if key not in self.classes:
             self.classes[key] = hlo_class(node, self.rules, key[1])
         return self.classes[key]
 
     def _call(self, number: int, _: int) -> Iterator[Visit]:
+        """Yield the steps that put the operands of a loop or a conditional into its tuples.
+
+        A loop has one tuple, whose elements then pass their shardings to the loop's result. A
+        conditional has one tuple per branch.
+        """
         tuples: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for element in self.elements[number]:
             if element.outer is not None:
@@ -203,16 +233,20 @@ class Computations(Instructions):
                     tuples[branch].append((element.outer, place))
         for parts in tuples.values():
             yield from self._put_in(parts, number)
+        # The tuples before and after a loop have equal shapes, so XLA copies shardings between them
+        # in both directions (kWhile).
         for element in self.elements[number]:
             if element.loop is not None and element.tuples is not None:
                 yield self._tie(image.WHILE, (element.tuples[0], element.loop), number)
 
     def _leave(self, value: int, _: int) -> Iterator[Visit]:
+        """Yield the step that takes a value out of the tuple that a call returns."""
         call, element = self.leaving[value]
         if element.loop is not None:
             yield self._tie(image.ELEMENT, (element.loop, value), call)
 
     def _enter(self, value: int, _: int) -> Iterator[Visit]:
+        """Yield the steps that take an argument of a body out of the body's tuple."""
         element, region = self.entering[value]
         call = self.graph.regions[region].node
         assert call is not None  # a body is a call's
@@ -229,6 +263,8 @@ class Computations(Instructions):
         if element.kind != "xs":
             yield self._tie(image.ELEMENT, (parameter, value), call)
             return
+        # The tuple has the whole stack. The body takes one layer out of it, so that the stack has
+        # one leading dimension more than the argument: drop (1, 0).
         stack = element.stacks[region]
         yield self._tie(image.ELEMENT, (parameter, stack), call)
         shape = self.graph.values[value].type.shape
@@ -236,12 +272,15 @@ class Computations(Instructions):
         yield self._numbered(kind), (stack, value), call
 
     def _tuple(self, region: int, _: int) -> Iterator[Visit]:
+        """Yield the steps that put the results of an inlined body into one tuple."""
         call = self.graph.regions[region].node
         parts = [*zip(*self._parts(region), strict=True)]
         yield from self._put_in([p for p in parts if self.graph.values[p[0]].type.shape], call)
 
     def _put_in(self, parts: list[tuple[int, int]], call: int | None) -> Iterator[Visit]:
         """Yield the steps that put values into one tuple, each value with all its places there."""
+        # Equal constants are one instruction in XLA, so all places of a group belong to its first
+        # value. Backward, the value takes the sharding of the place with the most tiles.
         places: dict[int, list[int]] = defaultdict(list)
         for value, place in parts:
             places[self.first_of.get(value, value)].append(place)
@@ -268,43 +307,64 @@ class Computations(Instructions):
         assert call is not None  # as of `_enter`
         values, places = self._parts(region)
         shape = self.graph.values[values[number]].type.shape
-        element = self._made(call, region, number)
+        element = self._element_of_result(call, region, number)
         if shape:
+            # The body's own tuple is taken apart again: each result is a value beside its place.
             taken = self._place(values[number], shape)
             single = element is not None and element.kind == "ys"
             yield self._tie(image.ELEMENT, (places[number], taken), call, single=single)
-            yield from self._put(call, region, element, taken)
+            yield from self._return_element(call, region, element, taken)
         else:
-            yield from self._put(call, region, element, values[number])
+            yield from self._return_element(call, region, element, values[number])
 
-    def _made(self, call: int, region: int, number: int) -> Element | None:
+    def _element_of_result(self, call: int, region: int, number: int) -> Element | None:
+        """Return the tuple element that a body's result belongs to, or None for a scalar."""
         found = [e for e in self.elements[call] if e.numbers.get(region) == number]
         return found[0] if found else None
 
-    def _put(self, call: int, region: int, element: Element | None, made: int) -> Iterator[Visit]:
-        """Yield the steps that put a result into the tuple of the next trip or of the call."""
+    def _return_element(
+        self, call: int, region: int, element: Element | None, value: int
+    ) -> Iterator[Visit]:
+        """Yield the steps before a body's result is put into the tuple that the body returns.
+
+        A result of kind "ys" is one layer of a stack. The body takes the stack out of its
+        parameter, writes the layer into it, and returns the new stack; these are two steps. Any
+        other result is returned as it is, without a step. The value to return and its place are
+        added to `put[region]`; `_root` then yields the steps into the tuple.
+
+        Args:
+          call: the loop or the conditional. region: its body.
+          element: the tuple element that the result belongs to; None, for a scalar, yields nothing.
+          value: the result, or the place at which it was taken out of the body's own tuple.
+        """
         if element is None or region not in element.roots:
             return
         if element.kind == "ys":
+            # parameter --ELEMENT--> stack --+
+            #                      value ----+--> written --> the body's tuple
             stack = element.stacks[region]
             yield self._tie(image.ELEMENT, (element.parameters[region], stack), call)
             written = self._place(
-                made if made < self.first else element.result or 0, self.shapes[stack - self.first]
+                value if value < self.first else element.result or 0,
+                self.shapes[stack - self.first],
             )
             kind = stack_update_class(self.shapes[stack - self.first])
-            yield self._numbered(kind), (made, stack, written), call
-            made = written
-        self.put[region].append((made, element.roots[region]))
+            yield self._numbered(kind), (value, stack, written), call
+            value = written
+        self.put[region].append((value, element.roots[region]))
 
     def _root(self, region: int, _: int) -> Iterator[Visit]:
+        """Yield the steps that build the tuple that a body returns; none for the function."""
         found = self.graph.regions[region]
         if found.node is None:
             return
+        # A body with a tuple of its own was handled result by result in `_part`.
         if not self._returns_tuple(region):
             for number, value in enumerate(found.results):
-                yield from self._put(
-                    found.node, region, self._made(found.node, region, number), value
-                )
+                element = self._element_of_result(found.node, region, number)
+                yield from self._return_element(found.node, region, element, value)
+        # Values that a loop only reads are returned unchanged, because an HLO `while` takes and
+        # returns the same tuple.
         for element in self.elements[found.node]:
             if element.numbers.get(region) is None and region in element.roots:
                 inner = element.stacks.get(region) or element.inside.get(region)
@@ -317,6 +377,7 @@ class Computations(Instructions):
     ) -> Visit:
         """Return a step between the places of a value on both sides of a tuple's border."""
         source, target = ends
+        # Places that are added after `users` was counted have no entry there.
         if role == image.ELEMENT and target < len(self.users):
             single = single and self.users[target] == 1
         kind = pass_through(self._shape(source), single and role != image.LOOP)
@@ -360,6 +421,7 @@ def computations(graph: Graph, rules: Rules, results_given: bool = True) -> Swee
 
 def _together(made: SweepIndex) -> dict[int, tuple[int, ...]]:
     """Return per step from one tuple to another all the steps between these two tuples."""
+    # A conditional has one tuple per branch, so that its branches are kept apart.
     pairs: dict[tuple[int, int | None], list[int]] = {}
     for number, (first, end, _, _) in enumerate(made.spans):
         for step in range(first, end):
@@ -386,4 +448,5 @@ def _order_readers(graph: Graph, made: SweepIndex, region: int, span: Span) -> N
                 if made.nodes[step] == found.node and made.kind(step).role == image.TUPLE
             ]
             inner = [r for r in readers if r not in root]
+            # [call, tuple, r1, ..., rn] becomes [rn, tuple, r1, ...] when the call is removed.
             made.reads[place] = [*inner[-1:], *root, *inner[:-1]]

@@ -56,33 +56,29 @@ class _IndexBuilder:
     def __post_init__(self) -> None:
         builder = self.builder
         self.absent = builder.numbers | builder.full
-        held = {
-            value: rows[0][0]
-            for value, rows in builder.asked.items()
-            if self._has_site_annotation(value)
-        }
+        # A site's annotation is also that of the value which the site reads if the value has none
+        # of its own, and if all sites that read it agree and leave no dimension open (Shardy's
+        # `shouldApply`).
+        site_of: dict[int, int] = {}
+        for value, rows in builder.asked.items():
+            is_free = value not in builder.annotated and value < len(builder.graph.values)
+            agree = len({number for _, number, _ in rows}) == 1
+            node, _, is_closed = rows[0]
+            if is_free and value not in self.absent and agree and is_closed:
+                site_of[value] = node
+        # A carry shares its sharding with the whole loop. The annotation stays on a copy of the
+        # carry, which the carry's readers read instead.
         self.instead = {
             v: (builder.graph.nodes[node].results[0], node)
-            for v, node in held.items()
+            for v, node in site_of.items()
             if is_carried(builder, v)
         }
-        self.seeded = {v: node for v, node in held.items() if v not in self.instead}
+        self.seeded = {v: node for v, node in site_of.items() if v not in self.instead}
         self.operators = [*map(self._redirected, self.operators)]
         self.uses = Counter(v for o in self.operators if not o.is_edge for v in o.operands)
         self.found: dict[OperatorClass, int] = {}
         # Operators of equal layers share one class object, so its identity finds their number.
         self.numbered: dict[tuple[int, tuple[bool, ...], bool], int] = {}
-
-    def _has_site_annotation(self, value: int) -> bool:
-        """Return whether the annotated sites that read a value determine its sharding.
-
-        They do if the value has no annotation of its own, and all sites agree and leave no
-        dimension open. Source: Shardy's `shouldApply`.
-        """
-        builder, rows = self.builder, self.builder.asked[value]
-        is_free = value not in builder.annotated and value < len(builder.graph.values)
-        one = len({number for _, number, _ in rows}) == 1
-        return is_free and value not in self.absent and one and rows[0][2]
 
     def _redirected(self, made: ShardyOperator) -> ShardyOperator:
         """Return an operator that reads a value's annotated copy in place of the value."""
@@ -102,8 +98,8 @@ class _IndexBuilder:
         ]
         places = (builder.names, builder.shapes)
         index = assembled(builder.graph, [*self.found], steps, places=places)
-        told = self._notified([values for _, values, _ in kept], [made for _, _, made in kept])
-        return replace(index, notified=told, related=self._aliases(), seeded=self.seeded)
+        notified = self._notified([values for _, values, _ in kept], [made for _, _, made in kept])
+        return replace(index, notified=notified, related=self._aliases(), seeded=self.seeded)
 
     def _step(self, made: ShardyOperator) -> tuple[int, tuple[int, ...]] | None:
         """Return the number of an operator's class and its values, or None if it is no step."""
@@ -118,7 +114,11 @@ class _IndexBuilder:
             count = len(known)
             kind = edge(self.builder.shape(made.results[0]), count, 1, role=kind.role, alone=True)
             return self._number(kind), (*known, *made.results)
+        # A constant operand stays in the class, without loops, so that the other operands keep
+        # their numbers.
         gone = (*(v in self.absent for v in made.operands), *(False for _ in made.results))
+        # Shardy's first stage visits an operator only if no operand has another user. Scalars do
+        # not count.
         alone = all(self.uses[v] == 1 for v in known if self.builder.shape(v))
         key = id(kind), gone, alone
         if key not in self.numbered:
@@ -152,14 +152,15 @@ class _IndexBuilder:
             makers.update(dict.fromkeys(values[count:], step))
             for value in values[:count]:
                 readers.setdefault(value, []).append(step)
-        told = {}
+        notified = {}
         inner = self.builder.inner
         for value in dict.fromkeys((*makers, *readers)):
             own = readers.get(value, [])
             before = [s for v in inner.get(value, ()) for s in reversed(readers.get(v, []))]
             maker = [makers[value]] if value in makers else []
-            told[value] = [*before, *maker, *(own if value in inner else own[::-1])]
-        return told
+            # The list is a stack: its last step is visited first.
+            notified[value] = [*before, *maker, *(own if value in inner else own[::-1])]
+        return notified
 
     def _aliases(self) -> dict[int, tuple[int, ...]]:
         """Return per value the others that are the same value, or share its sharding."""
@@ -171,7 +172,11 @@ class _IndexBuilder:
         return found
 
     def _known(self, value: int) -> int:
-        """Return the value that a value is, through other names and open copies."""
+        """Return the value that Shardy has in place of a value of the graph.
+
+        A value may be another one under a second name, or the argument of a loop that only reads
+        it. The latter is the value outside the loop, or the loop's open copy of an annotated value.
+        """
         builder = self.builder
         while value in builder.same or value in builder.captured:
             if value in builder.same:

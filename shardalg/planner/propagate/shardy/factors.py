@@ -110,6 +110,8 @@ def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Te
     rows = zip(layouts.dims[number], kind.maps[tensor], strict=True)
     for dim, (digits, entry) in enumerate(rows):
         is_open, rest, full = not is_fixed or dim in free, digits, False
+        # A major loop takes the digits that divide its extent. If digits are left although the loop
+        # is not partitioned to single elements, the more minor loops have none.
         for loop, _ in entry[:-1]:
             if full:
                 found[loop] = TensorFactor((), (), False, False)
@@ -130,6 +132,8 @@ def _agreed(kind: OperatorClass, tensors: Sequence[Tensor], loop: str, direction
     """Return the digits on which all tensors agree, and the digits of the sides in `direction`."""
     if not direction:
         return ()
+    # All tensors are compared, because a conflict anywhere cuts the digits. Only the side that is
+    # read first may add digits, unless both sides may.
     sides = (kind.operands, kind.results)
     found: Digits = ()
     may_extend = True
@@ -150,6 +154,8 @@ def _compatible(old: Digits, new: Digits, may_extend: bool) -> tuple[Digits, boo
     for k, (a, b) in enumerate(zip(old, new, strict=False)):
         if a == b:
             continue
+        # The last digit of one list may be the major part of the other list's digit, as X:(1)2 is
+        # of X. The two lists then agree, and the longer digit is a refinement.
         if is_major(b, a) and k == len(new) - 1:
             return old, may_extend
         if is_major(a, b) and k == len(old) - 1:
@@ -204,6 +210,7 @@ def _extend(
         room = _within(part, axes[loop], kind.sizes[loop], held)
         if room == part.digits or not starts_with(room, part.digits):
             continue
+        # An axis partitions one loop of a tensor only: the loop that is first in the order gets it.
         used = [d for other, p in tensor.items() if other != loop for d in (*p.digits, *p.over)]
         new = _without(room, used)
         for limit in limits:
@@ -219,12 +226,21 @@ def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digi
     """Return the digits, cut where this tensor's loop has no room for more."""
     kept: list[Digit] = []
     for digit in _without(digits, held):
-        if any(_contains(own, digit) for own in part.digits):
+        # The tensor has the digit on this loop already, by itself or as a part of a longer digit.
+        if any(
+            own.stride <= digit.stride
+            and digit.stride * digit.size <= own.stride * own.size
+            and overlap(own, digit)
+            for own in part.digits
+        ):
             kept.append(digit)
             continue
+        # The most minor loop of a dimension has room for any digits: its blocks may be uneven.
         if part.is_open and not part.over and part.is_minor:
             kept.append(digit)
             continue
+        # Any other loop must be divided evenly, or the next loop's blocks would not be contiguous.
+        # A digit that does not fit is cut to its major part (Shardy: a sub-axis), which ends it.
         fits = math.gcd(size // parts(tuple(kept)), digit.size)
         if part.is_open and not part.over and size % parts(tuple(kept)) == 0 and fits > 1:
             kept.append(Digit(digit.stride * (digit.size // fits), fits))
@@ -234,12 +250,6 @@ def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digi
             kept.append(part.digits[-1])
         break
     return tuple(kept)
-
-
-def _contains(whole: Digit, part: Digit) -> bool:
-    """Return whether a digit is a part of another one."""
-    below, above = part.stride >= whole.stride, whole.stride * whole.size
-    return below and part.stride * part.size <= above and overlap(whole, part)
 
 
 def _without(digits: Digits, used: Sequence[Digit]) -> Digits:
@@ -307,14 +317,15 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
         return dict.fromkeys(kind.sizes, BOTH)
     if kind.blocks.issuperset(kind.sizes):  # nothing but the sorted dimension
         return {}
-    found = {loop: _direction(kind, loop, stage) for loop in kind.sizes}
-    return {loop: way for loop, way in found.items() if way}
-
-
-def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
-    """Return the sides that may extend one loop at a stage."""
-    towards_operand = BACKWARD if kind.role == image.BROADCAST else BOTH
-    way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
-    if (stage >= 2 and loop in kind.through) or stage >= 3:
-        way |= towards_operand
-    return BOTH if stage >= LAST_STAGE else way
+    # Each stage adds directions to those of the stages before it. A broadcast is extended towards
+    # its result last, because its operand says nothing about the result's new dimensions.
+    found: Directions = {}
+    for loop in kind.sizes:
+        way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
+        if (stage >= 2 and loop in kind.through) or stage >= 3:
+            way |= BACKWARD if kind.role == image.BROADCAST else BOTH
+        if stage >= LAST_STAGE:
+            way = BOTH
+        if way:
+            found[loop] = way
+    return found

@@ -46,13 +46,16 @@ def keeps_numbers(node: Node, kind: OperatorClass | None) -> bool:
 
 def shardy_class(node: Node, kind: OperatorClass) -> OperatorClass:
     """Return an operator's class with Shardy's role, its operands in XLA's order."""
+    # Shardy counts through the loops of a window like digits (ConvolutionOp in its rule registry).
     if kind.image is not None:
         kind = replace(kind, maps=kind.image.nested(kind.maps))
     if node.primitive in ("dynamic_slice", "dynamic_update_slice"):
         return replace(kind, role=image.DYNAMIC_SLICE)
+    # Loops along which elements move are no pass-through factors, so they act in the last stages.
     if node.primitive in LATER and kind.role in (image.POINTWISE, image.LAYOUT):
         kept = kind.through - _moved(node, kind)
         return replace(kind, role=image.WINDOW, through=kept)
+    # JAX's `select_n` has (which, false, true), XLA's `select` (which, true, false).
     if node.primitive == "select_n" and len(node.operands) == 3:
         (a, b, c, *maps), (d, e, f, *shapes) = kind.maps, kind.shapes
         return replace(kind, maps=(a, c, b, *maps), shapes=(d, f, e, *shapes))
@@ -78,12 +81,15 @@ def power_products(node: Node) -> list[tuple[int, int]]:
     Number 0 is the operand, number n the n-th product.
     Source: `jax/_src/lax/lax.py`, `_integer_pow` and its lowering.
     """
+    # The number and order of products decide which values Shardy visits, so they follow JAX's
+    # lowering exactly: a cube has two products, any other power squares the operand repeatedly.
     power = 2 if node.primitive == "square" else node.signature.param("y", 0)
     if node.primitive not in ("square", "integer_pow") or power in (-1, 0, 1):
         return []
     if power == 3:
         return [(0, 0), (1, 0)]
     found: list[tuple[int, int]] = []
+    # Binary powers: `base` is the operand's power 2^n, `total` the product of the powers so far.
     base, total, rest = 0, -1, abs(power)
     while rest:
         if rest & 1 and total >= 0:
@@ -132,6 +138,7 @@ def widening_steps(small: Shape, wide: Shape, node: Node) -> list[OperatorClass]
 
     The list is empty if the broadcast widens no dimension.
     """
+    # XLA expands [8, 1] -> [8, 4] to a copy, a squeeze to [8], and a broadcast of [8] to [8, 4].
     at = node.signature.param("broadcast_dimensions")
     kept = [i for i, size in enumerate(small) if not (size == 1 and wide[at[i]] != 1)]
     if len(kept) == len(small):
@@ -182,6 +189,8 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
     moved = [loop for loop in result if _own(left, right, loop) != result[loop].digits]
     if len(moved) != 1:
         return None
+    # k is summed over y; the result wants y on j. Computed with the operands' sharding of j, it has
+    # partial sums over y, which a reduce-scatter then moves to j:  [i, k@y] [k@y, j] -> [i, j@y]
     (loop,) = moved
     digits, held = _own(left, right, loop), result[loop].digits
     summed_loops = [loop for loop in left if loop in right and loop not in result]

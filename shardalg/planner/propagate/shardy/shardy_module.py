@@ -141,11 +141,13 @@ class ShardyModuleBuilder(Instructions):
         return self.copies[call, outer]
 
     def _node(self, number: int, _: int) -> Iterator[ShardyOperator]:
+        """Yield the operators for one node; none if the value has no sharding of its own."""
         node = self.graph.nodes[number]
         if node.primitive in lowered.NOTHING:
             self.same[node.results[0]] = node.operands[0]
             return
         operands = tuple(self.read(value) for value in read(node))
+        # A barrier passes each operand to the result of the same number, and to no other result.
         if node.primitive == "optimization_barrier":
             yield ShardyOperator(None, operands, (), number)
             for operand, result in zip(operands, node.results, strict=True):
@@ -164,6 +166,7 @@ class ShardyModuleBuilder(Instructions):
             yield from self._operator(node, operands)
 
     def _operator(self, node: Node, operands: tuple[int, ...]) -> Iterator[ShardyOperator]:
+        """Yield the operators of one node without a region: several if XLA lowers it to several."""
         kind = self._kind(node)
         if node.index in self.sites:
             self.asked.setdefault(operands[0], []).append(self.sites[node.index])
@@ -246,6 +249,7 @@ class ShardyModuleBuilder(Instructions):
         return self.kinds[key]
 
     def _kind_in_role(self, node: Node, role: str | None) -> OperatorClass | None:
+        """Return a node's operator class; `role` is that of a box at a known start, or None."""
         rows = self.rules(node.signature) if node.signature.operands else None
         if not rows:
             return None
@@ -256,6 +260,7 @@ class ShardyModuleBuilder(Instructions):
         return replace(box_class(node, kind), role=role if is_window else image.DYNAMIC_SLICE)
 
     def _edge(self, sources: tuple[int, ...], result: int, call: int) -> Iterator[ShardyOperator]:
+        """Yield the edge from the sources to a result of a call; none for a scalar."""
         shape = self.shape(result)
         self.inner.setdefault(result, [])
         if shape:
@@ -263,9 +268,22 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(kind, sources, (result,), call, True)
 
     def _call(self, number: int, _: int) -> Iterator[ShardyOperator]:
+        """Yield the operators of a loop's or a conditional's bodies, and an edge per result."""
         node = self.graph.nodes[number]
-        is_loop = self.graph.regions[node.bodies[0]].kind != "cond"
-        carried = [*(self._carried(number) if is_loop else self._branched(node))]
+        regions = [self.graph.regions[body] for body in node.bodies]
+        if regions[0].kind != "cond":
+            carried: list[Carried] = [*self._carried(number)]
+        else:
+            # The branches of `stablehlo.case` have no arguments: they read the operands from
+            # outside. Operand 0 selects the branch.
+            for region in regions:
+                self.same.update(zip(region.arguments, node.operands[1:], strict=True))
+            carried = [
+                (None, [region.results[position] for region in regions], result)
+                for position, result in enumerate(node.results)
+            ]
+        # The operators of the bodies are collected first. They open copies of annotated values,
+        # which are in front of the loop.
         bodies = sorted(node.bodies, key=lambda body: not self._is_condition(body))
         inside = [made for body in bodies for made in self.region(body)]
         yield from self.opened.pop(number, ())
@@ -304,20 +322,17 @@ class ShardyModuleBuilder(Instructions):
                     self.same[element.result] = element.outer
 
     def _stacked(self, element: Element, body: int) -> Carried:
+        """Return the carry of a stack that the loop writes, and add its places in the body.
+
+        The stack before a write shares the sharding of the loop's result. JAX begins it as zeros,
+        which have no sharding in Shardy: the initial value is None.
+        """
         assert element.result is not None  # a stack that is written comes out
         shape = self.shape(element.result)
         stack, written = self.place(element.result, shape), self.place(element.result, shape)
         self.target[stack], self.inner[element.result] = element.result, [stack]
         self.written[body, element.numbers[body]] = (stack, written)
         return None, [written], element.result
-
-    def _branched(self, node: Node) -> Iterator[Carried]:
-        """Yield the results of a conditional; its operands are read from outside."""
-        regions = [self.graph.regions[body] for body in node.bodies]
-        for region in regions:
-            self.same.update(zip(region.arguments, node.operands[1:], strict=True))
-        for position, result in enumerate(node.results):
-            yield None, [region.results[position] for region in regions], result
 
     def _enter(self, value: int, _: int) -> Iterator[ShardyOperator]:
         """Yield the operators that slice a stack for one trip of a loop."""
@@ -326,6 +341,7 @@ class ShardyModuleBuilder(Instructions):
         if element.kind != "xs" or call is None or element.outer is None:
             return
         stack, shape = self._outside(call, element.outer), self.shape(element.outer)
+        # A slice of a vector is a scalar: it only counts as a reader of the stack.
         if len(shape) == 1:
             yield ShardyOperator(None, (stack,), (), call)
             return

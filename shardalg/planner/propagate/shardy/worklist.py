@@ -57,6 +57,7 @@ class Worklist:
         """Run all stages, each until nothing changes."""
         for stage in range(LAST_STAGE + 1) if self.priorities else (LAST_STAGE,):
             self.level = stage
+            # Shardy propagates between the results and their annotations before and after a stage.
             self._pass_exits()
             # The steps go onto the stack in reverse, so that the first one is visited first.
             outside = set(self.exits)
@@ -101,8 +102,15 @@ class Worklist:
             self._visit(position)
 
     def _visit(self, position: int) -> None:
+        """Apply a step to the present layouts, and put the steps that it concerns on the stack."""
         key = self.index.pick[position](self.numbers)
-        ways, memo = self._remembered(self.index.kind_of_step[position])
+        # A memo serves one operator class under one set of directions. The next stage may have the
+        # same directions, and then continues with the memo.
+        number = self.index.kind_of_step[position]
+        known, ways = self.known[number], directions(self.index.kinds[number], self.level)
+        if known is None or known[0] != ways:
+            known = self.known[number] = (ways, {})
+        memo = known[1]
         outcome = memo.get(key, UNKNOWN)
         if outcome is UNKNOWN:
             kind = self.index.kind(position)
@@ -115,15 +123,12 @@ class Worklist:
         for k in last.values():
             self._write(position, k, *outcome[k])
 
-    def _remembered(self, number: int) -> tuple[Directions, Memo]:
-        """Return a class's directions at this stage, with the memo of its steps under them."""
-        kind, known = self.index.kinds[number], self.known[number]
-        ways = directions(kind, self.level)
-        if known is None or known[0] != ways:
-            known = self.known[number] = (ways, {})
-        return known
-
     def _write(self, position: int, tensor: int, new: int, sources: Numbers) -> None:
+        """Change the layout of one tensor of a step, and put makers and readers on the stack.
+
+        Args:
+          tensor: its number in the step; new: its layout number; sources: the tensors that gave it.
+        """
         value = self.index.tensors[position][tensor]
         # More tiles at every change, or as many on more axes (of size 1), and no more than there
         # are devices and axes: the stack comes to an end.
@@ -132,15 +137,14 @@ class Worklist:
         is_result = tensor >= self.index.kind(position).num_operands
         direction = image.FORWARD if is_result else image.BACKWARD
         self.changes.append(ShardingChange(value, new, position, direction, sources, self.level))
-        for step_of in self.index.notified.get(value, ()):
-            self._push(step_of, position)
+        # A step is on the stack at most once, and a step does not put itself there. The edges to
+        # annotations of results are visited only between stages.
+        for near in self.index.notified.get(value, ()):
+            is_exit = self.index.kind(near).role == image.EXIT
+            if near != position and not self.waits[near] and not is_exit:
+                self.waits[near] = 1
+                self.todo.append(near)
 
     def _measure(self, number: int) -> tuple[int, int]:
         """Return the number of tiles of a layout, and its number of digits."""
         return self.layouts.tiles[number], sum([len(d) for d in self.layouts.dims[number]])
-
-    def _push(self, position: int, current: int) -> None:
-        is_exit = self.index.kind(position).role == image.EXIT
-        if position != current and not self.waits[position] and not is_exit:
-            self.waits[position] = 1
-            self.todo.append(position)
