@@ -46,6 +46,7 @@ def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
     if sharded.borders:
         return None
     found, made = list(sharded.shardings), []
+    # The stack keeps its sharding outside of the loop; the layer inside gets the digits.
     for node in sharded.graph.nodes_of(["scan"]):
         for stack, layer in stacks(sharded.graph, node):
             layout = _divided(plain(found[layer]), plain(found[stack]).dims[0])
@@ -62,9 +63,11 @@ def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
     """Yield the stacks that a loop reads and makes, each with its layer in the body."""
     body = graph.regions[node.bodies[0]]
     consts, carry = (node.signature.param(name) for name in ("num_consts", "num_carry"))
+    # Operands of a scan and arguments of its body are (consts, carry, xs); results are (carry, ys).
     read = consts + carry
     yield from zip(node.operands[read:], body.arguments[read:], strict=True)
     made = zip(node.results[carry:], body.results[carry:], strict=True)
+    # A layer that is also an argument of the body has its sharding by the argument.
     yield from ((stack, layer) for stack, layer in made if layer not in body.arguments)
 
 
@@ -74,6 +77,7 @@ def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
     Dimensions that the digits divide come first. None if a dimension has the digits already, or if
     every dimension has fewer elements than there are parts.
     """
+    # One digit cannot partition two dimensions of the layer.
     used = [digit for dim in layer.dims for digit in dim]
     if not digits or any(overlap(own, digit) for own in used for digit in digits):
         return None
@@ -81,6 +85,7 @@ def _divided(layer: Sharding, digits: Digits) -> Sharding | None:
     sizes = [(size, dim) for dim, size in enumerate(layer.shape) if size >= parts(joined[dim])]
     if not sizes:
         return None
+    # Evenly divided dimensions first: uneven blocks would be padded in every iteration.
     _, dim = max(sizes, key=lambda one: (one[0] % parts(joined[one[1]]) == 0, one[0]))
     dims = tuple(joined[k] if k == dim else own for k, own in enumerate(layer.dims))
     return interned(layer.mesh, layer.shape, dims, ())
@@ -101,6 +106,7 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
     changes: dict[int, NodeReplacement] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
+        # Two regions with a common operator would pad it twice, so the first region has it alone.
         found = merge.region()
         if found is not None and not found.nodes & changes.keys():
             changes.update((node, found.change(node)) for node in sorted(found.nodes))
@@ -133,6 +139,7 @@ def _major(rule: Rule, index: Index) -> tuple[str, int] | None:
     """Return the major loop of a merged dimension and the elements per iteration, or None."""
     if len(index.terms) < 2 or index.constant or index.div != 1 or index.mod:
         return None
+    # In factor*i + j, i is the major loop if the other loops together count from 0 to factor - 1.
     name, factor = max(index.terms, key=lambda term: term[1])
     rest = sum(c * (rule.extents[n] - 1) for n, c in index.terms if n != name) + 1
     return (name, factor) if rest == factor else None
@@ -183,7 +190,10 @@ class _Region:
 
     def grown(self, value: int, dim: int, factor: int) -> bool:
         """Add all operators that a merged value reaches; return False if one cannot be padded."""
-        todo = [(value, dim, factor)]
+        # The search goes to all readers and to the maker of each merged value. It ends where an
+        # operator reads or makes samples in a dimension of their own.
+        graph, todo = self.graph, [(value, dim, factor)]
+        ends = {*graph.results, *(v for region in graph.regions for v in region.results)}
         while todo:
             value, dim, factor = todo.pop()
             # A value may be reached twice, but only with the same place of its samples.
@@ -191,30 +201,32 @@ class _Region:
                 if self.marks[value] != (dim, factor):
                     return False
                 continue
-            if not self._is_inner(value):
+            # Arguments and results of the program or of a region keep their types, without padding.
+            maker = graph.producer[value]
+            if maker is None or value in ends:
                 return False
             self.marks[value] = dim, factor
-            maker = self.graph.producer[value]
-            for number in dict.fromkeys((*self.graph.users[value], maker)):
-                assert number is not None, "an inner value has a node that makes it"
-                found = self._visited(self.graph.nodes[number], value, dim)
+            for number in dict.fromkeys((*graph.users[value], maker)):
+                found = self._visited(graph.nodes[number], value, dim)
                 if found is None:
                     return False
                 todo.extend(found)
         return True
 
-    def _is_inner(self, value: int) -> bool:
-        """Return whether a value is neither an argument nor a result of the program or a region."""
-        # The types at the border of the program or of a region stay without padding.
-        graph = self.graph
-        ends = (*graph.results, *(v for region in graph.regions for v in region.results))
-        return graph.producer[value] is not None and value not in ends
-
     def _visited(self, node: Node, value: int, dim: int) -> list[tuple[int, int, int]] | None:
-        """Return the merged values of a node that uses a merged value; None if not padded."""
+        """Return all merged values of a node that reads or makes one; None if it cannot be padded.
+
+        Args:
+          value: the merged value that is known. dim: its merged dimension.
+
+        Returns:
+          (value, merged dimension, elements of one sample in this dimension), operands and result.
+        """
         found = rules(node.signature)
         if node.primitive not in MOVABLE or node.region or not found or len(node.results) > 1:
             return None
+        # A merged dimension of 26 = 13 samples * 2 elements: with the index i, the loop i has two
+        # iterations for one sample; with the index 2*i + j, it has one.
         rule, factor = found[0], self._merged(value, dim) // self.size
         tensors = {~0: node.results[0], **dict(enumerate(node.operands))}
         at, *others = {rule.indices(k)[dim] for k, v in tensors.items() if v == value}
@@ -222,6 +234,7 @@ class _Region:
         if others or major is None or factor % major[1]:
             return None
         loop = major[0], factor // major[1]
+        # Another merged value reached the node before: both must have the samples in one loop.
         if self.loops.get(node.index, loop) != loop:
             return None
         # The operator sums over samples: the added ones must be zero.
@@ -230,19 +243,26 @@ class _Region:
                 return None
             self.sums.add(node.index)
         self.loops[node.index] = loop
-        return self._tied(rule, tensors, loop, self.ends.setdefault(node.index, {}))
+        return self._sample_dimensions(rule, tensors, loop, self.ends.setdefault(node.index, {}))
 
     @staticmethod
-    def _tied(
+    def _sample_dimensions(
         rule: Rule, tensors: Mapping[int, int], loop: tuple[str, int], ends: dict[int, int]
     ) -> list[tuple[int, int, int]] | None:
-        """Return the merged values of a node; None if an index uses the samples in another way.
+        """Find the dimensions of a node's tensors that the loop over samples indexes.
 
         Args:
+          rule: the node's row.
+          tensors: the value of each tensor: operand k has number k, the result ~0.
           loop: the name of the loop over samples, and its iterations for one sample.
-          ends: receives, per tensor, the dimension of samples that are not merged.
+          ends: an output. Per tensor, the dimension that has the samples alone is written here.
+
+        Returns:
+          (value, dimension, elements of one sample) of each dimension in which samples are merged
+          with other elements. None if some index uses the loop otherwise than as its major loop,
+          so that padding would move elements.
         """
-        marked, (name, count) = [], loop
+        merged, (name, count) = [], loop
         for tensor, value in tensors.items():
             for dim, index in enumerate(rule.indices(tensor)):
                 if name not in index.variables:
@@ -253,10 +273,11 @@ class _Region:
                 if major[1] * count == 1:
                     ends[tensor] = dim
                 else:
-                    marked.append((value, dim, major[1] * count))
-        return marked
+                    merged.append((value, dim, major[1] * count))
+        return merged
 
     def _merged(self, value: int, dim: int) -> int:
+        """Return the number of elements of a merged dimension."""
         return self.graph.values[value].type.shape[dim]
 
     def types(self) -> Mapping[int, ValueType]:
@@ -264,11 +285,14 @@ class _Region:
         return {value: self._wider(value, *mark) for value, mark in self.marks.items()}
 
     def _wider(self, value: int, dim: int, factor: int) -> ValueType:
+        """Return the type of a merged value with padded samples."""
         type_ = self.graph.values[value].type
         return _with_size(type_, dim, self.padded * factor)
 
     def change(self, number: int) -> NodeReplacement:
         """Return the replacement of a node."""
+        # An operand with the samples alone is padded here, a result cut here. A merged operand is
+        # padded already; if the node sums over samples, the added ones are set to zero before.
         node, ends = self.graph.nodes[number], self.ends[number]
         chains: list[tuple[int, tuple[Signature, ...]]] = []
         operands = []
@@ -292,14 +316,23 @@ class _Region:
             cut, made = _slice(wide, made), wide
         elif result in self.marks:
             made = self._wider(result, *self.marks[result])
+        # The row of a convolution calls the loop over its groups g: if the samples are in groups,
+        # there are as many groups more. A reshape or a broadcast has the result's shape in its
+        # parameters.
         named, count = self.loops[number]
-        groups = self.padded * count if named == "g" else 0
-        params = tuple((k, _param(k, old, made, groups)) for k, old in node.signature.params)
+        changed: dict[str, object] = {"new_sizes": made.shape, "shape": made.shape}
+        if named == "g":
+            own = dict(node.signature.params)
+            for k in ("feature_group_count", "batch_group_count"):
+                if own.get(k) != 1:
+                    changed[k] = self.padded * count
+        params = tuple((k, changed.get(k, old)) for k, old in node.signature.params)
         signature = Signature(node.primitive, params, tuple(operands), (made,))
         return NodeReplacement(tuple(chains), signature, cut)
 
     def _masked(self, wide: ValueType, dim: int, factor: int) -> Iterator[Signature]:
         """Yield the operators that set the added samples to zero."""
+        # merged [32] -> split [16, 2] -> slice [13, 2] -> pad with zeros [16, 2] -> merged [32]
         shape = wide.shape
         split = ValueType((*shape[:dim], self.padded, factor, *shape[dim + 1 :]), wide.dtype)
         true = _with_size(split, dim, self.size)
@@ -307,14 +340,6 @@ class _Region:
         yield _slice(split, true)
         yield _pad(true, split)
         yield _reshape(split, wide)
-
-
-def _param(name: str, old: object, made: ValueType, groups: int) -> object:
-    """Return a parameter of a node for a wider result and another number of groups."""
-    if name in ("new_sizes", "shape"):
-        return made.shape
-    grouped = name in ("feature_group_count", "batch_group_count") and old != 1
-    return groups if groups and grouped else old
 
 
 def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:

@@ -47,10 +47,12 @@ def watched(
         before, tree = tree_flatten_with_path(given)
         result = fn(*given)
         after = jax.tree.leaves(given)
+        # With another structure, leaves cannot be paired, so nothing is recorded.
         same: Any = jax.tree.structure(given)
         if same != tree or len(paths) != len(after):
             return result
-        # Arrays are compared by identity, because tracers have no values to compare.
+        # In a trace, an update in place puts a new array into a leaf. Tracers have no values to
+        # compare, so identity tells. A new array among the results is not lost.
         kept = {id(leaf) for leaf in jax.tree.leaves(result)}
         pairs = enumerate(zip(before, after, strict=True))
         gone = [i for i, ((_, was), now) in pairs if was is not now and id(now) not in kept]
@@ -67,11 +69,12 @@ def watched(
     return run
 
 
-# The user's arguments of a call, by position and by name.
+# The user's arguments of a call: positional arguments, and keyword arguments by name.
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]
-# The function of arrays in the middle of a call.
+# A function from pytrees of arrays to pytrees of arrays: the part of a call that is planned.
 Inner = Callable[..., Any]
-# (inner, args, kwargs) -> the result of the user's function; `inner` is called once within.
+# A function of (inner, args, kwargs). It converts the user's arguments to arrays, calls `inner`
+# once with these arrays, and converts the arrays that `inner` returns to the user's results.
 Through = Callable[[Inner, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
@@ -120,7 +123,11 @@ class Call:
     mesh: Mesh | None = None
 
     def roles(self, given: Any) -> tuple[str | None, ...]:
-        """Return the role of each leaf: as given, by a prefix or by paths, else as the trees tell.
+        """Return the role of each leaf of `args`.
+
+        Args:
+          given: roles by path (a dict of names of leaves), or a prefix of the arguments. None: the
+            roles that the framework knows, or else those that the trees of the arguments tell.
 
         Raises:
           RoleError: a prefix that does not fit, or a path that does not exist.
@@ -131,6 +138,7 @@ class Call:
             return self.spread(given, "roles")
         if self.own_roles is not None:
             return self.own_roles
+        # Roles are found on whole arguments, because an optimizer's state is known by its tree.
         found = found_roles(self.outer, self.names)
         return tuple(found[place] for place in self.places)
 
@@ -141,13 +149,15 @@ class Call:
         (2.0,)
         """
 
+        # `work` may return something else than arrays, such as a graph. An exception therefore
+        # skips the conversion of results.
         def stop(*arrays: Any) -> Any:
             raise _Stopped(work(*arrays))
 
         try:
             self.through(stop, args, kwargs)
         except _Stopped as stopped:
-            return stopped.made
+            return stopped.result
         raise AssertionError("a call calls its function")
 
     def spread(self, prefix: Any, what: str) -> tuple[Any, ...]:
@@ -157,16 +167,16 @@ class Call:
           StrategyError, RoleError: the prefix does not fit the arguments.
         """
         if isinstance(prefix, tuple):
-            prefix = self._per_argument(prefix)
+            positional = len(self.outer) - self.keywords
+            # A prefix may count static arguments or leave them out. Entries for static arguments
+            # are dropped, because only arrays have shardings.
+            if self.static and len(prefix) >= positional + len(self.static):
+                prefix = tuple(entry for n, entry in enumerate(prefix) if n not in self.static)
+            # The dict of keyword arguments is the last argument; a prefix need not mention it.
+            if self.keywords and len(prefix) == positional:
+                prefix = (*prefix, None)
         entries = flatten_prefix(prefix, self.outer, what)
         return tuple(entries[place] for place in self.places)
-
-    def _per_argument(self, prefix: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return one entry per argument that is not static; missing keyword arguments have None."""
-        positional = len(self.outer) - self.keywords
-        if self.static and len(prefix) >= positional + len(self.static):
-            prefix = tuple(entry for n, entry in enumerate(prefix) if n not in self.static)
-        return (*prefix, None) if self.keywords and len(prefix) == positional else prefix
 
     def donates(self, argnums: int | Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of the leaves of the arguments at these positions.
@@ -181,6 +191,8 @@ class Call:
             raise StrategyError(
                 f"donate_argnums names {bad}, but there are {count} arguments, numbered from 0."
             )
+        # A position is that of a whole argument, with all its leaves; negative ones count from the
+        # end, as in `jax.jit`.
         positions = {n % count for n in wanted}
         owner = [i for i, arg in enumerate(self.outer) for _ in jax.tree.leaves(arg)]
         return tuple(i for i, place in enumerate(self.places) if owner[place] in positions)
@@ -204,8 +216,8 @@ class Returned:
 class _Stopped(BaseException):
     """The end of a call where its function would run; no handler of errors should catch it."""
 
-    def __init__(self, made: Any) -> None:
-        self.made = made
+    def __init__(self, result: Any) -> None:
+        self.result = result
 
 
 def plain(
@@ -226,6 +238,7 @@ def plain(
     >>> call.args, call.paths, call.through(call.fn, (3.0,), {"w": 4.0})
     ((1.0, {'w': 2.0}), ('x', 'w'), 7.0)
     """
+    # Keyword arguments become one dict at the end: shardings and donation count it as an argument.
     made = (*args, dict(kwargs)) if kwargs else tuple(args)
     paths = leaf_paths(fn, args, kwargs) if paths is None else paths
 
@@ -249,6 +262,7 @@ def leaf_paths(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the name of every leaf of a call, in the order of `(*args, kwargs)`."""
+    # JAX flattens a dict in the order of its sorted keys.
     named = [*zip(parameter_names(fn, len(args)), args, strict=True)]
     named += [(name, kwargs[name]) for name in sorted(kwargs)]
     return tuple(
@@ -271,9 +285,15 @@ def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]
     """
     if call.returned is None:
         return tuple(paths)
+    # The framework's function returns state beside the user's results: its leaves are renamed after
+    # the arguments whose next state they are.
     returned = call.returned(tree.unflatten(range(tree.num_leaves)))
-    said = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(returned.tree)[0]]
+    own_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(returned.tree)[0]]
     return tuple(
-        said[place] if place is not None else own if state is None else f"next {call.paths[state]}"
+        own_paths[place]
+        if place is not None
+        else own
+        if state is None
+        else f"next {call.paths[state]}"
         for state, place, own in zip(returned.states, returned.places, paths, strict=True)
     )

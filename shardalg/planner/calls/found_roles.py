@@ -31,11 +31,8 @@ def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None,
     optimizer keeps moments (equal shapes in equal order), or that are named so. All other leaves
     are data.
 
-    A state has `params` beside `opt_state`; else parameters are what an optimizer keeps moments of
-    (the same shapes in the same order), or an argument that is called so. All else is data.
-
     Args:
-      names: what the arguments are called.
+      outer: the arguments. names: their names, for example "params".
 
     >>> import optax
     >>> params, x = {"w": jax.numpy.ones((2, 2))}, jax.numpy.ones(3)
@@ -74,10 +71,19 @@ def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None,
 
 
 def _begins(path: str, start: str) -> bool:
+    """Return whether `start` is a path or a beginning of it, up to a whole key.
+
+    For example, "state.w" begins "state.w['a']", and not "state.weights".
+    """
     return path == start or path.startswith((f"{start}.", f"{start}["))
 
 
 def _roles(arg: Any, name: str, moments: list[tuple[Any, ...]]) -> list[str]:
+    """Return the role of each leaf of one argument.
+
+    Args:
+      moments: the shapes of each tree that an optimizer's state keeps.
+    """
     count = len(jax.tree.leaves(arg))
     if _is_train_state(arg):
         return [role for part, role in _parts(arg) for _ in jax.tree.leaves(part)]
@@ -112,6 +118,7 @@ def _holds_state(arg: Any) -> bool:
 
 def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
     """Return the shapes of the trees that states of optax keep: moments, traces."""
+    # States nest (`optax.chain`): a field of a state may be a state, whose fields are read, too.
     states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
     fields = [part for state in states for part in _children(state)]
     inner = [shapes for part in fields if _holds_state(part) for shapes in _mirrors(part)]
@@ -153,6 +160,8 @@ def plain_function(held: Any) -> FunctionType | None:
 @contextmanager
 def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None]:
     """Run methods of these modules, and of those inside of them, in scopes of their names."""
+    # Methods belong to classes, so the classes are changed for the time of a trace, base classes
+    # included. The framework's own class of all modules stays as it is.
     inner = [module for root in modules for _, module in framework.inside(root)]
     kinds = {kind for module in inner for kind in type(module).__mro__}
     calls = _Calls(framework)
@@ -165,6 +174,7 @@ def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None
 
 def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
     for name, held in list(vars(kind).items()):
+        # Private methods run in the scope of the method that calls them.
         function = calls.framework.function(held)
         if function is None or (name.startswith("_") and name != "__call__"):
             continue
@@ -185,6 +195,7 @@ class _Calls:
 
         @wraps(method)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # A module that calls its own methods stays in its scope: one name per module.
             if self.running and self.running[-1] is module:
                 return method(module, *args, **kwargs)
             scope = jax.named_scope(self._name(module))
@@ -198,14 +209,15 @@ class _Calls:
         return run
 
     def _name(self, module: Any) -> str:
-        known = self._paths(self.running[-1]) if self.running else {}
-        return known.get(id(module)) or type(module).__name__
-
-    def _paths(self, parent: Any) -> dict[int, str]:
+        """Return a module's path inside the calling module, or the name of its class."""
+        if not self.running:
+            return type(module).__name__
+        parent = self.running[-1]
+        # The parent is kept beside its names: a freed object's id may be that of another module.
         if id(parent) not in self._inside:
             found = {id(m): _text(path) for path, m in self.framework.inside(parent) if path}
-            self._inside[id(parent)] = parent, found  # kept alive, so that its id stays its own
-        return self._inside[id(parent)][1]
+            self._inside[id(parent)] = parent, found
+        return self._inside[id(parent)][1].get(id(module)) or type(module).__name__
 
 
 def _text(path: Path) -> str:

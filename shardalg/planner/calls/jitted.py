@@ -20,9 +20,8 @@ _JITTED = type(jax.jit(abs))
 def is_jitted(fn: Any) -> bool:
     """Return whether `jax.jit` made an object, as a function or as a method.
 
-    `functools.wraps` of a jitted function copies all its attributes, but is another function.
-
-    What `functools.wraps` makes of a jitted function has all its attributes, and is another one.
+    `functools.wraps` of a jitted function copies all its attributes, but is another function. The
+    class of the object therefore decides.
 
     >>> is_jitted(jax.jit(abs)), is_jitted(abs), is_jitted(wraps(jax.jit(abs))(lambda x: 2 * x))
     (True, False, False)
@@ -42,6 +41,7 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """
     if isinstance(fn, MethodType):
         return _of_method(fn, args, kwargs)
+    # jax has no public access to the arguments of `jax.jit`; `_jit_info` has them.
     info, inner = fn._jit_info, fn.__wrapped__
     static = _Part(args, kwargs, info.static_argnums or (), info.static_argnames or ())
     donated = _Part(args, kwargs, info.donate_argnums or (), info.donate_argnames or ())
@@ -50,6 +50,8 @@ def of_jitted(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def whole(*given: Any, **named: Any) -> Any:
         return inner(*static.merged(given), **named, **static.named)
 
+    # Static leaves are no arguments of the planned function: names and donated leaves of the whole
+    # call are cut to the traced leaves.
     traced = [not on for on in static.leaves(args, kwargs)]
     every = zip(leaf_paths(inner, args, kwargs), traced, strict=True)
     paths = tuple(path for path, kept in every if kept)
@@ -78,6 +80,7 @@ def _of_method(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return made.through(run, (own, *args), kwargs)
 
+    # The user's positions do not count the object, which is argument 0 of the class's function.
     static = tuple(n - 1 for n in made.static if n)
     return replace(made, through=through, static=static)
 
@@ -96,6 +99,7 @@ def of_trace(traced: Any) -> Call:
     ]
     given = jax.tree.unflatten(traced.in_tree, types)
     made = plain(traced, *given)
+    # A program that was read from text brings its shardings in an attribute of its own.
     own, names = traced._params, traced.jaxpr.jaxpr.debug_info.arg_names
     stated = getattr(traced, STATED, Stated(None, own["in_shardings"], own["out_shardings"]))
     return replace(
@@ -124,8 +128,9 @@ class Stated(NamedTuple):
 
 def _own(tree: Any, leaves: Sequence[Any]) -> Any:
     """Return a prefix as it was given to `jax.jit`; None if it leaves everything unspecified."""
-    said = [None if type(s).__name__ == "UnspecifiedValue" else s for s in leaves]
-    return None if all(s is None for s in said) else jax.tree.unflatten(tree, said)
+    # The class is private in jax, so its name is compared.
+    entries = [None if type(s).__name__ == "UnspecifiedValue" else s for s in leaves]
+    return None if all(s is None for s in entries) else jax.tree.unflatten(tree, entries)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -144,6 +149,7 @@ class _Part:
         names: Collection[str],
     ) -> None:
         count = len(args)
+        # `jax.jit` ignores positions and names that a call leaves to default values.
         held = {n % count: args[n] for n in positions if -count <= n < count}
         object.__setattr__(self, "count", count)
         object.__setattr__(self, "values", held)

@@ -65,8 +65,8 @@ class LogicalRules:
         >>> tuple(rules.spec(("batch", None, "embed"))), tuple(rules.spec(("embed", "mlp")))
         (('data', None, 'model'), (None, 'model'))
         """
-        laid = self._laid(names)
-        axes = [self._present(laid[at]) if at in laid else () for at in range(len(names))]
+        rule_of = self._laid(names)
+        axes = [self._present(rule_of[d]) if d in rule_of else () for d in range(len(names))]
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
     def _laid(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
@@ -114,8 +114,6 @@ class LogicalRules:
         The table also has names of dimensions without a rule. It is empty if every rule applies
         somewhere.
 
-        Also names that arrays have and no rule speaks of. Empty where every rule does something.
-
         >>> rules = logical_rules(
         ...     [("embed", "model"), ("embed", "data"), ("kv", "model"), ("mlp", "tensor")],
         ...     Mesh({"data": 2, "model": 4}),
@@ -134,6 +132,8 @@ class LogicalRules:
         applied = [self._laid(names) for names in arrays]
         known = dict.fromkeys(name for names in arrays for name in names if name)
         for place, rule in enumerate(self.rules):
+            # Rules are compared by identity, because the same rule may occur twice. A rule with a
+            # missing axis is listed even if its other axes apply.
             missing = [axis for axis in rule.axes if axis not in self.mesh.shape]
             if any(rule is one for laid in applied for one in laid.values()) and not missing:
                 continue
@@ -212,7 +212,7 @@ class LogicalRules:
         >>> logical_rules({"embed": ("data", "model"), "mlp": None}, Mesh({"data": 2})).linen()
         (('embed', ('data', 'model')), ('mlp', None))
         """
-        return tuple((rule.name, _said(rule.axes)) for rule in self.rules)
+        return tuple((rule.name, _short(rule.axes)) for rule in self.rules)
 
     def haliax(self) -> dict[str, str | Axes]:
         """Return the rules for `haliax.axis_mapping`, which has one rule per name, with an axis.
@@ -227,7 +227,9 @@ class LogicalRules:
                 f"there are {counts[twice[0]]} rules for {twice[0]!r}, but an axis mapping of "
                 "haliax has one per name. Keep one of them."
             )
-        return {rule.name: said for rule in self.rules if (said := _said(rule.axes)) is not None}
+        pairs = ((rule.name, _short(rule.axes)) for rule in self.rules)
+        # haliax has no rule for a dimension that stays whole: it leaves the name out.
+        return {name: axes for name, axes in pairs if axes is not None}
 
     def yaml(self) -> str:
         """Return the rules as text for a configuration of MaxText.
@@ -270,6 +272,11 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
 
 
 def _rule(pair: Any) -> LogicalRule:
+    """Return a pair of a name and axes as a rule.
+
+    Raises:
+      StrategyError: it is no such pair.
+    """
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise StrategyError(f"{pair!r:.80} is no logical-axis rule. Write rules as {_EXAMPLE}.")
     name, axes = pair
@@ -285,11 +292,13 @@ def _rule(pair: Any) -> LogicalRule:
 
 def _names(leaf: object) -> bool:
     """Return whether a leaf of a pytree is the logical axes of an array."""
+    # A named tuple is a node of the pytree, not a tuple of names.
     named = isinstance(leaf, tuple) and all(n is None or isinstance(n, str) for n in leaf)
     return isinstance(leaf, PartitionSpec) or (named and not hasattr(leaf, "_fields"))
 
 
-def _said(axes: Axes) -> str | Axes | None:
+def _short(axes: Axes) -> str | Axes | None:
+    """Return axes as flax and haliax write them: one name, a tuple of names, or None."""
     return axes[0] if len(axes) == 1 else axes or None
 
 
@@ -306,6 +315,7 @@ def _read(text: str | Path) -> list[Any]:
             text = Path(text).read_text()
         except OSError as error:
             raise StrategyError(f"{place}: no file of logical-axis rules ({error}).") from None
+    # The key begins a line, so a comment or a value that mentions it does not count.
     start = re.search(rf"^\s*{KEY}\s*:", text, re.MULTILINE)
     if start is None:
         raise StrategyError(f"{place} has no `{KEY}: [...]`: pass MaxText's YAML, or {_EXAMPLE}.")
@@ -318,6 +328,8 @@ def _list(text: str, at: int, place: str) -> list[Any]:
     Raises:
       StrategyError: the list does not end.
     """
+    # A stack of open lists, outermost first; the result is the only element of `stack[0]`. PyYAML
+    # is no dependency, and only this part of the file is read.
     stack: list[list[Any]] = [[]]
     while found := _TOKEN.match(text, at):
         at, token = found.end(), found["token"]

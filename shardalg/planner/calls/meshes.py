@@ -38,6 +38,7 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
     returned = _returned(call, trees[1])
     out = flatten_prefix(plain_state(strategy.out_shardings), returned.tree, "out_shardings")
     pairs = zip(returned.states, returned.places, strict=True)
+    # A result of the user's has the given entry, returned state that of its argument.
     return arguments, PerLeaf(
         out[place] if place is not None else None if state is None else arguments[state]
         for state, place in pairs
@@ -55,6 +56,7 @@ def entered(call: Call, prefix: Any) -> PerLeaf:
 
 
 def _returned(call: Call, tree: Any) -> Returned:
+    """Return which results of the call are state; without a framework, none of them."""
     results = tree.unflatten(range(tree.num_leaves))
     if call.returned is not None:
         return call.returned(results)
@@ -90,11 +92,12 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     """
     # Later sources are used only if the earlier ones have no mesh.
     carried, around = list(_carried(call, strategy)), _around()
-    asked: Any = strategy.mesh
-    ours = Mesh.from_jax(asked) if _is_jax(asked) else asked or call.mesh
+    named: Any = strategy.mesh
+    ours = Mesh.from_jax(named) if _is_jax(named) else named or call.mesh
     if ours is None:
         ours = _only(carried or around or _inside(call, given))
-    seen = [mesh for mesh in (asked, *carried, *around) if _is_jax(mesh)]
+    # Only meshes of JAX say which axes are explicit; a `shardalg.Mesh` does not.
+    seen = [mesh for mesh in (named, *carried, *around) if _is_jax(mesh)]
     explicit = frozenset(
         name
         for mesh in seen
@@ -103,7 +106,10 @@ def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
     )
     typed = next((mesh for mesh in seen if AxisType.Explicit in mesh.axis_types), None)
     axes = explicit or frozenset(ours.axis_names)
-    return Placed(replace(strategy, mesh=ours), Explicit(axes, _specs(call, strategy), typed))
+    # JAX types the arguments along explicit axes: a given sharding comes before an array's own.
+    pairs = zip(entered(call, strategy.in_shardings), jax.tree.leaves(call.args), strict=True)
+    specs = tuple(_spec(given) or _spec(getattr(leaf, "sharding", None)) for given, leaf in pairs)
+    return Placed(replace(strategy, mesh=ours), Explicit(axes, specs, typed))
 
 
 def _is_jax(mesh: Any) -> bool:
@@ -113,9 +119,10 @@ def _is_jax(mesh: Any) -> bool:
 def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
     """Yield the meshes of the arguments' own shardings and of the given shardings."""
     sides = (strategy.in_shardings, strategy.out_shardings, call.in_shardings, call.out_shardings)
-    asked = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
+    given = jax.tree.leaves(sides, is_leaf=lambda s: hasattr(s, "mesh"))
     own = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(call.args)]
-    for sharding in (*own, *asked):
+    for sharding in (*own, *given):
+        # A mesh of one device shards nothing, so it does not decide the plan's mesh.
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
             yield sharding.mesh
 
@@ -132,11 +139,12 @@ def _inside(call: Call, given: Given) -> list[Any]:
 def _at_sites(jaxpr: Any) -> Iterator[Any]:
     """Yield the meshes of the constraints and regions of a jaxpr, including loops and branches."""
     for equation in getattr(getattr(jaxpr, "jaxpr", jaxpr), "eqns", ()):
-        for said in jax.tree.leaves([*equation.params.values()]):
-            mesh = said.mesh if isinstance(said, NamedSharding) else said
+        # A parameter is a sharding (a constraint), a mesh (a region) or the jaxpr of a body.
+        for param in jax.tree.leaves([*equation.params.values()]):
+            mesh = param.mesh if isinstance(param, NamedSharding) else param
             if _is_jax(mesh) and mesh.size > 1:
                 yield mesh
-            yield from _at_sites(said)
+            yield from _at_sites(param)
 
 
 def _around() -> list[Any]:
@@ -148,6 +156,11 @@ def _around() -> list[Any]:
 
 
 def _only(meshes: list[Any]) -> Mesh:
+    """Return the one mesh that all meshes of JAX mean.
+
+    Raises:
+      StrategyError: there is none, or there are several.
+    """
     found = {Mesh.from_jax(mesh) for mesh in meshes}
     # An abstract mesh means any mesh with its axes, so that a concrete one decides.
     if len(found) > 1:
@@ -164,15 +177,8 @@ def _only(meshes: list[Any]) -> Mesh:
     )
 
 
-def _specs(call: Call, strategy: Strategy) -> tuple[Any, ...]:
-    """Return each argument leaf's sharding as a PartitionSpec, or None if it is not known."""
-    leaves = jax.tree.leaves(call.args)
-    asked = entered(call, strategy.in_shardings)
-    pairs = zip(asked, (getattr(leaf, "sharding", None) for leaf in leaves), strict=True)
-    return tuple(_spec(said) or _spec(own) for said, own in pairs)
-
-
 def _spec(layout: Any) -> Any:
+    """Return a sharding as a PartitionSpec, or None if it has another form."""
     if isinstance(layout, PartitionSpec):
         return layout
     return layout.spec if isinstance(layout, NamedSharding) else None

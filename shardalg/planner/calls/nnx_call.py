@@ -25,6 +25,7 @@ def is_nnx(fn: Any, args: Any) -> bool:
 
 
 def _is_wrapped(fn: Any) -> bool:
+    """Return whether `nnx.jit` made an object."""
     return type(fn).__module__.startswith("flax.nnx.") and hasattr(fn, "jitted_fn")
 
 
@@ -34,6 +35,8 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     nnx takes the arrays out of its modules, and puts the results back into them. The planned
     function is called in place of nnx's compiled function.
     """
+    # nnx.jit calls a function that `jax.jit` has jitted, with the arrays of the modules. Another
+    # function in its place sees these arrays, and nnx converts arguments and results as usual.
     wrapper = fn if _is_wrapped(fn) else sys.modules["flax.nnx"].jit(fn)
     jitted = wrapper.jitted_fn
 
@@ -41,6 +44,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         with _in_place(wrapper, inner):
             return wrapper(*args, **kwargs)
 
+    # A first call only finds the arguments that nnx passes, and ends where nnx would compile.
     caught: list[Call] = []
 
     def catch(*pure: Any, **named: Any) -> Any:
@@ -55,6 +59,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     def through(run: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return taken(lambda *pure, **named: made.through(run, pure, named), args, kwargs)
 
+    # Modules' methods run inside the traced function, so it alone runs in scopes of their names.
     def scoped(*arrays: Any) -> Any:
         with named_modules(_framework(), modules):
             return made.fn(*arrays)
@@ -64,6 +69,7 @@ def of_nnx(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _framework() -> Framework:
+    """Return how nnx nests modules; methods are plain functions of a class."""
     nnx: Any = sys.modules["flax.nnx"]
 
     def inside(module: Any) -> Any:
@@ -88,6 +94,8 @@ def _in_place(wrapper: Any, inner: Callable[..., Any]) -> Iterator[None]:
 
 def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Return the call with the user's names and trees, if the user's trees have its arrays."""
+    # nnx passes arrays of its own trees. The arrays are the same objects as in the user's trees, so
+    # identity finds the user's place of each.
     info = wrapper.jitted_fn._jit_info
     kwargs = {n: v for n, v in kwargs.items() if n not in (info.static_argnames or ())}
     every = zip(parameter_names(wrapper.fun, len(args)), args, strict=True)
@@ -104,6 +112,7 @@ def _named(made: Call, wrapper: Any, args: Sequence[Any], kwargs: Mapping[str, A
             paths.append(f"{name}{''.join(map(_step, path))}".lstrip("."))
     returned = _returned(made)
     found = [known[id(leaf)] for leaf in jax.tree.leaves(made.args)]
+    # Some array is not in the user's trees: the names and places of nnx stay.
     if not all(found):
         return replace(made, returned=returned)
     places = tuple(place.popleft() if len(place) > 1 else place[0] for place in found)
@@ -126,14 +135,15 @@ def _roles(arg: Any) -> Any:
     def role(variable: Any) -> str:
         return "parameters" if isinstance(variable, nnx.Param) else "optimizer_state"
 
-    def told(node: Any) -> Any:
+    def roles(node: Any) -> Any:
         if not _is_node(node):
             return "data"
+        # All variables of an optimizer count as its state, whatever their class.
         variables = jax.tree.leaves(nnx.state(node), is_leaf=lambda v: isinstance(v, nnx.Variable))
-        kept = isinstance(node, nnx.Optimizer)
-        return ["optimizer_state" if kept else role(variable) for variable in variables]
+        is_optimizer = isinstance(node, nnx.Optimizer)
+        return ["optimizer_state" if is_optimizer else role(variable) for variable in variables]
 
-    return jax.tree.map(told, arg, is_leaf=_is_node)
+    return jax.tree.map(roles, arg, is_leaf=_is_node)
 
 
 def _step(key: Any) -> str:
@@ -143,11 +153,13 @@ def _step(key: Any) -> str:
 
 
 def _returned(made: Call) -> Callable[[Any], Returned]:
-    """Return the function that tells state from results in (arguments, keywords, result) of nnx."""
+    """Return the function that separates the user's results from state, as of `Call.returned`."""
     entered = [path for path, _ in tree_flatten_with_path(made.args)[0]]
     number = {path: leaf for leaf, path in enumerate(entered)}
 
     def returned(results: Any) -> Returned:
+        # In its graph mode, nnx returns (positional arguments, keyword arguments, user's result);
+        # otherwise the result is the first element. State is paired with arguments by its path.
         graph_mode = isinstance(results, tuple) and len(results) == 3
         flat = [path for path, _ in tree_flatten_with_path(results)[0]]
         here = 2 if graph_mode else 0
@@ -165,6 +177,7 @@ def _returned(made: Call) -> Callable[[Any], Returned]:
 
 
 def _nodes(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, with each module of nnx as one leaf."""
     return jax.tree.leaves(tree, is_leaf=_is_node)
 
 

@@ -38,9 +38,11 @@ def _modules(tree: Any, base: type) -> list[Any]:
 
 
 def _framework() -> Framework:
+    """Return how equinox nests modules and keeps their methods."""
     base = sys.modules["equinox"].Module
 
     def inside(module: Any) -> Iterator[tuple[Path, Any]]:
+        # Modules are pytrees: one flattening stops at the modules directly inside of this one.
         yield (), module
         below = tree_flatten_with_path(
             module, is_leaf=lambda node: isinstance(node, base) and node is not module
@@ -50,30 +52,34 @@ def _framework() -> Framework:
                 here = tuple(getattr(k, "name", getattr(k, "idx", str(k))) for k in path)
                 yield from (((*here, *rest), found) for rest, found in inside(node))
 
-    def function(held: Any) -> FunctionType | None:
-        return plain_function(getattr(held, "method", held))
+    # equinox wraps the methods of a class in objects with the attribute `method`.
+    def function(attribute: Any) -> FunctionType | None:
+        return plain_function(getattr(attribute, "method", attribute))
 
-    def put(held: Any, function: Callable[..., Any]) -> Any:
-        return function if isinstance(held, FunctionType) else type(held)(function)
+    def put(attribute: Any, function: Callable[..., Any]) -> Any:
+        return function if isinstance(attribute, FunctionType) else type(attribute)(function)
 
     return Framework(base, inside, function, put)
 
 
 def _is_filtered(fn: Any) -> bool:
+    """Return whether `eqx.filter_jit` made an object."""
     return type(fn).__module__ == "equinox._jit" and hasattr(fn, "donate_first")
 
 
 def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Return a call with its arrays taken out, as by `eqx.filter_jit`, and put back in.
+    """Return the call of a function of arrays alone, as `eqx.filter_jit` makes it.
 
-    The other leaves of the arguments are those of this call, the other leaves of the results those
-    of the trace.
+    Leaves that are not arrays, such as activation functions, are constants: those of the arguments
+    have the values of this call, those of the results the values of the trace.
     """
     inner: Callable[..., Any] = fn.__wrapped__ if _is_filtered(fn) else fn
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     static = [None if _is_array(leaf) else leaf for leaf in leaves]
     at = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
     made = plain(inner, args, kwargs)
+    # The tree of the results and their constants are known only after a trace: `of_arrays` writes
+    # them here, and the conversion of the results reads them.
     results: list[tuple[Any, list[Any]]] = []
     framework = _framework()
 
@@ -82,6 +88,8 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         for place, array in zip(at, arrays, strict=True):
             whole[place] = array
         given, named = jax.tree.unflatten(tree, whole)
+        # Only leaves that the trace computed are results of the function of arrays; the others are
+        # constants of the call.
         with named_modules(framework, _modules((given, named), framework.base)):
             made = inner(*given, **named)
         flat, out = jax.tree.flatten(made)
@@ -133,6 +141,7 @@ def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
 
 def _donated(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
     """Return for each leaf of the call whether `eqx.filter_jit` donates it."""
+    # equinox donates the first argument and all others by separate options.
     first, rest = getattr(fn, "donate_first", False), getattr(fn, "donate_rest", False)
     owners = [*args, dict(kwargs)]
     return [first if i == 0 else rest for i, arg in enumerate(owners) for _ in jax.tree.leaves(arg)]
@@ -150,8 +159,8 @@ def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """Return the call `fn(*args, **kwargs)`, unwrapped from the outermost wrapper inwards.
 
     Args:
-      fn: a function; one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`; or what
-        `jax.jit(f).trace(...)` gives, which has its arguments.
+      fn: a function, also one jitted by `jax.jit`, `eqx.filter_jit` or `nnx.jit`; or the trace
+        that `jax.jit(f).trace(...)` returns, which has its arguments.
 
     Raises:
       TraceError: it is none of these, or does not take these arguments.
@@ -162,6 +171,8 @@ def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     if hasattr(fn, "args_info") and hasattr(fn, "jaxpr"):
         return _of_trace(fn, args, kwargs)
     _check(fn, args, kwargs)
+    # A jitted function comes first: its shardings, donation and static arguments count even if
+    # arguments are modules.
     if is_jitted(fn):
         return of_jitted(fn, args, kwargs)
     if is_nnx(fn, (args, kwargs)):
@@ -170,6 +181,11 @@ def opened(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def _of_trace(traced: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Return the call of a trace of `jax.jit`.
+
+    Raises:
+      TraceError: more arguments are given.
+    """
     if args or kwargs:
         raise TraceError(
             f"{traced.fun_name} is traced already, with its arguments, and {len(args)} more are "

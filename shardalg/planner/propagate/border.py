@@ -38,6 +38,8 @@ def seed(
     """Return the layout numbers of annotated values, as far as the first round has them."""
     seeds = {value: _fixed(s, layouts) for value, s in given(graph, annotations)}
     for value, sharding in _operand_annotations(graph, annotations, index, set(seeds)).items():
+        # An argument, also of a loop's body, may still be refined during the sweeps. For any other
+        # value, a site that reads it counts as an annotation of its own.
         kind = graph.values[value].kind
         fixed = value in index.seeded or kind not in ("region_argument", "argument")
         seeds[value] = _fixed(sharding, layouts, fixed=fixed)
@@ -54,11 +56,14 @@ def _operand_annotations(
     which sites hold.
     """
     pairs = [(s.node, a) for s, a in zip(graph.sites, annotations.sites, strict=True)]
+    # Only Shardy's index has `notified`; its `seeded` says which site decides for which value.
     if index.notified:
-        asked = dict(pairs)
-        found = {value: asked[node] for value, node in index.seeded.items()}
+        by_node = dict(pairs)
+        found = {value: by_node[node] for value, node in index.seeded.items()}
         return {value: sharding for value, sharding in found.items() if sharding is not None}
+    # A constant stays replicated: a device cuts its block out of it without communication.
     known = known | {value for value, _ in graph.constants}
+    # Of several sites that read a value, the dictionary keeps the last one, as GSPMD does.
     rows = [(graph.nodes[node].operands[0], sharding) for node, sharding in pairs]
     return {v: s for v, s in rows if s is not None and v not in known and not s.unspecified_dims}
 
@@ -96,8 +101,10 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
       number: the layout number after the earlier rounds.
     """
     rounds = sharding.priorities or (0,) * len(sharding.dims)
+    # Dimensions of this round get the annotation's digits; the others keep those that they have.
     rows = zip(layouts.dims[number], sharding.dims, rounds, strict=True)
     dims = tuple(own if own_round == now else old for old, own, own_round in rows)
+    # No other dimension may take the digits of a later round: one digit cannot partition two.
     waiting = [d for d, own_round in zip(sharding.dims, rounds, strict=True) if own_round > now]
     return layouts.number(
         sharding.shape,
@@ -113,6 +120,8 @@ def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tu
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []
+    # Annotations of single operands and of results have rounds, too. A result is numbered as its
+    # stand-in.
     own = dict(given(graph, annotations))
     rows = [*own.items(), *_operand_annotations(graph, annotations, index, set(own)).items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]
@@ -136,6 +145,7 @@ def start(
         numbers[value] = layouts.whole(layouts.shapes[numbers[value]], fixed=True)
     loose = set(_loose_arguments(graph, annotations, layouts.policy))
     for value, number in seeds.items():
+        # All dimensions of a loose argument are open until the sweeps end.
         if value in loose:
             shape, dims = layouts.shapes[number], layouts.dims[number]
             number = layouts.number(shape, dims, open_dims=tuple(range(len(shape))))
@@ -182,6 +192,7 @@ def apply_border_rules(
     Args:
       is_carried: whether the value that a loop's body returns has the sharding of the carry.
     """
+    # In this order: carries take the restored shardings, and only final shardings are made even.
     loose = _loose_arguments(graph, annotations, layouts.policy)
     restored = _restore_arguments(loose, numbers, seeds)
     looped = _share_carries(graph, layouts, numbers) if is_carried else []
@@ -268,6 +279,7 @@ def _share_carries(graph: Graph, layouts: Layouts, numbers: list[int]) -> list[t
     carried = {
         (tie.call, tie.source): tie.target for tie in graph.region_arguments if tie.kind == "carry"
     }
+    # Both the body's result and the loop's result follow the body's argument.
     repairs = [(source, argument) for (_, source), argument in carried.items()]
     repairs += [
         (tie.target, carried[tie.call, tie.source])

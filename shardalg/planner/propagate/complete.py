@@ -46,6 +46,8 @@ class Contested(Fixpoint):
     wanted: dict[int, tuple[Dims, ...]] = field(default_factory=dict)
 
     def _preferred_order(self, position: int, outcome: StepOutcome) -> StepOutcome:
+        """Return the outcome by XLA's look-ahead, by `turned`, or that of the larger operand."""
+        # XLA's look-ahead decides first. If it takes the other order, the product is not contested.
         found = super()._preferred_order(position, outcome)
         if found is not outcome or outcome.other is None:
             return found
@@ -59,6 +61,7 @@ class Contested(Fixpoint):
 
         The neighbour is a value that an elementwise operator reads together with the product.
         """
+        # [False, True]: the neighbours agree with the operand that lost, and not with the winner.
         return frozenset(
             position
             for position, wanted in self.wanted.items()
@@ -76,6 +79,8 @@ class Contested(Fixpoint):
             readers = [r for r in index.readers[value] if not self._is_zeros(r[0])]
             if len({position for position, _ in readers}) != 1:
                 return []
+            # An elementwise operator reads all operands in one sharding, so that a product in
+            # another sharding costs a reshard there.
             position, kind = readers[0][0], index.kind(readers[0][0])
             if kind.role != image.POINTWISE or len(kind.results) != 1:
                 return []

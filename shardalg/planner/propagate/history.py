@@ -59,6 +59,7 @@ def _reasons(record: Record) -> Iterator[Reason]:
     roles = [kind.role for kind in steps.kinds]
     for change in fixpoint.changes:
         value, number, step, direction, sources, level = change
+        # Stand-ins of results and places in tuples are no values of the user's function.
         if value >= count:
             continue
         if step is None:
@@ -96,6 +97,8 @@ def conflicts(record: Record) -> tuple[Conflict, ...]:
     memo: dict[tuple[int, Numbers], tuple[tuple[int, str, Dims, Numbers], ...]] = {}
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     steps, final = fixpoint.index, list(fixpoint.numbers)
+    # The offers are computed again from the shardings at the end of the sweeps, with arguments as
+    # they were before their annotations were restored.
     for value, number in record.border_changes.restored:
         final[value] = number
     for position in range(len(steps.tensors)):
@@ -136,6 +139,8 @@ def merges(record: Record) -> tuple[Merge, ...]:
 
 
 def _replayed(record: Record) -> Iterator[Merge]:
+    """Yield the merges of a completion, by applying its changes again in their order."""
+    # A step's offers depend on the layouts at its time, of which only the changes are recorded.
     fixpoint, numbers = record.fixpoint, list(record.begin)
     steps, layouts = fixpoint.index, fixpoint.layouts
     for change in fixpoint.changes:
@@ -168,6 +173,7 @@ def _merged(
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
     """Yield (first, second, merged) of the offers that a change took, in this order."""
     number = key[taken.target]
+    # An offer from two sources is itself a merge, before the value takes it.
     for dims, origin in _offers_of(kind, key, layouts, taken):
         if len(origin) == 2:
             first, second = (kind.project(k, taken.target, layouts.dims[key[k]]) for k in origin)

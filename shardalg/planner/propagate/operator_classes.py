@@ -216,6 +216,7 @@ def operator_class(
       single: per result, whether it has exactly one user.
     """
     rule = rules[0]
+    # A solve, for example, needs its matrix whole, and no block of its result is a block of it.
     closed_operands = frozenset(
         k
         for k in range(len(signature.operands))

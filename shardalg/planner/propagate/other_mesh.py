@@ -71,20 +71,23 @@ def border_orders(
     """
     if not orders:
         return {}, {}
-    asked = {(side, number): mesh for side, number, mesh in orders}
-    entering = {number: mesh for (side, number), mesh in asked.items() if side == "arguments"}
+    order_of = {(side, number): mesh for side, number, mesh in orders}
+    entering = {number: mesh for (side, number), mesh in order_of.items() if side == "arguments"}
     known: dict[int, Mesh | None] = {graph.arguments[k]: mesh for k, mesh in entering.items()}
-    told = {
-        site.node: asked.get(("sites", number))
+    # An annotated site without an order of its own brings the value back to the plan's order.
+    at_site = {
+        site.node: order_of.get(("sites", number))
         for number, site in enumerate(graph.sites)
         if sites[number] is not None
     }
     # As in XLA's propagation, an order passes to the values computed from it.
     for node in graph.nodes:
         follows = next((known[v] for v in node.operands if known.get(v)), None)
-        known.update(dict.fromkeys(node.results, told.get(node.index, follows)))
+        known.update(dict.fromkeys(node.results, at_site.get(node.index, follows)))
     leaving = {
-        number: asked.get(("results", number)) if results[number] is not None else known.get(value)
+        number: order_of.get(("results", number))
+        if results[number] is not None
+        else known.get(value)
         for number, value in enumerate(graph.results)
     }
     return entering, {number: mesh for number, mesh in leaving.items() if mesh is not None}
@@ -159,6 +162,7 @@ def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shar
             "shape, on a mesh over these devices. Only shardings on a plan's first mesh follow "
             "`plan.replan` to other meshes."
         )
+    # A mesh without device ids means the plan's devices in their order, whichever they are.
     elsewhere = theirs.device_ids is None and _has_later_devices(mesh)
     here = replace(spec, mesh=mesh) if elsewhere else in_order(spec, mesh)
     if here is None or (mesh.symbolic and here.mesh != mesh):
@@ -183,6 +187,7 @@ def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
     Raises:
       StrategyError: they are not made of axes and sub-axes, or of parts of axes with named sizes.
     """
+    # A digit of another mesh may span several axes of this mesh; `spelled` divides it among them.
     whole = {mesh.digit(name) for name in mesh.axis_names}
     found = digits if whole.issuperset(digits) else spelled(digits, mesh)
     try:

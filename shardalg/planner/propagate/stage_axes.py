@@ -40,6 +40,8 @@ def exclude_stage_axes(
         too. They get the batch's other axes. No partitioner of XLA completes them so.
     """
     graph, found = sharded.graph, dict[int, Sharding]()
+    # Per loop, first find the digits of its stages, then take them from all other dimensions of
+    # values at the body's border.
     axes = set[Digit]()
     for node in graph.nodes_of(("scan",)):
         region = graph.regions[node.bodies[0]]
@@ -60,10 +62,13 @@ def _other_batch_axes(sharded: ShardedGraph, stages: set[Digit]) -> dict[int, Sh
     found: dict[int, Sharding] = {}
     meetings = (pair for node in sharded.graph.nodes if stages for pair in _passed_dimensions(node))
     for one, other in meetings:
+        # Either of the two values may be the batch.
         for (batch, place), (value, dim) in ((one, other), (other, one)):
             digits, layout = sharded.shardings[batch].dims[place], sharded.shardings[value]
             used = set(chain.from_iterable(layout.dims))
             rest = tuple(digit for digit in digits if digit not in used)
+            # As in the module's drawing: the batch has (X, L), the value has the stages on L, and
+            # its own batch dimension is free. The rest, X, goes there.
             is_met = rest and not layout.dims[dim] and not stages.isdisjoint(used & {*digits})
             if is_met and value not in sharded.fixed:
                 dims = (*layout.dims[:dim], rest, *layout.dims[dim + 1 :])
@@ -78,6 +83,7 @@ def _stages(sharded: ShardedGraph, node: Node, region: Region) -> Iterator[tuple
     carried = region.arguments[first : first + count]
     for number in region.nodes:
         inner = sharded.graph.nodes[number]
+        # Other operators may be between the carry and the shift, so the shapes are compared.
         for dim in _shifted(inner):
             for value in carried:
                 layout = sharded.shardings[value]
@@ -89,6 +95,7 @@ def _shifted(node: Node) -> Iterator[int]:
     """Yield the dimensions along which a node moves elements to their neighbours."""
     param = node.signature.param
     if node.primitive == "pad":
+        # A pad by +n at one end and -n at the other keeps the size and moves all elements by n.
         rows = enumerate(param("padding_config"))
         yield from (dim for dim, (low, high, _) in rows if low and low + high == 0)
     elif node.primitive in ("join_ends", "concatenate"):
@@ -145,6 +152,7 @@ def _passed_dimensions(node: Node) -> Iterator[tuple[Place, Place]]:
             for dim, index in enumerate(dims)
             for name in index.variables
         }
+        # Dimensions with a common loop are one dimension for the operator.
         for operand, dims in rule.operands.items():
             for dim, index in enumerate(dims):
                 for name in index.variables:

@@ -48,8 +48,8 @@ class Strategy:
     def _repr_html_(self) -> str:
         sides = (("arguments", self.in_shardings), ("results", self.out_shardings))
         rows = (*sides, *self.sites.items())
-        told = tuple((name, repr(spec)) for name, spec in rows if spec is not None)
-        return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), told))
+        shown = tuple((name, repr(spec)) for name, spec in rows if spec is not None)
+        return card(f"Strategy on {self.mesh!r}.", Table(("what", "layout"), shown))
 
     def __post_init__(self) -> None:
         if type(self.mesh).__name__ in ("Mesh", "AbstractMesh") and hasattr(
@@ -140,6 +140,7 @@ def resolve(graph: Graph, strategy: Strategy, first_mesh: Mesh | None = None) ->
         reader.of_border(spec, value, path)
         for spec, value, path in zip(wanted, graph.results, graph.result_paths, strict=True)
     ]
+    # Faults are collected and raised together, so that one run names all wrong annotations.
     reader.faults += _unknown_sites(graph.sites, strategy.sites)
     reader.faults += _other_regions(graph, strategy.mesh)
     first_mesh = first_mesh or strategy.mesh
@@ -212,6 +213,7 @@ def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[ob
     if isinstance(prefix, PerLeaf):
         return list(prefix)
     if tree is not None:
+        # Imported late, because a plan from a file has no trees and does not need jax.
         from shardalg.graph.tracing.trace import flatten_prefix
 
         return flatten_prefix(prefix, tree.unflatten(range(tree.num_leaves)), what)
@@ -257,6 +259,7 @@ class _SpecReader:
         if spec is None:
             return None
         kind = self.graph.values[value].type
+        # Under `vmap`, the function wrote the spec for one example, without the batch dimension.
         written = tuple([n for dim, n in enumerate(kind.shape) if dim not in added])
         try:
             return opened(self._made(spec, written), kind.shape, added)
@@ -266,40 +269,38 @@ class _SpecReader:
             return None
 
     def _made(self, spec: object, shape: tuple[int, ...]) -> Sharding:
+        # The class is part of the key, because a PartitionSpec may equal a tuple.
         key = (type(spec), spec, shape)
         try:
             known = self._known.get(key)
         except TypeError:  # a list is not hashable
-            return _from_entries(spec, self.mesh, shape)
+            return Sharding.from_spec(spec, self.mesh, shape)
         if known is None:
-            read = _READERS.get(type(spec).__name__, _from_entries)
+            read = _READERS.get(type(spec).__name__, Sharding.from_spec)
             known = self._known[key] = read(spec, self.mesh, shape)
         return known
 
 
-def _from_entries(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    return Sharding.from_spec(spec, mesh, shape)
-
-
-def _from_axes(spec: Any, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    return Sharding.from_axes(spec, mesh, shape)
-
-
 def _from_named(spec: object, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    """Return a NamedSharding of JAX as a sharding on the plan's mesh.
+
+    Raises:
+      StrategyError: its mesh has other devices, or an axis of the same name in another size.
+    """
     there = Sharding.from_named(spec, shape)
     check_sizes(there.mesh, mesh)
     return sharding_on_mesh(there, mesh, shape)
 
 
-def _from_text(text: str, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
-    return sharding_on_mesh(Sharding.parse(text, shape, mesh), mesh, shape)
-
-
+# The reader of a spec by the name of its class, so that JAX need not be imported. A text may name
+# devices in another order than the mesh has them.
 _READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
     "NamedSharding": _from_named,
     "Sharding": sharding_on_mesh,
-    "tuple": _from_axes,
-    "str": _from_text,
+    "tuple": Sharding.from_axes,
+    "str": lambda text, mesh, shape: sharding_on_mesh(
+        Sharding.parse(text, shape, mesh), mesh, shape
+    ),
 }
 
 
@@ -340,11 +341,13 @@ def _read_site(
 
 def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
     """Return the spec that a site carries: axes by name, or a sharding on its own mesh."""
+    # "?" marks an open dimension in a spec.
     spec = site.spec or ()
     free = [(*axes, "?") if i in site.unspecified_dims else axes for i, axes in enumerate(spec)]
     entries = tuple(axes or None for axes in free)
     if site.mesh is None:
         return entries
+    # The mesh on which the function was planned first follows the plan, by the names of its axes.
     other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
     if not is_another(other, reader.mesh, axes=axes, first_mesh=first_mesh):
         return entries

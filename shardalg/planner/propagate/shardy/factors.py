@@ -317,15 +317,16 @@ def directions(kind: OperatorClass, stage: int) -> Directions:
         return dict.fromkeys(kind.sizes, BOTH)
     if kind.blocks.issuperset(kind.sizes):  # nothing but the sorted dimension
         return {}
+    found = {loop: _direction(kind, loop, stage) for loop in kind.sizes}
+    return {loop: way for loop, way in found.items() if way}
+
+
+def _direction(kind: OperatorClass, loop: str, stage: int) -> int:
+    """Return the sides that may extend one loop at a stage, as a bit mask; 0 is neither side."""
     # Each stage adds directions to those of the stages before it. A broadcast is extended towards
     # its result last, because its operand says nothing about the result's new dimensions.
-    found: Directions = {}
-    for loop in kind.sizes:
-        way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
-        if (stage >= 2 and loop in kind.through) or stage >= 3:
-            way |= BACKWARD if kind.role == image.BROADCAST else BOTH
-        if stage >= LAST_STAGE:
-            way = BOTH
-        if way:
-            found[loop] = way
-    return found
+    towards_operand = BACKWARD if kind.role == image.BROADCAST else BOTH
+    way = PASSING.get(kind.role, 0) if stage >= 1 or kind.alone else 0
+    if (stage >= 2 and loop in kind.through) or stage >= 3:
+        way |= towards_operand
+    return BOTH if stage >= LAST_STAGE else way

@@ -189,8 +189,8 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
     moved = [loop for loop in result if _own(left, right, loop) != result[loop].digits]
     if len(moved) != 1:
         return None
-    # k is summed over y; the result wants y on j. Computed with the operands' sharding of j, it has
-    # partial sums over y, which a reduce-scatter then moves to j:  [i, k@y] [k@y, j] -> [i, j@y]
+    # [i, k@y] x [k@y, j@x] with the result [i, j@y] is computed as [i, j@x] with partial sums over
+    # y. One all-reduce adds them up, and the sum is then moved to [i, j@y].
     (loop,) = moved
     digits, held = _own(left, right, loop), result[loop].digits
     summed_loops = [loop for loop in left if loop in right and loop not in result]

@@ -137,13 +137,16 @@ class Worklist:
         is_result = tensor >= self.index.kind(position).num_operands
         direction = image.FORWARD if is_result else image.BACKWARD
         self.changes.append(ShardingChange(value, new, position, direction, sources, self.level))
-        # A step is on the stack at most once, and a step does not put itself there. The edges to
-        # annotations of results are visited only between stages.
         for near in self.index.notified.get(value, ()):
-            is_exit = self.index.kind(near).role == image.EXIT
-            if near != position and not self.waits[near] and not is_exit:
-                self.waits[near] = 1
-                self.todo.append(near)
+            self._push(near, position)
+
+    def _push(self, position: int, current: int) -> None:
+        """Put a step on the stack, unless it is there already or is the current step."""
+        # The edges to annotations of results are visited only between stages.
+        is_exit = self.index.kind(position).role == image.EXIT
+        if position != current and not self.waits[position] and not is_exit:
+            self.waits[position] = 1
+            self.todo.append(position)
 
     def _measure(self, number: int) -> tuple[int, int]:
         """Return the number of tiles of a layout, and its number of digits."""
