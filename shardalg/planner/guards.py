@@ -74,6 +74,8 @@ def _same_blocks(named: SpmdProgram, here: SpmdProgram, point: Mapping[str, int]
 
     if len(named.locals) != len(here.locals):
         return False
+    # Only locals that some instruction makes are compared: passes leave unused ones behind, which
+    # have no formula.
     pairs = [
         (named.locals[i], here.locals[i]) for i in sorted(locals_made(named) | locals_made(here))
     ]
@@ -95,6 +97,7 @@ def locals_made(program: SpmdProgram) -> set[int]:
 def _same_prices(costs: tuple[Cost, Cost], point: Mapping[str, int]) -> bool:
     """Return whether the prices of both costs are equal at a point, seconds up to rounding."""
     first, second = (dict(_prices(cost)) for cost in costs)
+    # Other keys mean other collectives or operators: the plans differ in more than their sizes.
     if first.keys() != second.keys():
         return False
     for key, price in first.items():
@@ -111,7 +114,10 @@ SECONDS = ("seconds", "useful_s", "step_time_s")
 
 
 def _prices(cost: Cost) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Return every price of a step with a key: of each item, of the whole, and of the memory."""
+    """Yield (key, price) of a step: of each item, of the whole step, and of memory.
+
+    A key is a tuple that ends in the name of the quantity, for example "wire_bytes".
+    """
     totals = cost.totals
     for item in totals.items:
         key = (item.kind, item.axes, item.role, item.phase)
@@ -169,6 +175,7 @@ def recorded_shapes(
             program = _planned_again(stages, options, run)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
+    # The first line of a program's text names its mesh, which has recorded sizes in the second run.
     again, first = (p.text(stages.graph).splitlines()[1:] for p in (program, stages.program))
     if again != first:
         return None
@@ -198,17 +205,21 @@ def _found(stages: Stages, options: Options, named: Symbolised) -> tuple[Guards 
         *sizes.manual(),
         *_other_blocks(program, named.program),
     )
+    # A chip may compute forward values again in the backward pass (`rebuild`). The peak of memory
+    # needs a formula in both cases, because the guards do not depend on the chip.
     beside = [_peak(recorded, named, stages, rebuild) for rebuild in (False, True)]
     return Guards(recorded, facts, sizes.traced(), beside), sizes.bound
 
 
 def _other_blocks(recorded: SpmdProgram, named: SpmdProgram) -> Iterator[Fact]:
     """Yield facts that blocks have the sizes of their formulas, where planning recorded others."""
+    # Equal pairs of a size and its formula give one fact.
     found: dict[tuple[Any, Any], None] = {}
     for index in sorted(locals_made(recorded) | locals_made(named)):
         again, local = recorded.locals[index], named.locals[index]
         found.update(dict.fromkeys(zip(again.shape, local.shape, strict=True)))
     for size, formula in found:
+        # A difference of zero is an identity, and needs no condition on the sizes.
         first = size.formula if type(size) is Recorded else Formula.of(size)
         difference = first - formula
         if difference:
@@ -244,6 +255,7 @@ class RunQuestion(NamedTuple):
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """Return the program of all of planning that `at` compares, on recorded sizes."""
+    # Facts recorded from here on belong to the completion; `_Telling` changes `about` per node.
     recorded, axes = sizes.recorded, sizes.sizes.axes
     recorded.about = RunQuestion("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
@@ -281,6 +293,7 @@ class _Telling(Partitioner):
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
         made = super()._body(node, body, layouts)
+        # Comparisons of sizes after the body belong to the call again.
         self._tell(node)
         return made
 
@@ -331,6 +344,8 @@ class _Sizes:
             replace(v, type=ValueType(tuple(map(self.recorded.size, dims)), v.type.dtype))
             for v, dims in zip(graph.values, self.sizes.dims, strict=True)
         )
+        # Nodes with one signature and equal types keep one signature object, so that caches by
+        # signature still serve all layers.
         types = [value.type for value in values]
         signatures: dict[Any, Signature] = {}
         nodes = []
@@ -347,6 +362,7 @@ class _Sizes:
 
     def params(self, node: Node, other: Node) -> Params:
         """Return a node's parameters; numbers that differ in the second trace become formulas."""
+        # Sizes of the node's own tensors come first: a parameter is most likely one of them.
         values = (*node.operands, *node.results)
         near = [*(n for v in values for n in self.sizes.dims[v]), *self.sizes.trips]
         known = tuple(dict.fromkeys((*near, *self.names)))
@@ -397,6 +413,7 @@ class _Sizes:
         the number next to it; a third trace decides. None if there is no such formula.
         """
         assert self.second is not None, "parameters are formulas by a second trace"
+        # The number is n + gap for a known size n if the gap is equal in both traces.
         here, there = pair
         points = self.sizes.hints, {**self.sizes.hints, **self.second.values}
         sums = (a + b for a, b in combinations_with_replacement(self.names, 2))
@@ -419,6 +436,7 @@ class _Sizes:
 
     def is_right(self, formula: Size, place: Place) -> bool:
         """Return whether a parameter has the value of its formula in a third trace."""
+        # Without a third trace, `formula` accepts only numbers within 1 of a known size.
         if self.third is None:
             return False
         node, (name, *inside) = place
@@ -440,6 +458,7 @@ class _Sizes:
         assert symbols.tracer is not None, "the second trace had a tracer"
         # In the other order, so that sizes grow at other ratios than from the hints to the second.
         sizes = [Size(name, number) for name, number in reversed(list(self.second.values.items()))]
+        # Some functions can be traced only if sizes are multiples of their hints.
         for multiples in (False, True):
             values = second_hints(sizes, multiples=multiples)
             try:

@@ -46,7 +46,8 @@ def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
     if sharded.borders:
         return None
     found, made = list(sharded.shardings), []
-    # The stack keeps its sharding outside of the loop; the layer inside gets the digits.
+    # The stack keeps its sharding outside of the loop. Inside, the digits that divide the layers
+    # among devices divide each single layer instead.
     for node in sharded.graph.nodes_of(["scan"]):
         for stack, layer in stacks(sharded.graph, node):
             layout = _divided(plain(found[layer]), plain(found[stack]).dims[0])
@@ -67,7 +68,7 @@ def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
     read = consts + carry
     yield from zip(node.operands[read:], body.arguments[read:], strict=True)
     made = zip(node.results[carry:], body.results[carry:], strict=True)
-    # A layer that is also an argument of the body has its sharding by the argument.
+    # A layer that is also an argument of the body keeps the argument's sharding.
     yield from ((stack, layer) for stack, layer in made if layer not in body.arguments)
 
 
@@ -106,7 +107,7 @@ def padding_of_samples(sharded: ShardedGraph) -> Padding | None:
     changes: dict[int, NodeReplacement] = {}
     types: dict[int, ValueType] = {}
     for merge in _merges(sharded):
-        # Two regions with a common operator would pad it twice, so the first region has it alone.
+        # An operator in two regions would be padded twice, so only the first region is padded.
         found = merge.region()
         if found is not None and not found.nodes & changes.keys():
             changes.update((node, found.change(node)) for node in sorted(found.nodes))
@@ -316,17 +317,17 @@ class _Region:
             cut, made = _slice(wide, made), wide
         elif result in self.marks:
             made = self._wider(result, *self.marks[result])
-        # The row of a convolution calls the loop over its groups g: if the samples are in groups,
-        # there are as many groups more. A reshape or a broadcast has the result's shape in its
-        # parameters.
+        # Some operators have sizes in their parameters: a reshape or a broadcast its result's shape,
+        # a convolution its number of groups. In a convolution's row, "g" is the loop over groups; if
+        # the samples are groups, every added sample adds groups.
         named, count = self.loops[number]
         changed: dict[str, object] = {"new_sizes": made.shape, "shape": made.shape}
         if named == "g":
             own = dict(node.signature.params)
-            for k in ("feature_group_count", "batch_group_count"):
-                if own.get(k) != 1:
-                    changed[k] = self.padded * count
-        params = tuple((k, changed.get(k, old)) for k, old in node.signature.params)
+            for name in ("feature_group_count", "batch_group_count"):
+                if own.get(name) != 1:
+                    changed[name] = self.padded * count
+        params = tuple((name, changed.get(name, old)) for name, old in node.signature.params)
         signature = Signature(node.primitive, params, tuple(operands), (made,))
         return NodeReplacement(tuple(chains), signature, cut)
 

@@ -43,17 +43,12 @@ class Pass:
 
 
 def _rules(rewriter: type[Rewriter]) -> Callable[[SpmdProgram, Graph, str], Rewriter]:
+    """Return the factory of a rewriter that needs nothing but the program's local values."""
     return lambda program, graph, hardware: rewriter(list(program.locals))
 
 
-def _move_masks(program: SpmdProgram, graph: Graph, hardware: str) -> MoveMasks:
-    numbers = {
-        local: ValueFacts(number=graph.numbers.get(value)) for local, value in program.constants
-    }
-    return MoveMasks(list(program.locals), graph, numbers)
-
-
 def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> CollectiveMatmuls:
+    """Return the rewriter that makes rings of products, with their times on a chip."""
     from shardalg.costs.step_time import pricing  # only plans with rings are priced here
 
     times = pricing(program, graph, machine(hardware)).ring
@@ -63,16 +58,27 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
 # The first stage: per node, a choice and its instructions (`partition.Partitioner`).
 EMIT = "emit"
 PASSES = (
-    # a mask moves to where its value is made: one mask for all readers, none where padding is known
-    Pass("move_masks", _move_masks, "join_formatting"),
-    # masks, resizes, slices and permutes that repeat or undo one another are one instruction
+    # A mask moves to where its value is made: one mask for all readers, and none if the padding is
+    # known to be right already. A block that is full of one number has it in its padding, too.
+    Pass(
+        "move_masks",
+        lambda program, graph, hardware: MoveMasks(
+            list(program.locals),
+            graph,
+            {local: ValueFacts(number=graph.numbers.get(v)) for local, v in program.constants},
+        ),
+        "join_formatting",
+    ),
+    # Masks, resizes, slices and permutes that repeat or undo one another become one instruction.
     Pass("merge_formatting", _rules(MergeFormatting), "join_formatting"),
+    # The passes before leave instructions whose results nobody reads.
     Pass("drop_unread", _rules(DropUnread)),
-    # dynamic_slice(all_reduce(x)) = reduce_scatter(x), of maxima and products
+    # dynamic_slice(all_reduce(x)) = reduce_scatter(x), also for maxima and products.
     Pass("scatter_reductions", _rules(ScatterReductions), "join_formatting"),
-    # what one device alone has is not summed: a sum would lose the sign of -0
+    # If each element comes from one device and the others send 0, the sum would turn -0 into +0.
+    # The bits are combined instead.
     Pass("join_as_bits", _rules(JoinAsBits)),
-    # a product beside its all_gather or reduce_scatter is a ring, where that is faster
+    # A product with its all_gather or reduce_scatter becomes a ring of permutes if that is faster.
     Pass("collective_matmul", _collective_matmuls, "collective_matmul"),
 )
 
@@ -190,6 +196,10 @@ def _emitted(
     partitioner: Callable[..., Partitioner],
     kept: Kept,
 ) -> SpmdProgram:
+    """Return the program that the partitioner emits, before all passes.
+
+    The arguments are those of `partition`.
+    """
     given = PartitionOptions.of(options, roles)
     # A number of bytes: a first run finds the gathers, of which the best ones within it are kept.
     if not isinstance(options.keep_gathers, bool | None):

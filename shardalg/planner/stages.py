@@ -69,6 +69,7 @@ def annotations_on_mesh(
     pairs = zip(was, given.sites, strict=True)
     # Only annotations that the function does not bring itself are restated.
     changed = [None if old == new else (new,) for old, new in pairs]
+    # On a mesh with other blocks the function is traced again, and its sites have other numbers.
     places = _partners(graphs, [i for i, new in enumerate(changed) if new], there)
     moved = [None if i is None else changed[i] for i in places]
     try:
@@ -104,6 +105,9 @@ def annotations_at(annotations: Annotations, graph: Graph, mesh: Mesh) -> Annota
 
 
 def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Sharding:
+    """Return a sharding with the same axis names on another mesh and another shape."""
+
+    # A digit is a stride and a size, which change with the mesh; the name of its axis does not.
     def digits(group: Digits) -> Digits:
         refs = (ref for digit in group for ref in sharding.mesh.axis_refs(digit))
         return tuple(mesh.ref_digit(ref) for ref in refs)
@@ -119,16 +123,21 @@ def _sharding_by_names(sharding: Sharding, mesh: Mesh, shape: tuple[int, ...]) -
     )
 
 
-def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) -> list[int | None]:
-    """Return per site of the second graph the equal one of `asked`, by name and order.
+def _partners(graphs: tuple[Graph, Graph], moved: Sequence[int], there: Mesh) -> list[int | None]:
+    """Return per site of the second graph the number of the same site in the first graph, or None.
+
+    Sites are the same if they have one name, and the same place among all sites of this name.
+
+    Args:
+      moved: the numbers of the sites of the first graph that are looked for.
 
     Raises:
       StrategyError: there are more or fewer sites of such a name in the second graph.
     """
     if graphs[0] is graphs[1]:
-        return [i if i in asked else None for i in range(len(graphs[1].sites))]
+        return [i if i in moved else None for i in range(len(graphs[1].sites))]
     found: list[int | None] = [None] * len(graphs[1].sites)
-    for name in dict.fromkeys(graphs[0].sites[i].name for i in asked):
+    for name in dict.fromkeys(graphs[0].sites[i].name for i in moved):
         first, second = ([i for i, s in enumerate(g.sites) if s.name == name] for g in graphs)
         if len(first) != len(second):
             raise StrategyError(
@@ -137,7 +146,7 @@ def _partners(graphs: tuple[Graph, Graph], asked: Sequence[int], there: Mesh) ->
                 "Give a Strategy for that mesh."
             )
         for old, new in zip(first, second, strict=True):
-            found[new] = old if old in asked else None
+            found[new] = old if old in moved else None
     return found
 
 
@@ -239,8 +248,10 @@ def planned(
     # Some switches do not work on formulas.
     options = options.where(named=is_named(traced, annotations))
     known = Completions(annotations) if known is None else known
+    # Annotations of single values name values by number, which a rewrite would change.
     if annotations.values:
         return _kept(_streamed(_planned(traced, known, options), options), options)
+    # A replanned function may have stages and padding of an earlier plan, which are decided anew.
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     traced = traced.with_trips(dict(options.trips))
     best = made = _planned(traced, known, options)
@@ -248,6 +259,7 @@ def planned(
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
         made = _planned(made.traced.staged(orders), known, options)
         best = min(best, made, key=_sent)
+    # The other orders of completion reproduce XLA's shardings, in which samples are not padded.
     if options.switches.pad_blocks and options.way == "paper":
         padding = padding_of_samples(best.sharded)
         if padding is not None:
@@ -265,6 +277,7 @@ def _kept(made: Stages, options: Options) -> Stages:
         return made
     from shardalg.planner.partition.kept_copies import below_peak
 
+    # `below_peak` judges each copy on the first program; the second program decides in the end.
     copies = below_peak(made.program, made.graph, donated=traced.donated, rebuild=chip.rebuilds)
     if not copies:
         return made
@@ -301,6 +314,7 @@ def _streamed(made: Stages, options: Options) -> Stages:
     sharded = by_layer(made.sharded)
     if sharded is None:
         return made
+    # Without an explicit option, both programs are made and priced.
     program = partition(sharded, made.traced.roles, options)
     other = replace(made, sharded=sharded, program=program, streams=True)
     return other if options.stream_layers or _is_better(other, made) else made
@@ -311,6 +325,7 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
     If neither fits, the plan with the smaller peak of memory is better.
     """
+    # A plan that does not fit in memory cannot run, whatever its time.
     fits = [
         machine(one.hardware).chip.hbm_bytes >= one.cost.peak_memory_bytes for one in (other, made)
     ]
@@ -322,6 +337,7 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
 def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
     """Return the plan; of contested products the other operand wins where that is better."""
+    # Only the prices of whole plans tell which operand of a contested product should win.
     made = _joined(_completed_plan(traced, known, options), options)
     # Products whose other operand agrees with the values beside their results.
     lost = made.sharded.contested
@@ -350,6 +366,7 @@ def _joined(made: Stages, options: Options) -> Stages:
 
 
 def _completed_plan(traced: Traced, known: Completions, options: Options) -> Stages:
+    """Return the plan by completion and partitioning, or by cost, without alternatives."""
     # The objects that planning builds stay, so collecting garbage only costs time (`pause.py`).
     with collection_paused():
         made = [known.of(traced.graph, CompletionOptions.of(own)) for own in options.completions]
@@ -396,6 +413,7 @@ def completed(
     """
     # The stages of a pipeline are known only after a completion, so the graph is completed again.
     sharded = propagate(graph, annotations, options, turned=turned)
+    # `values` are annotations for this completion only; the result has the user's annotations.
     excluded = exclude_stage_axes(sharded, meetings=options.order == "paper")
     if excluded:
         more = replace(annotations, values=(*annotations.values, *excluded))
@@ -423,6 +441,7 @@ def planned_at(
     mesh = mesh_at(hints.mesh, point)
     there = hints.traced.on(mesh, before=hints.mesh)
     traced, constant = _traced_at(there, point)
+    # Within one trace, annotations move by axis names. A new trace has sites of its own.
     if there is hints.traced:
         annotations = annotations_at(hints.annotations, traced.graph, mesh)
         return planned(traced, annotations, options), constant

@@ -79,7 +79,7 @@ class Traced:
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
-        """The role of every value."""
+        """The role of every value: "parameters", "data", "activation", "gradient" and so on."""
         return roles(self.graph, self.argument_roles)
 
     def with_sums(self, *, wide: bool) -> Traced:
@@ -133,11 +133,13 @@ class Traced:
         if not other:
             return self
         if self.again is None:
-            said = ", ".join(f"{n}={mesh.shape[n]}, not {before.shape[n]}" for n in other)
+            sizes = ", ".join(f"{n}={mesh.shape[n]}, not {before.shape[n]}" for n in other)
             raise StrategyError(
-                f"a loaded plan has no function to trace at {said}: a region is manual along these "
-                "axes, so that its blocks change. Plan the function again, or change other axes."
+                f"a loaded plan has no function to trace at {sizes}: a region is manual along "
+                "these axes, so that its blocks change. Plan the function again, or change other "
+                "axes."
             )
+        # Roles, call and donation do not depend on the mesh; graph and formulas do.
         made = self.again(mesh.shape)
         return replace(self._of(made.graph), symbols=made.symbols)
 
@@ -202,10 +204,12 @@ class Traced:
                 f"the function donates its flat arguments {list(own)}, the plan was made to donate "
                 f"{list(self.donated)}. Plan it again with donate_argnums, or pass it without."
             )
+        # The rewrites of the saved plan are repeated on the new trace, in their order.
         bound = replace(self._of(made.graph), call=made.call)
         bound = bound.with_sums(wide=self.narrow is not None)
         for orders in self.orders:
             bound = bound.staged(orders)
+        # Given trip counts (`Options.trips`) are in the regions of the loaded graph alone.
         if bound.graph.regions == self.graph.regions:
             return bound
         return replace(bound, graph=replace(bound.graph, regions=self.graph.regions))
@@ -246,6 +250,7 @@ def trace_call(
     """
     from shardalg.graph.arguments import declared_dims, own_shardings, types_of
 
+    # The call keeps types in place of arrays, so that a plan does not hold the user's memory.
     leaf_roles = call.roles(roles)
     declared, symbols = declared_dims(call.args), None
     own, kept = own_shardings(call.args), replace(call, args=types_of(call.args))
@@ -255,10 +260,12 @@ def trace_call(
     else:
         from shardalg.sizes.symbolic.symbols import name_sizes
 
+        # Named sizes: one trace at the hints, and others at other sizes to find the formulas.
         tracer = _tracer(kept, _types(given), hints)
         graph = tracer({})
         symbols = name_sizes(graph, declared, tracer)
     made = Traced(graph, leaf_roles, own, call.donated, kept, symbols)
+    # A `shard_map` fixes the sizes of its axes in the graph; only then is a mesh traced again.
     if not graph.traced_axes:
         return made
     again = partial(trace_call, kept, given=_types(given), roles=roles, explicit=explicit)
@@ -295,6 +302,7 @@ def _tracer(call: Call, given: Given, hints: _Hints) -> Callable[[Mapping[str, i
 
 
 def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
+    """Return the normalised graph of a call, with the user's names of its results."""
     made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
     paths = result_paths(call, made.trees[1], made.result_paths)
     return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))
@@ -309,6 +317,7 @@ def read_traced(content: Mapping[str, Any]) -> Traced:
     """
     from shardalg.graph.ops.judged import check_operators
 
+    # A file may be from anybody: operators, roles and donation are checked as if a user gave them.
     graph, named = from_json(content["graph"]), content["symbols"]
     check_operators(graph)
     argument_roles = read(_Roles, content["argument_roles"], "argument_roles")
@@ -342,6 +351,7 @@ def _own_layout(
     carried: Any, shape: tuple[int, ...], mesh: Mesh, *, first_mesh: Mesh | None
 ) -> Sharding:
     """Return an argument's own sharding by the names of its axes, or on its own mesh."""
+    # Only the axes that the sharding uses decide: an array may be on a mesh with more axes.
     there = Sharding.from_named(carried, shape)
     axes = {ref.name for dim in there.dims for ref in there.mesh.refs(dim)}
     if is_another(there.mesh, mesh, axes=axes, first_mesh=first_mesh or mesh):

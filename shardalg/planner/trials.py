@@ -57,6 +57,7 @@ class TrialOutcome:
         """Return the figures of a plan; seconds and memory are nan if `is_priced` is False."""
         sent: Counter[tuple[int | None, int]] = Counter()
         runs: Counter[tuple[str, Digits]] = Counter()
+        # A collective inside a loop runs once per iteration (`step.count`).
         for moved in stages.traffic.collectives:
             sent[moved.place] += moved.step.count * moved.wire_bytes
             runs[moved.alike] += moved.step.count
@@ -107,6 +108,7 @@ class Trials:
         Args:
           is_priced: takes an outcome without a price; returns whether a price is needed.
         """
+        # The plan is dropped afterwards, so a price is computed while it is at hand.
         known = self._outcomes.get(annotations) or self._unpriced.get(annotations)
         if known is None:
             stages = self.under(annotations)
@@ -129,6 +131,7 @@ class Trials:
         (`Options.stream_layers`). None if the layers of no stack are divided among devices.
         """
         stages = self.stages
+        # A streamed plan has a stack that is divided; for another plan, `by_layer` looks for one.
         if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
             return None
         options = replace(self.options, stream_layers=not stages.streams)

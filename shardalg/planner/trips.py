@@ -71,11 +71,15 @@ def executions_text(graph: Graph, loops: Iterable[Instruction], count: Any) -> s
     if not unknown:
         counted = ", ".join(f"{loop.iterations} iterations of {loop.text}" for loop in whiles)
         return f"{_times(count)} a step" + (f" ({counted})" if counted else "")
+    # `count` is a multiple of the executions of the outermost unknown loop. The text names this
+    # factor separately, because "per iteration" counts within one execution.
     outer = min(graph.trip_count(loop.node) for loop in unknown)
-    said = " and ".join(f"per iteration of {loop.text}" for loop in unknown)
+    per_loop = " and ".join(f"per iteration of {loop.text}" for loop in unknown)
     names = " x ".join(loop.name for loop in unknown)
     each = f" in each of {outer} executions of the loop" if outer > 1 else ""
-    return f"{_times(count // max(outer, 1))} {said} ({names} iterations{each}, an unknown number)"
+    return (
+        f"{_times(count // max(outer, 1))} {per_loop} ({names} iterations{each}, an unknown number)"
+    )
 
 
 def _times(count: Any) -> str:
@@ -106,6 +110,7 @@ def with_trips(graph: Graph, given: Trips) -> Graph:
     counts: dict[int, int] = {}
     for loop in loops:
         number = given.get(loop.name, given.get(loop.node.source, _counted(graph, loop.node)))
+        # The condition is evaluated once more than the body, when it ends the loop.
         condition, body = loop.node.bodies
         counts[condition], counts[body] = (1, 1) if number is None else (number + 1, number)
     # Parents come before their regions, so each trip count is the parent's times a ratio.
@@ -125,6 +130,7 @@ def without_trips(graph: Graph) -> Graph:
     loops = while_loops(graph)
     if all(loop.iterations is None for loop in loops):
         return graph
+    # As in `with_trips`, with the ratio 1 for the condition and the body of each `while` loop.
     inside = {body for loop in loops for body in loop.node.bodies}
     regions: list[Region] = []
     for region in graph.regions:
@@ -138,6 +144,11 @@ def without_trips(graph: Graph) -> Graph:
 
 
 def _check_known(loops: tuple[WhileLoop, ...], given: Trips) -> None:
+    """Raise unless each given name is the symbol or the source line of a `while` loop.
+
+    Raises:
+      StrategyError: a name of no loop.
+    """
     known = {name for loop in loops for name in (loop.name, loop.node.source)}
     wrong = [name for name in given if name not in known]
     if wrong:
@@ -167,17 +178,14 @@ def _counted(graph: Graph, node: Node) -> int | None:
         start = None if step is None else loop.start(counter)
         if step is None or limit is None or start is None:
             continue
-        count, (least, most) = _iterations(start, step, limit, passes), _range(graph, counter)
-        # A counter that leaves its type starts again at the other end.
+        count, dtype = _iterations(start, step, limit, passes), graph.values[counter].type.dtype
+        # A counter that leaves the range of its integer type starts again at the other end, so that
+        # the loop runs on: "uint8" has [0, 255], "int8" has [-128, 127].
+        bits = int(dtype.lstrip("uint"))
+        least = 0 if dtype.startswith("u") else -(2 ** (bits - 1))
+        most = least + 2**bits - 1
         return count if count is not None and least <= start + count * step <= most else None
     return None
-
-
-def _range(graph: Graph, value: int) -> tuple[int, int]:
-    """Return the least and the largest number of an integer type."""
-    dtype = graph.values[value].type.dtype
-    bits = int(dtype.lstrip("uint"))
-    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 Test = Callable[[int, int], bool]
@@ -232,6 +240,7 @@ class _CountedLoop:
         if place is None:
             return None
         maker = self.graph.producer[body.results[place]]
+        # The counter is the first operand of a difference, and either operand of a sum.
         if maker is None or self.graph.nodes[maker].primitive not in ("add", "sub"):
             return None
         made, sign = self.graph.nodes[maker], 1
@@ -248,6 +257,7 @@ class _CountedLoop:
         place, body = self.carried.get(value), self.graph.regions[self.node.bodies[1]]
         if place is None:
             return self.number(value)
+        # A carried value is the same in every iteration if the body returns it unchanged.
         is_kept = self.carried.get(body.results[place]) == place
         return self.start(value) if is_kept else None
 

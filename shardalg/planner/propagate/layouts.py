@@ -42,7 +42,7 @@ class Layouts:
         self.annotated: dict[tuple[Sharding, bool], int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
         self._shardings: list[Sharding] = []
-        # Pure functions of layout numbers, called with equal arguments at many steps.
+        # Pure functions of layout numbers; many steps call them with equal arguments.
         self.improve = cache(self._improve)
         self.even = cache(self._even)
         self.merged = cache(self._merged)

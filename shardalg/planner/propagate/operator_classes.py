@@ -216,7 +216,8 @@ def operator_class(
       single: per result, whether it has exactly one user.
     """
     rule = rules[0]
-    # A solve, for example, needs its matrix whole, and no block of its result is a block of it.
+    # Results offer nothing to an operand with a whole loop that no result has, because no block of
+    # a result is a block of such an operand.
     closed_operands = frozenset(
         k
         for k in range(len(signature.operands))

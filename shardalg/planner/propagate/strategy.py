@@ -347,7 +347,7 @@ def _own_spec(reader: _SpecReader, site: Site, first_mesh: Mesh) -> object:
     entries = tuple(axes or None for axes in free)
     if site.mesh is None:
         return entries
-    # The mesh on which the function was planned first follows the plan, by the names of its axes.
+    # A spec on the mesh on which the function was planned first means axes by name on every mesh.
     other, axes = Mesh(*site.mesh), {name for names in spec for name in names}
     if not is_another(other, reader.mesh, axes=axes, first_mesh=first_mesh):
         return entries

@@ -94,7 +94,7 @@ class Instructions:
             return "leave", value, 0
         if value in self.entering:
             return "enter", value, 0
-        # A value numbered after the graph's is a place, which no node makes.
+        # A number beyond those of the graph's values is a place in a tuple, which no node makes.
         node = self.graph.producer[value] if value < len(self.graph.values) else None
         return None if node is None else self._made_by(node)
 
