@@ -255,46 +255,50 @@ class RunQuestion(NamedTuple):
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
     """Return the program of all of planning that `at` compares, on recorded sizes."""
-    # Facts recorded from here on belong to the completion; `_Telling` changes `about` per node.
+    # Facts recorded from here on belong to the completion. During partitioning,
+    # `_RecordingPartitioner` changes `about` for each node.
     recorded, axes = sizes.recorded, sizes.sizes.axes
     recorded.about = RunQuestion("sharding")
     mesh = stages.mesh.resized({name: recorded.size(axis) for name, axis in axes.items()})
     graph = sizes.graph()
     annotations = annotations_at(stages.annotations, graph, mesh)
     sharded = completed(graph, annotations, CompletionOptions.of(options))
-    return partition(sharded, stages.traced.roles, options, partial(_Telling, recorded))
+    return partition(
+        sharded, stages.traced.roles, options, partial(_RecordingPartitioner, recorded)
+    )
 
 
-class _Telling(Partitioner):
-    """A partitioner that tells the recorder for which node it compares sizes."""
+class _RecordingPartitioner(Partitioner):
+    """A partitioner that records for which node it compares sizes, in `Recorder.about`."""
 
     def __init__(self, recorder: Recorder, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recorder = recorder
 
-    def _tell(self, node: Node | None) -> None:
+    def _set_node(self, node: Node | None) -> None:
+        """Assign the comparisons that follow to a node, or to the program's border (None)."""
         self.recorder.about = RunQuestion("collectives", None if node is None else node.index)
 
     def _argument_local(self, value: int, order: Mesh | None) -> int:
-        self._tell(None)
+        self._set_node(None)
         return super()._argument_local(value, order)
 
     def _result_local(self, value: int, layout: Sharding) -> int:
-        self._tell(None)
+        self._set_node(None)
         return super()._result_local(value, layout)
 
     def _recipe(self, node: Node) -> Recipe:
-        self._tell(node)
+        self._set_node(node)
         return super()._recipe(node)
 
     def _call(self, node: Node) -> None:
-        self._tell(node)
+        self._set_node(node)
         super()._call(node)
 
     def _body(self, node: Node, body: int, layouts: tuple[Layouts, Layouts]) -> Block:
         made = super()._body(node, body, layouts)
         # Comparisons of sizes after the body belong to the call again.
-        self._tell(node)
+        self._set_node(node)
         return made
 
 

@@ -317,9 +317,9 @@ class _Region:
             cut, made = _slice(wide, made), wide
         elif result in self.marks:
             made = self._wider(result, *self.marks[result])
-        # Some operators have sizes in their parameters: a reshape or a broadcast its result's shape,
-        # a convolution its number of groups. In a convolution's row, "g" is the loop over groups; if
-        # the samples are groups, every added sample adds groups.
+        # Some operators have sizes in their parameters: a reshape or a broadcast its result's
+        # shape, a convolution its number of groups. "g" is a convolution's loop over groups. If the
+        # samples are groups, every added sample adds groups.
         named, count = self.loops[number]
         changed: dict[str, object] = {"new_sizes": made.shape, "shape": made.shape}
         if named == "g":
@@ -344,10 +344,12 @@ class _Region:
 
 
 def _with_size(type_: ValueType, dim: int, size: int) -> ValueType:
+    """Return a type with another size of one dimension."""
     return ValueType((*type_.shape[:dim], size, *type_.shape[dim + 1 :]), type_.dtype)
 
 
 def _reshape(given: ValueType, made: ValueType) -> Signature:
+    """Return the reshape from one type to another."""
     return Signature(
         "reshape", (("dimensions", None), ("new_sizes", made.shape)), (given,), (made,)
     )
@@ -362,6 +364,7 @@ def _pad(given: ValueType, made: ValueType) -> Signature:
 
 
 def _slice(given: ValueType, made: ValueType) -> Signature:
+    """Return the operator that cuts dimensions at their ends."""
     starts = (0,) * len(given.shape)
     params = (("limit_indices", made.shape), ("start_indices", starts), ("strides", None))
     return Signature("slice", params, (given,), (made,))

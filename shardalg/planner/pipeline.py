@@ -213,6 +213,7 @@ def _emitted(
 def _stages(
     program: SpmdProgram, graph: Graph, switches: Switches, hardware: str
 ) -> Iterator[ProgramStage]:
+    """Yield the emitted program, and the program after each pass, also of passes that are off."""
     yield ProgramStage(EMIT, program)
     for one in PASSES:
         off = one.switch if one.switch and not getattr(switches, one.switch) else ""

@@ -51,7 +51,10 @@ def found_roles(outer: Sequence[Any], names: Sequence[str]) -> tuple[str | None,
 
 
 def by_path(given: Mapping[str, Any], paths: Sequence[str]) -> tuple[str | None, ...]:
-    """Return the role of each leaf that is given for its path, or for the longest start of it.
+    """Return the role of each leaf, from roles by path; None for a leaf without a role.
+
+    A role for `state` holds for all leaves whose paths begin with `state`. If several roles fit a
+    leaf, the role with the longest path is taken.
 
     Raises:
       RoleError: a path that no argument has.
@@ -103,21 +106,27 @@ def _parts(state: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _is_train_state(arg: Any) -> bool:
+    """Return whether an argument has the fields of flax's `TrainState`."""
     return hasattr(arg, "params") and hasattr(arg, "opt_state")
 
 
 def _is_optax(node: Any) -> bool:
+    """Return whether a node's class is defined in optax, as the classes of its states are."""
     return type(node).__module__.split(".")[0] == "optax"
 
 
 def _holds_state(arg: Any) -> bool:
+    """Return whether an argument is a train state, or contains a state of optax."""
     if _is_train_state(arg) or _is_optax(arg):
         return True
     return any(map(_is_optax, jax.tree.leaves(arg, is_leaf=_is_optax)))
 
 
 def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
-    """Return the shapes of the trees that states of optax keep: moments, traces."""
+    """Return the shapes of each tree that a state of optax keeps, such as moments or traces.
+
+    Each entry has the shapes of one tree. Moments have the parameters' shapes in the same order.
+    """
     # States nest (`optax.chain`): a field of a state may be a state, whose fields are read, too.
     states = [s for s in jax.tree.leaves(arg, is_leaf=_is_optax) if _is_optax(s)]
     fields = [part for state in states for part in _children(state)]
@@ -126,10 +135,12 @@ def _mirrors(arg: Any) -> list[tuple[Any, ...]]:
 
 
 def _children(node: Any) -> list[Any]:
+    """Return the direct children of a node of a pytree."""
     return list(jax.tree.leaves(node, is_leaf=lambda x: x is not node))
 
 
 def _shapes(tree: Any) -> tuple[Any, ...]:
+    """Return the shapes of a tree's arrays in the order of its leaves."""
     return tuple(leaf.shape for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
@@ -143,18 +154,18 @@ class Framework(NamedTuple):
     Attributes:
       base: their class. inside: returns (path, module) of each module in a module, itself included.
       function: returns the function of a class attribute that is a method, or None.
-      held: returns the class attribute for another function in place of a method's.
+      with_function: returns the class attribute for another function in place of a method's.
     """
 
     base: type
     inside: Callable[[Any], Iterable[tuple[Path, Any]]]
     function: Callable[[Any], FunctionType | None]
-    held: Callable[[Any, Callable[..., Any]], Any]
+    with_function: Callable[[Any, Callable[..., Any]], Any]
 
 
-def plain_function(held: Any) -> FunctionType | None:
+def plain_function(attribute: Any) -> FunctionType | None:
     """Return the class attribute if it is a plain function, else None."""
-    return held if isinstance(held, FunctionType) else None
+    return attribute if isinstance(attribute, FunctionType) else None
 
 
 @contextmanager
@@ -173,13 +184,16 @@ def named_modules(framework: Framework, modules: Iterable[Any]) -> Iterator[None
 
 
 def _name_methods(kind: type, calls: _Calls, changed: ExitStack) -> None:
-    for name, held in list(vars(kind).items()):
+    """Let the public methods of a class run in named scopes, until `changed` is closed."""
+    for name, attribute in list(vars(kind).items()):
         # Private methods run in the scope of the method that calls them.
-        function = calls.framework.function(held)
+        function = calls.framework.function(attribute)
         if function is None or (name.startswith("_") and name != "__call__"):
             continue
-        type.__setattr__(kind, name, calls.framework.held(held, calls.named(function)))
-        changed.callback(type.__setattr__, kind, name, held)
+        type.__setattr__(
+            kind, name, calls.framework.with_function(attribute, calls.named(function))
+        )
+        changed.callback(type.__setattr__, kind, name, attribute)
 
 
 class _Calls:

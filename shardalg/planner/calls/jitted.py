@@ -150,9 +150,9 @@ class _Part:
     ) -> None:
         count = len(args)
         # `jax.jit` ignores positions and names that a call leaves to default values.
-        held = {n % count: args[n] for n in positions if -count <= n < count}
+        values = {n % count: args[n] for n in positions if -count <= n < count}
         object.__setattr__(self, "count", count)
-        object.__setattr__(self, "values", held)
+        object.__setattr__(self, "values", values)
         object.__setattr__(self, "named", {n: kwargs[n] for n in names if n in kwargs})
 
     def others(

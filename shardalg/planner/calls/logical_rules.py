@@ -65,12 +65,14 @@ class LogicalRules:
         >>> tuple(rules.spec(("batch", None, "embed"))), tuple(rules.spec(("embed", "mlp")))
         (('data', None, 'model'), (None, 'model'))
         """
-        rule_of = self._laid(names)
+        rule_of = self._applied_rules(names)
         axes = [self._present(rule_of[d]) if d in rule_of else () for d in range(len(names))]
         return PartitionSpec(*(a if len(a) > 1 else a[0] if a else None for a in axes))
 
-    def _laid(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
-        """Return the rule of each dimension that a rule shards or keeps whole.
+    def _applied_rules(self, names: Sequence[str | None]) -> dict[int, LogicalRule]:
+        """Return the rule that applies to each dimension, by the dimension's number.
+
+        A dimension without a rule is left out.
 
         Raises:
           StrategyError: a name twice.
@@ -93,6 +95,7 @@ class LogicalRules:
         return found
 
     def _present(self, rule: LogicalRule) -> Axes:
+        """Return the rule's axes that the mesh has."""
         return tuple(axis for axis in rule.axes if axis in self.mesh.shape)
 
     def specs(self, logical: Any) -> Any:
@@ -129,7 +132,8 @@ class LogicalRules:
         return Table(("rule", "why"), tuple(self._idle(arrays)))
 
     def _idle(self, arrays: Sequence[Sequence[str | None]]) -> Iterator[tuple[str, str]]:
-        applied = [self._laid(names) for names in arrays]
+        """Yield (rule, reason) for `idle`; each array is given by the names of its dimensions."""
+        applied = [self._applied_rules(names) for names in arrays]
         known = dict.fromkeys(name for names in arrays for name in names if name)
         for place, rule in enumerate(self.rules):
             # Rules are compared by identity, because the same rule may occur twice. A rule with a

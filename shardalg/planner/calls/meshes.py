@@ -128,7 +128,8 @@ def _carried(call: Call, strategy: Strategy) -> Iterator[Any]:
 
 
 def _inside(call: Call, given: Given) -> list[Any]:
-    """Return the meshes that the function itself names; none for named sizes."""
+    """Return the meshes of constraints and regions inside the function; none for named sizes."""
+    # The function is traced for it. Named sizes are no numbers, which this trace would need.
     if hasattr(call.fn, "jaxpr"):
         return list(_at_sites(call.fn.jaxpr))
     if declared_dims(call.args) is not None:
@@ -165,8 +166,8 @@ def _only(meshes: list[Any]) -> Mesh:
     # An abstract mesh means any mesh with its axes, so that a concrete one decides.
     if len(found) > 1:
         abstract = {mesh for mesh in found if mesh.device_ids is None}
-        held = {mesh.axes for mesh in found - abstract}
-        found -= {mesh for mesh in abstract if mesh.axes in held}
+        concrete = {mesh.axes for mesh in found - abstract}
+        found -= {mesh for mesh in abstract if mesh.axes in concrete}
     if len(found) == 1:
         return found.pop()
     which = ", ".join(sorted(map(repr, found))) or "none"

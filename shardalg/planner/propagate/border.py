@@ -111,7 +111,7 @@ def in_round(layouts: Layouts, number: int, sharding: Sharding, now: int) -> int
         dims,
         fixed=layouts.fixed[number],
         open_dims=tuple(d for d in sharding.unspecified_dims if rounds[d] <= now),
-        held=tuple(digit for digits in waiting for digit in digits),
+        reserved=tuple(digit for digits in waiting for digit in digits),
     )
 
 

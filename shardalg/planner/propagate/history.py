@@ -44,6 +44,7 @@ def history(record: Record) -> tuple[Reason, ...]:
 
 
 def _reasons(record: Record) -> Iterator[Reason]:
+    """Yield the reasons in order: annotations, changes of the sweeps, changes at the borders."""
     fixpoint, layouts = record.fixpoint, record.fixpoint.layouts
     for value, number in record.seeds.items():
         own = value in record.annotated
@@ -179,12 +180,12 @@ def _merged(
             first, second = (kind.project(k, taken.target, layouts.dims[key[k]]) for k in origin)
             yield first, second, dims
         free = layouts.open[number]
-        asked = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
+        offered = tuple(d if i in free else () for i, d in enumerate(dims)) if free else dims
         new = layouts.improve(number, dims, True, False)
         if new != number and layouts.tiles[number] > 1:
-            both = layouts.merged(kind.shapes[taken.target], layouts.dims[number], asked)
+            both = layouts.merged(kind.shapes[taken.target], layouts.dims[number], offered)
             if both == layouts.dims[new]:
-                yield layouts.dims[number], asked, both
+                yield layouts.dims[number], offered, both
         number = new
 
 

@@ -37,7 +37,7 @@ class Layouts:
         self.tiles: list[int] = []
         self.fixed: list[bool] = []
         self.open: list[tuple[int, ...]] = []
-        self.held: list[Digits] = []
+        self.reserved: list[Digits] = []
         self.shapes: list[tuple[int, ...]] = []
         self.annotated: dict[tuple[Sharding, bool], int] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -54,17 +54,24 @@ class Layouts:
         *,
         fixed: bool = False,
         open_dims: tuple[int, ...] = (),
-        held: Digits = (),
+        reserved: Digits = (),
     ) -> int:
-        """Return the number of a layout; `held` are digits that it must not take yet."""
-        key = (shape, dims, fixed, open_dims, held)
+        """Return the number of a layout; equal arguments give the same number.
+
+        Args:
+          dims: the digits of each dimension. fixed: whether the layout was annotated.
+          open_dims: the dimensions of an annotation that completion may shard.
+          reserved: digits of the annotation's dimensions with a later priority, which the open
+            dimensions must not take.
+        """
+        key = (shape, dims, fixed, open_dims, reserved)
         if key not in self._numbers:
             self._numbers[key] = len(self.dims)
             self.dims.append(dims)
             self.tiles.append(math.prod(parts(digits) for digits in dims))
             self.fixed.append(fixed)
             self.open.append(open_dims)
-            self.held.append(held)
+            self.reserved.append(reserved)
             self.shapes.append(shape)
         return self._numbers[key]
 
@@ -74,8 +81,10 @@ class Layouts:
 
     def extended(self, number: int, dims: Dims) -> int:
         """Return the number of the same tensor on other digits, as fixed and as open as it is."""
-        fixed, open_dims, held = self.fixed[number], self.open[number], self.held[number]
-        return self.number(self.shapes[number], dims, fixed=fixed, open_dims=open_dims, held=held)
+        fixed, open_dims, reserved = self.fixed[number], self.open[number], self.reserved[number]
+        return self.number(
+            self.shapes[number], dims, fixed=fixed, open_dims=open_dims, reserved=reserved
+        )
 
     def fused(self, digits: Digits) -> Digits:
         """Return the digits in their only notation: neighbouring parts of one axis are fused."""
@@ -172,7 +181,8 @@ class Layouts:
                 new = self.number(shape, both)
                 if self.tiles[new] > max(self.tiles[number], offered):
                     return new
-        # Sizes are compared last, so that no plan rests on an answer that decides nothing.
+        # The numbers of tiles are compared last. With named axis sizes, every comparison becomes a
+        # condition of the plan, so only comparisons that decide are made.
         if (replace or finer) and offered > self.tiles[number]:
             return self.number(shape, dims)
         return number
@@ -183,9 +193,9 @@ class Layouts:
         if not open_dims:
             return number
         # Digits of dimensions with a later priority are reserved for these dimensions.
-        held = self.held[number]
+        reserved = self.reserved[number]
         offered = tuple(
-            d if i in open_dims and not any(overlap(a, b) for a in d for b in held) else ()
+            d if i in open_dims and not any(overlap(a, b) for a in d for b in reserved) else ()
             for i, d in enumerate(dims)
         )
         own, offered = self.dims[number], tuple(map(self.fused, offered))

@@ -170,14 +170,14 @@ def sharding_on_mesh(spec: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> Shar
             f"{spec!r} lies on other devices than {mesh!r}, or orders them in a way that axes of "
             "named sizes do not describe. Write it on a mesh over these devices, in their order."
         )
-    held = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
+    classes = {name: _on_axes(getattr(here, name), here, mesh) for name in CLASSES}
     dims = tuple(_on_axes(digits, here, mesh) for digits in here.dims)
     return replace(
         here,
         dims=dims,
-        unreduced=held["unreduced"],
-        manual=held["manual"],
-        replicated=held["replicated"],
+        unreduced=classes["unreduced"],
+        manual=classes["manual"],
+        replicated=classes["replicated"],
     )
 
 

@@ -262,13 +262,18 @@ class _SpecReader:
         # Under `vmap`, the function wrote the spec for one example, without the batch dimension.
         written = tuple([n for dim, n in enumerate(kind.shape) if dim not in added])
         try:
-            return opened(self._made(spec, written), kind.shape, added)
+            return opened(self._parsed(spec, written), kind.shape, added)
         except (ShardalgError, TypeError) as error:
             under = f", written for shape {written} under vmap" if added else ""
             self.faults.append(f"{name} {kind!r}{under}: {error}")
             return None
 
-    def _made(self, spec: object, shape: tuple[int, ...]) -> Sharding:
+    def _parsed(self, spec: object, shape: tuple[int, ...]) -> Sharding:
+        """Return a spec as a sharding of a tensor of this shape; equal specs are read once.
+
+        Raises:
+          ShardalgError, TypeError: the spec does not fit the shape or the mesh.
+        """
         # The class is part of the key, because a PartitionSpec may equal a tuple.
         key = (type(spec), spec, shape)
         try:
@@ -305,6 +310,7 @@ _READERS: Mapping[str, Callable[[Any, Mesh, tuple[int, ...]], Sharding]] = {
 
 
 def _unknown_sites(sites: Sequence[Site], given: Mapping[str, object]) -> list[str]:
+    """Return a fault for each name in a strategy that no site of the function has."""
     names = list(dict.fromkeys(site.name for site in sites if site.name))
     faults = []
     for name in given:

@@ -146,6 +146,7 @@ class Fixpoint:
                     self.due_places[place] = 1
 
     def _forward_sweep(self, first_step: int, end: int) -> bool:
+        """Visit the due steps of one computation in order; return whether a sharding changed."""
         due, index, level = self.due_steps, self.index, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[FORWARD, self.merging], self.first[FORWARD]
@@ -190,6 +191,7 @@ class Fixpoint:
         return outcome if memo[after] is None else replace(outcome or NOTHING, retry=True)
 
     def _write_results(self, position: int, outcome: StepOutcome) -> bool:
+        """Give a step's results their new layouts; return whether a layout changed."""
         self.retry_steps[position] = outcome.retry
         # A contested product: the readers further on may prefer the other operand.
         if outcome.other is not None:
@@ -204,6 +206,7 @@ class Fixpoint:
         return bool(outcome.changed)
 
     def _write(self, change: ShardingChange) -> None:
+        """Record a change, and mark all steps and operands as due that it may affect."""
         value, tiles = change.value, self.layouts.tiles
         # More tiles at every change, and no more than devices: the sweeps come to an end.
         assert tiles[change.number] > tiles[self.numbers[value]] or change.step is None

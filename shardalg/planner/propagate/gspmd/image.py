@@ -180,14 +180,15 @@ FORWARD, BACKWARD = "forward", "backward"
 POINTWISE, LAYOUT, LOOP, STACK = "pointwise", "layout", "loop", "stack"
 DYNAMIC_SLICE, GATHER, REDUCE, CONTRACTION = "dynamic_slice", "gather", "reduce", "contraction"
 CONVOLUTION, WINDOW, BROADCAST = "convolution", "window", "broadcast"
-# Products: of two operands that each improve the result the larger one goes first.
+# Products of two operands: if both improve the result's sharding, the larger operand goes first.
 MATRIX = (CONTRACTION, CONVOLUTION)
 # Between stacks of equal type: they begin as the same zeros, which XLA makes once.
 ZEROS = "zeros"
-# Into a tuple, be it in several places; from the tuple that a loop or a branch is given to its own;
-# and out of one.
+# Steps of HLO's tuples. TUPLE: a value is put into a tuple, in one place or several.
+# WHILE, BRANCH: from the tuple before a loop or a branch to the tuple of the loop or of the branch.
+# ELEMENT: a value is taken out of a tuple.
 TUPLE, WHILE, BRANCH, ELEMENT = "tuple", "while", "branch", "element"
-# From a result's value to its annotation, in Shardy's way of completing.
+# From a result of the function to the stand-in that has the result's annotation, in Shardy's order.
 EXIT = "exit"
 
 LEVELS: dict[str, tuple[int, int]] = {

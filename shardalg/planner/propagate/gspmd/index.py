@@ -22,11 +22,13 @@ from shardalg.planner.propagate.operator_classes import (
 )
 
 Rules = Callable[[Signature], tuple[Rule, ...] | None]
-# (number of its kind, its values: operands then results, its node or call).
+# A step: (number of its operator class, its values with operands first, its node or call or None).
 Visit = tuple[int, tuple[int, ...], int | None]
+# The steps and the places of one computation: (first step, end, first place, end).
 Span = tuple[int, int, int, int]
+# The values after the graph's: (per value the graph's value that names it, per value its shape).
 Places = tuple[Sequence[int], Sequence[tuple[int, ...]]]
-# Ties by which values enter a loop's body; the others leave it.
+# Kinds of region arguments by which values enter a loop's body; by the other kinds they leave.
 ENTER = ("const", "init", "xs")
 
 
@@ -344,6 +346,7 @@ def _border_step(graph: Graph, kinds: _ClassTable, tie: RegionArgument) -> Visit
 def _readers_and_steps(
     kinds: list[OperatorClass], steps: list[Visit], count: int
 ) -> tuple[list[list[tuple[int, int]]], list[list[int]]]:
+    """Return `SweepIndex.readers` and `SweepIndex.steps_of`, for `count` values."""
     readers: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     steps_of: list[list[int]] = [[] for _ in range(count)]
     operands = [kind.num_operands for kind in kinds]

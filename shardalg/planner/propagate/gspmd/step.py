@@ -190,6 +190,11 @@ DIRECTIONS = {image.FORWARD: forward, image.BACKWARD: backward}
 
 
 def _outcome(before: Numbers, after: Sequence[tuple[int, Numbers]]) -> StepOutcome | None:
+    """Return the outcome for some targets, or None if no layout changes.
+
+    Args:
+      before: per target, its layout number. after: (layout number, tensors whose offers it took).
+    """
     changed = tuple([k for k, (new, _) in enumerate(after) if new != before[k]])
     if not changed:
         return None
@@ -215,6 +220,7 @@ def _apply_offers(
 
 
 def _tiles(dims: Dims) -> int:
+    """Return the number of blocks into which a sharding divides its tensor."""
     return math.prod(parts(digits) for digits in dims)
 
 

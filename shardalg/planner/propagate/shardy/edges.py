@@ -60,7 +60,7 @@ class _IndexBuilder:
         # of its own, and if all sites that read it agree and leave no dimension open (Shardy's
         # `shouldApply`).
         site_of: dict[int, int] = {}
-        for value, rows in builder.asked.items():
+        for value, rows in builder.site_rows.items():
             is_free = value not in builder.annotated and value < len(builder.graph.values)
             agree = len({number for _, number, _ in rows}) == 1
             node, _, is_closed = rows[0]

@@ -41,6 +41,7 @@ class TensorFactor(NamedTuple):
     is_minor: bool
 
 
+# A tensor's sharding by loop. Dimension d without loops has the key "dim d".
 Tensor = dict[str, TensorFactor]
 # Per tensor its layout after the step, and the tensors that it took something from.
 Extended = tuple[tuple[int, Numbers], ...]
@@ -68,12 +69,12 @@ def step(
     # 3. If loops compete for an axis, the loop of the largest source tensor goes first.
     sources = {loop: _source(kind, tensors, loop, digits) for loop, digits in axes.items()}
     order = sorted(kind.sizes, key=lambda loop: _rank(kind, sources[loop], axes[loop]))
-    held = [layouts.held[number] for number in numbers]
+    reserved = [layouts.reserved[number] for number in numbers]
     after: list[tuple[int, Numbers]] = [(number, ()) for number in numbers]
     # 4. Extend results before operands: a pointwise operand must not surpass a result.
     for k in (*kind.results, *kind.operands):
         limits = [tensors[r] for r in kind.results] if _is_sideways(kind, k) else []
-        sources_of = _extend(tensors[k], kind, order, Extension(axes, held[k], limits))
+        sources_of = _extend(tensors[k], kind, order, Extension(axes, reserved[k], limits))
         if sources_of:
             new = layouts.extended(numbers[k], joined(kind, k, tensors[k], layouts))
             taken = tuple(sorted({sources[loop][1] for loop in sources_of} - {k}))
@@ -186,12 +187,12 @@ class Extension(NamedTuple):
     """The digits by which a tensor may be extended.
 
     Attributes:
-      axes: the digits of each loop. held: those that the tensor may not have.
+      axes: the digits of each loop. reserved: those that the tensor may not have.
       limits: results that a pointwise operand must not surpass.
     """
 
     axes: Mapping[str, Digits]
-    held: Digits
+    reserved: Digits
     limits: Sequence[Tensor]
 
 
@@ -202,12 +203,12 @@ def _extend(
     by: Extension,
 ) -> list[str]:
     """Extend a tensor along its loops, in place; return the loops that took digits."""
-    (axes, held, limits), changed = by, []
+    (axes, reserved, limits), changed = by, []
     for loop in order:
         part = tensor.get(loop)
         if part is None or not axes[loop]:
             continue
-        room = _within(part, axes[loop], kind.sizes[loop], held)
+        room = _within(part, axes[loop], kind.sizes[loop], reserved)
         if room == part.digits or not starts_with(room, part.digits):
             continue
         # An axis partitions one loop of a tensor only: the loop that is first in the order gets it.
@@ -222,10 +223,10 @@ def _extend(
     return changed
 
 
-def _within(part: TensorFactor, digits: Digits, size: int, held: Digits) -> Digits:
+def _within(part: TensorFactor, digits: Digits, size: int, reserved: Digits) -> Digits:
     """Return the digits, cut where this tensor's loop has no room for more."""
     kept: list[Digit] = []
-    for digit in _without(digits, held):
+    for digit in _without(digits, reserved):
         # The tensor has the digit on this loop already, by itself or as a part of a longer digit.
         if any(
             own.stride <= digit.stride

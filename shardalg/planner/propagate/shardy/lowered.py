@@ -192,10 +192,10 @@ def _made(kind: OperatorClass, numbers: Numbers, layouts: Layouts) -> int | None
     # [i, k@y] x [k@y, j@x] with the result [i, j@y] is computed as [i, j@x] with partial sums over
     # y. One all-reduce adds them up, and the sum is then moved to [i, j@y].
     (loop,) = moved
-    digits, held = _own(left, right, loop), result[loop].digits
+    digits, wanted = _own(left, right, loop), result[loop].digits
     summed_loops = [loop for loop in left if loop in right and loop not in result]
     summed = tuple(digit for loop in summed_loops for digit in left[loop].digits)
-    if not (digits and held and held == summed):
+    if not (digits and wanted and wanted == summed):
         return None
     # Shardy does not move a result that is larger than both operands.
     elements = max(kind.elements[k] for k, side in enumerate((left, right)) if loop in side)

@@ -55,7 +55,7 @@ class ShardyModuleBuilder(Instructions):
       inner: per such result, the arguments of bodies, in the order in which they are notified.
       copies: per (loop, value outside) its open copy; opened: per loop its copies in order.
       numbers: values made of constants alone; full: values that are full of one number.
-      asked: per value that annotated sites read, these sites.
+      site_rows: per value that annotated sites read, these sites.
       shared: broadcasts of which every reader has its own copy, and whether a first reader was
         found.
       written: per body's result that is put into a stack, the stack before and after.
@@ -75,7 +75,7 @@ class ShardyModuleBuilder(Instructions):
     copies: dict[tuple[int, int], int] = field(default_factory=dict)
     opened: dict[int, list[ShardyOperator]] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
-    asked: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
+    site_rows: dict[int, list[tuple[int, int, bool]]] = field(default_factory=dict)
     shared: dict[int, tuple[Node, bool]] = field(default_factory=dict)
     written: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     kinds: dict[tuple[Signature, str | None], OperatorClass | None] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class ShardyModuleBuilder(Instructions):
         """Yield the operators of one node without a region: several if XLA lowers it to several."""
         kind = self._kind(node)
         if node.index in self.sites:
-            self.asked.setdefault(operands[0], []).append(self.sites[node.index])
+            self.site_rows.setdefault(operands[0], []).append(self.sites[node.index])
         if products := lowered.power_products(node):
             yield from self._power(node, operands[0], products)
             return
