@@ -1,5 +1,6 @@
 """Local values that a compiler with fusion of pointwise operators never writes to memory.
 
+A cast in front of a product, or of a product's result, is part of the product (`casts`).
 `annotate(scores, "on_chip")` says that the operators around a value are one kernel that makes it
 block by block and never writes it, as attention kernels do with scores (arXiv:2205.14135). Such
 values take no memory and no traffic. The operations on them, forward and backward, still count.
@@ -7,14 +8,14 @@ values take no memory and no traffic. The operations on them, forward and backwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from shardalg.costs.compute import contracts
 from shardalg.costs.walk import walk
-from shardalg.graph.ir import Graph, Signature, once_per_graph
+from shardalg.graph.ir import ITEM_SIZES, Graph, Signature, once_per_graph
 from shardalg.graph.ops.rows import rules
 from shardalg.spmd.instruction import Block, Collective, Instruction
 from shardalg.spmd.instructions import (
@@ -36,6 +37,30 @@ APART = frozenset({*kinds(Collective), *kinds(Control)})
 # Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`).
 VIEWS = frozenset(("annotate", "optimization_barrier", "reshape", "squeeze", "transpose"))
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
+CAST = "convert_element_type"
+# Products that convert their operands and results themselves.
+PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
+
+
+class Casts(NamedTuple):
+    """Casts that are parts of products.
+
+    Attributes:
+      read: for each value that products cast when they read it, the value in memory.
+      written: for each result that a product casts before it writes it, the value in memory.
+      free: results of casts that move no bytes, because the products around them move all.
+    """
+
+    read: Mapping[int, int]
+    written: Mapping[int, int]
+    free: frozenset[int]
+
+    def stored(self, value: int) -> int:
+        """Return the value in memory that a product reads or writes in place of a value."""
+        return self.read.get(value, self.written.get(value, value))
+
+
+NO_CASTS = Casts({}, {}, frozenset())
 
 
 class Update(NamedTuple):
@@ -197,6 +222,123 @@ def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     return frozenset(made - read)
 
 
+def casts(program: SpmdProgram, graph: Graph) -> Casts:
+    """Return the casts that are parts of products, so that one of their ends is never in memory.
+
+    A cast of a value in memory whose readers are products and fusing operators is repeated in each
+    reader: a product reads the value in its stored type. If a cast is the only reader of a product
+    and its result has no more bytes, the product writes the cast's result. Layout operators may be
+    between the cast and the product. A barrier, a collective or a loop ends the chain.
+
+    Source: the compiler of TPU v5e (libtpu 0.0.42), which compiles these casts into the fusion of
+    the product, also those with several readers; XLA for GPUs,
+    `xla/service/gpu/triton_tiling_propagation.cc`: `IsInputWorthFusing` accepts every widening
+    cast, and a narrowing cast with one reader. A multiplication by a scale after the cast is not
+    part of the product there, so it is none here.
+    """
+    # The program caches the casts, because the time and the memory of a price both read them.
+    known = vars(program).get("_casts")
+    if known is None or known[0] is not graph:
+        found = NO_CASTS
+        for block in blocks(program.block):
+            one = _casts_of_block(program, graph, block)
+            free = found.free | one.free
+            found = Casts({**found.read, **one.read}, {**found.written, **one.written}, free)
+        known = vars(program)["_casts"] = (graph, found)
+    return known[1]
+
+
+class _Step(NamedTuple):
+    """An instruction of a block, whether it fuses, and its primitive."""
+
+    instruction: Instruction
+    fuses: bool
+    primitive: str | None
+
+
+def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
+    """Return the casts of one block; see `casts`."""
+    steps = [
+        _Step(i, bool(bits & FUSES), getattr(i.attributes, "primitive", None))
+        for i, bits in zip(block.instructions, traits(block, graph), strict=True)
+    ]
+    if all(step.primitive != CAST for step in steps):
+        return NO_CASTS
+    readers: dict[int, list[_Step]] = {value: [] for value in block.results}
+    for step in steps:
+        for value in step.instruction.operands:
+            readers.setdefault(value, []).append(step)
+    multiplied, only = _read_by_products(steps, readers, block.results)
+    read: dict[int, int] = {}
+    written: dict[int, int] = {}
+    free: set[int] = set()
+    in_memory = materialised(block, graph)
+    fused = {v for s in steps if s.fuses for v in s.instruction.results if v not in in_memory}
+    # From the result of a product through views to a value: these values, which nothing else reads.
+    chains: dict[int, tuple[int, ...]] = {}
+    for instruction, fuses_here, primitive in steps:
+        if primitive in PRODUCTS and not fuses_here:
+            chains |= {v: (v,) for v in instruction.results}
+        if not fuses_here or (primitive not in VIEWS and primitive != CAST):
+            continue
+        for value, made in viewed(instruction):
+            alone = len(readers[value]) == 1 and value not in block.results
+            chain = chains.get(value, ()) if alone and primitive != BARRIER else ()
+            if primitive != CAST:
+                if chain:
+                    chains[made] = (*chain, made)
+                if value in read and made in multiplied:
+                    read[made] = read[value]
+                elif value not in fused:
+                    # A view of a value in memory is in memory.
+                    fused.discard(made)
+            elif chain and _itemsize(program, made) <= _itemsize(program, value):
+                written |= dict.fromkeys(chain, made)
+                free.add(made)
+                fused.discard(made)
+            elif value not in fused and made in multiplied:
+                read[made] = value
+                free.update({made} & only)
+    return Casts(read, written, frozenset(free))
+
+
+def _itemsize(program: SpmdProgram, value: int) -> int:
+    """Return the bytes of one element of a local value."""
+    return ITEM_SIZES.get(program.locals[value].dtype, 4)
+
+
+def _read_by_products(
+    steps: Sequence[_Step], readers: Mapping[int, Sequence[_Step]], results: tuple[int, ...]
+) -> tuple[set[int], set[int]]:
+    """Return the values that products and perhaps fusing operators read, and those of products.
+
+    A value that a view of it hands on is read by the readers of the view's result.
+    """
+    inside: set[int] = set()
+    read: set[int] = set()
+    only: set[int] = set()
+    # Backwards, so that the readers of a view's result are known before those of its operand.
+    for step in reversed(steps):
+        for value in step.instruction.results if step.fuses else ():
+            by = readers.get(value, ())
+            handed = [r.instruction.results[0] for r in by if r.primitive in VIEWS]
+            direct = [r for r in by if r.primitive not in VIEWS]
+            if (
+                value in results
+                or any(r.primitive == BARRIER for r in by)
+                or not inside.issuperset(handed)
+                or not all(r.fuses or r.primitive in PRODUCTS for r in direct)
+            ):
+                continue
+            inside.add(value)
+            multiplied = [r for r in direct if r.primitive in PRODUCTS]
+            if multiplied or not read.isdisjoint(handed):
+                read.add(value)
+                if len(multiplied) == len(direct) and only.issuperset(handed):
+                    only.add(value)
+    return read, only
+
+
 def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Return the marked local values, and values of their shape that pointwise operators derive.
 
@@ -231,16 +373,18 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Return the values that no instruction reads from or writes to memory.
 
-    They are the fused values and the values that stay on the chip. A view (`is_view`) of a value in
-    memory is in memory too.
+    They are the fused values, the values that products cast (`casts`), and the values that stay on
+    the chip. A view (`is_view`) of a value in memory is in memory too.
     """
-    inside = {*fused(program, graph)}
+    cast = casts(program, graph)
+    # A product writes the cast of its result, so that the cast's result is in memory.
+    inside = {*fused(program, graph)}.difference(cast.written.values())
     for step in walk(program):
         if is_view(step.instruction):
             for value, made in viewed(step.instruction):
                 if value not in inside:
                     inside.discard(made)
-    return on_chip(program, graph).union(inside)
+    return on_chip(program, graph).union(inside, cast.read, cast.written)
 
 
 def is_view(instruction: Instruction) -> bool:
@@ -254,7 +398,7 @@ def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
     return zip(instruction.operands, instruction.results, strict=False)
 
 
-def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
+def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_CASTS) -> list[int]:
     """Return the values whose bytes an instruction moves, repeated if the bytes move repeatedly.
 
     A slice or gather reads as many bytes as it makes, not its whole operand. An update writes only
@@ -262,7 +406,10 @@ def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
 
     Args:
       inside: values that are never in memory, as `unwritten` gives them.
+      cast: the casts that products carry out.
     """
+    if not cast.free.isdisjoint(instruction.results):
+        return []
     attributes = instruction.attributes
     primitive = attributes.primitive if type(attributes) is Apply else None
     if is_view(instruction):
@@ -277,6 +424,8 @@ def traffic(instruction: Instruction, inside: frozenset[int]) -> list[int]:
         return moved + [v for v in instruction.operands[1:] if v not in inside]
     # A value that is read twice moves once.
     values = dict.fromkeys((*instruction.operands, *instruction.results))
+    if primitive in PRODUCTS:
+        values = dict.fromkeys(map(cast.stored, values))
     update = UPDATES.get(primitive or "")
     if update is not None and inside.isdisjoint((instruction.operands[0], *instruction.results)):
         # An accumulating scatter reads the old numbers before it writes, so their bytes move twice.

@@ -11,7 +11,7 @@ from typing import Any
 from shardalg.costs.analyses.scaling import reused
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
-from shardalg.costs.fusion import EXPANDS, materialised, on_chip, traits
+from shardalg.costs.fusion import EXPANDS, NO_CASTS, Casts, casts, materialised, on_chip, traits
 from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint, local_bytes
 from shardalg.graph.ir import Graph
@@ -263,7 +263,11 @@ class Scan:
         written, never = materialised(block, graph), self.on_chip
         if not self.rebuild:
             last = last_uses(block.instructions, block.results)
-            return Lives(start, pinned, last, written, never)
+            read = self.casts.read
+            # A value that products read in its stored type lives as long as its cast would.
+            for value in last.keys() & read.keys():
+                last[read[value]] = max(last[read[value]], last[value])
+            return Lives(start, pinned, last, written, never.union(read))
         found = lifetimes(self.program, graph, block)
         never |= found.sources.keys()
         return Lives(start, pinned, found.last, written, never, found.sources, found.reduced)
@@ -272,6 +276,11 @@ class Scan:
     def on_chip(self) -> frozenset[int]:
         """Values that a kernel keeps on the chip."""
         return on_chip(self.program, self.graph) if self.graph else frozenset()
+
+    @cached_property
+    def casts(self) -> Casts:
+        """Casts that products carry out."""
+        return casts(self.program, self.graph) if self.graph else NO_CASTS
 
     def liveness(self, lives: Lives, place: ProgramPoint) -> Liveness:
         """Return the values alive at a place."""
@@ -292,8 +301,12 @@ class Scan:
 
     @cached_property
     def whole(self) -> tuple[LiveValue, ...]:
-        """The bytes of each local value."""
-        return tuple(LiveValue(v.bytes, (v.index,)) for v in self.program.locals)
+        """The bytes of each local value; those of its cast if a product casts its result."""
+        held, written = self.program.locals, self.casts.written
+        found = [LiveValue(v.bytes, (v.index,)) for v in held]
+        for value, cast in written.items():
+            found[value] = found[cast]
+        return tuple(found)
 
     def peak(self, block: Block, lives: Lives, stop: ProgramPoint | None = None) -> AliveBytes:
         """Scan a block and return its totals; with `stop`, scan up to that place."""

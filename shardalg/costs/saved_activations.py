@@ -14,6 +14,7 @@ from shardalg.costs.fusion import (
     APART,
     FUSES,
     REDUCES,
+    casts,
     held_back,
     inside_kernels,
     traits,
@@ -81,7 +82,8 @@ def lifetimes(program: SpmdProgram, graph: Graph, block: Block) -> Lifetimes:
     # are in memory.
     sums = (ins for ins, bit in zip(instructions, bits, strict=True) if bit & REDUCES)
     summed = {v for ins in sums for v in ins.results}
-    away = inside_kernels(block, graph) - kept - summed
+    # So are values that products cast when they read them.
+    away = inside_kernels(block, graph).union(casts(program, graph).read) - kept - summed
     products, ends = _epilogues(program, block, bits)
     away = (away | products.difference(kept, block.results)) - ends
     away -= {same.get(v, v) for v in barred}

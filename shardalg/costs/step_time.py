@@ -30,7 +30,7 @@ from shardalg.costs.compute import (
     windows,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.fusion import traffic, unwritten
+from shardalg.costs.fusion import NO_CASTS, Casts, casts, traffic, unwritten
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
@@ -134,7 +134,7 @@ def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -
     """Return the prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
     inside, spans = unwritten(program, graph), hardware.wiring(program.mesh).spans
-    return Pricing(program, graph, hardware.chip, inside, spans)
+    return Pricing(program, graph, hardware.chip, inside, spans, casts=casts(program, graph))
 
 
 class _Key(NamedTuple):
@@ -166,6 +166,7 @@ class Pricing:
       spans: returns the links under digits.
       sizes: formulas of the graph's sizes; None to price in numbers.
       rows: for prices in formulas, the local row of each operator with windows, by its result.
+      casts: the casts that products carry out.
     """
 
     program: SpmdProgram
@@ -175,6 +176,7 @@ class Pricing:
     spans: Callable[[Digits], tuple[DigitSpan, ...]]
     sizes: Sizes | None = None
     rows: Mapping[int, Rule] = field(default_factory=dict)
+    casts: Casts = NO_CASTS
 
     @cached_property
     def steps(self) -> tuple[Execution, ...]:
@@ -203,7 +205,14 @@ class Pricing:
     def runs(self) -> dict[int, int]:
         """Return the first step of each distinct price, and the number of steps with this price."""
         number: dict[Any, int] = {}
-        types = [number.setdefault((v.shape, v.dtype), v.index) for v in self.program.locals]
+        held, cast = self.program.locals, self.casts
+        # A product moves the bytes of the value that is in memory in place of a cast's end.
+        stored = {**cast.read, **cast.written}.items()
+        moved = {v: (held[of].shape, held[of].dtype) for v, of in stored}
+        types = [
+            number.setdefault((v.shape, v.dtype, moved.get(v.index), v.index in cast.free), v.index)
+            for v in held
+        ]
         # A price depends on shapes and types, not on the values. A value that is never in memory
         # has a negative code, because its bytes do not count.
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
@@ -422,7 +431,7 @@ class Pricing:
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Return the bytes that a local operator moves, one entry per value, and the bandwidth."""
         held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
-        return [held[v].bytes for v in traffic(instruction, self.fused)], speed
+        return [held[v].bytes for v in traffic(instruction, self.fused, self.casts)], speed
 
     def useful(self) -> tuple[Any, Any]:
         """Return the flops on global shapes, and their seconds at the peak of one device."""

@@ -13,7 +13,7 @@ from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost
-from shardalg.costs.fusion import traffic, unwritten
+from shardalg.costs.fusion import casts, traffic, unwritten
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.planner.reshard.padded import gathered
@@ -40,7 +40,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
       cost: adds `memory_s`, the seconds of the memory bytes on the cost's hardware
         (`cost.formatting_s` in the last row), and `step_share`, their share of `cost.step_time_s`.
     """
-    inside = unwritten(program, graph)
+    inside, cast = unwritten(program, graph), casts(program, graph)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
     whole: list[float] = [0, 0, 0]
     for step in walk(program):
@@ -54,7 +54,7 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
             held = local_bytes(program, instruction.operands)
             sent = step.count * wire_bytes(attributes, held)
         else:
-            moved = step.count * local_bytes(program, traffic(instruction, inside))
+            moved = step.count * local_bytes(program, traffic(instruction, inside, cast))
         amounts = (step.count, moved, sent)
         added_by_us = not _is_users(step)
         for total in [whole, sums[type(attributes).__name__]] if added_by_us else [whole]:

@@ -19,7 +19,16 @@ from shardalg.algebra.digits import Digits
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
-from shardalg.costs.fusion import fuses, is_view, on_chip, reduces, traffic, unwritten, viewed
+from shardalg.costs.fusion import (
+    casts,
+    fuses,
+    is_view,
+    on_chip,
+    reduces,
+    traffic,
+    unwritten,
+    viewed,
+)
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.network.placement import DigitSpan
@@ -256,7 +265,7 @@ class _Split:
     def __init__(self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> None:
         self.program, self.graph, self.chip = program, graph, machine.chip
         self.kept = on_chip(program, graph)
-        self.inside = unwritten(program, graph)
+        self.inside, self.casts = unwritten(program, graph), casts(program, graph)
         self.chains = chains(program, graph, self.inside)
         self.spans = machine.wiring(program.mesh).spans
 
@@ -272,7 +281,7 @@ class _Split:
         """Return the work of a local operator."""
         instruction, held = step.instruction, self.program.locals
         cause = "traffic" if self.chains.along(instruction) else "passes"
-        moved = sum(held[v].bytes for v in traffic(instruction, self.inside))
+        moved = sum(held[v].bytes for v in traffic(instruction, self.inside, self.casts))
         found: dict[str, tuple[Any, float | None]] = {cause: (moved, self.chip.hbm_bytes_per_s)}
         kind = FORMATTING
         if type(instruction.attributes) is Apply and instruction.node is not None:
