@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from shardalg.costs.attention import fused_attention, handed_together
 from shardalg.costs.compute import contracts
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import ITEM_SIZES, Graph, Signature, once_per_graph
@@ -343,15 +344,26 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Return the marked local values, and values of their shape that pointwise operators derive.
 
     Operands and results of collectives and loops, and the results of blocks, are in memory anyway.
+    The scores of an attention function that is one kernel (`costs.attention`) are on the chip too;
+    loops hand them on only in the function as it is written, unless a collective moves them.
     """
     marked = {site.node for site in graph.sites if site.name == ON_CHIP}
-    if not marked:
+    scores = fused_attention(graph).on_chip
+    if not marked and not scores:
         return frozenset()
-    found: set[int] = set()
+    steps = [step.instruction for step in walk(program)]
+    sent = {
+        program.locals[value].origin
+        for instruction in steps
+        if isinstance(instruction.attributes, Collective)
+        for value in (*instruction.operands, *instruction.results)
+    }
+    inner = scores - handed_together(graph, scores & sent) if scores & sent else scores
+    never = {local.index for local in program.locals if local.origin in inner}
+    found: set[int] = {*never}
     read = {value for block in blocks(program.block) for value in block.results}
     same: dict[int, int] = {}
-    for step in walk(program):
-        instruction = step.instruction
+    for instruction in steps:
         if getattr(instruction.attributes, "primitive", None) in SAME_BUFFER:
             same.update(zip(instruction.results, instruction.operands, strict=True))
         if type(instruction.attributes) in APART:
@@ -367,7 +379,7 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     for value in reversed(same):
         if value in read:
             read.add(same[value])
-    return frozenset(found - read)
+    return frozenset(found - read).union(never)
 
 
 def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:

@@ -381,7 +381,8 @@ class Scan:
         # The instruction around the body already counts constants and carries as its operands.
         start = dict.fromkeys(block.arguments[:outside], NOTHING)
         pinned = frozenset(start)
-        start |= {v: self.whole[v] for v in block.arguments if v not in start}
+        held = {v: NOTHING if v in self.on_chip else self.whole[v] for v in block.arguments}
+        start |= {v: held[v] for v in block.arguments if v not in start}
         line = self.peak(block, self.span(block, start, pinned), stop)
         line.alive.update(line.inner)
         return line

@@ -19,6 +19,7 @@ from shardalg.costs.analyses.overlap import (
     together,
 )
 from shardalg.costs.analyses.peaks import candidate_peaks
+from shardalg.costs.attention import fused_attention, with_recomputed
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
@@ -219,6 +220,7 @@ class Pricing:
         first: dict[Any, int] = {}
         times: Counter[int] = Counter()
         joined, rings, nodes = self.together, self.rings, self.operators
+        again = fused_attention(self.graph).again
         for place, step in enumerate(self.steps):
             instruction = step.instruction
             values = instruction.operands + instruction.results
@@ -226,6 +228,7 @@ class Pricing:
             plain = operator is not None and type(instruction.attributes) is Apply
             key = (
                 operator if plain else self.operation(instruction),
+                again.get(instruction.node or 0) if again else None,
                 *(instruction.role, instruction.phase, step.count),
                 self.company(instruction, types) if id(instruction) in joined else None,
                 rings.get(id(instruction)) if rings else None,
@@ -418,7 +421,10 @@ class Pricing:
         row = self.rows.get(instruction.results[0]) if instruction.results else None
         params = instruction.attributes.params if windows(signature) else ()
         kept = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
-        return shaped_flops(signature, shapes, params, row), kept, self.peak(instruction.node)
+        flops = shaped_flops(signature, shapes, params, row)
+        node = instruction.node
+        both = [with_recomputed(self.graph, node, number) for number in (flops, kept)]
+        return both[0], both[1], self.peak(node)
 
     def peak(self, node: int) -> float:
         """Return the operations per second for a graph node's item type."""

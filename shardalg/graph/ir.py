@@ -138,6 +138,8 @@ class Node:
       region: the index of its region.
       bodies: the regions of a call (scan, while, cond, shard_map).
       module: the named scopes around it, such as `layers_3/mlp/up`; "" if there are none.
+      kernel: the function that hardware runs as one fused kernel and whose body the node is a part
+        of, such as "dot_product_attention"; "" if there is none.
     """
 
     index: int
@@ -149,6 +151,7 @@ class Node:
     region: int = 0
     bodies: tuple[int, ...] = ()
     module: str = ""
+    kernel: str = ""
 
     @property
     def primitive(self) -> str:

@@ -61,7 +61,11 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         "nodes": to_data(nodes),
         # Optional keys are written only if they are used, so a graph without them has the same
         # file.
-        **({"modules": _nodes_by_module(graph)} if any(n.module for n in graph.nodes) else {}),
+        **{
+            key: _nodes_by(name, graph)
+            for key, name in _TEXTS.items()
+            if any(getattr(node, name) for node in graph.nodes)
+        },
         **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
         "regions": [to_data(_fields(r)[1:]) for r in graph.regions],
         "sites": [to_data(_fields(site)) for site in graph.sites],
@@ -86,7 +90,9 @@ def from_json(data: Mapping[str, Any]) -> Graph:
         )
     # Optional keys are read separately, because `_SavedGraph` declares keys that must exist.
     plain = {key: value for key, value in data.items() if key not in _OPTIONAL_KEYS}
-    graph = _with_modules(_graph(read(_SavedGraph, plain, "graph")), data.get("modules", ()))
+    graph = _graph(read(_SavedGraph, plain, "graph"))
+    for key in _TEXTS:
+        graph = _with_texts(graph, key, data.get(key, ()))
     blocks = read(tuple[str, ...], data.get("block_axes", ()), "block_axes")
     # The structure of the tables was checked by `loaded`; types and shapes are checked last.
     graph = replace(graph, block_axes=blocks)
@@ -119,26 +125,31 @@ def graph_hash(graph: Graph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _nodes_by_module(graph: Graph) -> list[Any]:
-    """Return [module, nodes] for each module."""
+def _nodes_by(name: str, graph: Graph) -> list[Any]:
+    """Return [text, nodes] for each text that the field `name` of nodes has."""
     inside: dict[str, list[int]] = {}
     for node in graph.nodes:
-        if node.module:
-            inside.setdefault(node.module, []).append(node.index)
-    return [[name, nodes] for name, nodes in inside.items()]
+        if text := getattr(node, name):
+            inside.setdefault(text, []).append(node.index)
+    return [[text, nodes] for text, nodes in inside.items()]
 
 
-def _with_modules(graph: Graph, data: Any) -> Graph:
-    """Return the graph with the modules of its nodes from a file."""
-    modules = read(tuple[tuple[str, tuple[int, ...]], ...], data, "modules")
-    at = {node: name for name, nodes in modules for node in nodes}
+def _with_texts(graph: Graph, key: str, data: Any) -> Graph:
+    """Return the graph with one of the texts of its nodes (`_TEXTS`) from a file."""
+    texts = read(tuple[tuple[str, tuple[int, ...]], ...], data, key)
+    at = {node: text for text, nodes in texts for node in nodes}
     if not set(at) <= set(range(len(graph.nodes))):
-        raise PlanFileError("the saved graph is damaged: modules of nodes that do not exist.")
-    nodes = tuple(replace(n, module=at[n.index]) if n.index in at else n for n in graph.nodes)
+        raise PlanFileError(f"the saved graph is damaged: {key} of nodes that do not exist.")
+    name = _TEXTS[key]
+    nodes = tuple(replace(n, **{name: at[n.index]}) if n.index in at else n for n in graph.nodes)
     return replace(graph, nodes=nodes) if at else graph
 
 
-_OPTIONAL_KEYS = ("modules", "block_axes")
+# Texts of nodes that few nodes have: the key in the file, and the field of the node.
+_TEXTS = {"modules": "module", "kernels": "kernel"}
+
+
+_OPTIONAL_KEYS = (*_TEXTS, "block_axes")
 _PLAIN_FIELDS = ("arguments", "results", "argument_paths", "result_paths")
 
 
@@ -187,7 +198,7 @@ _TYPE: Any = row_of(ValueType)
 _SIGNATURE = tuple[str, Params, tuple[int, ...], tuple[int, ...]]
 _VALUE: Any = row_of(Value, without=("index",), type=int)
 _PHASE = Literal["forward", "backward", "update"]
-_NODE: Any = row_of(Node, without=("index", "module"), signature=int, phase=_PHASE)
+_NODE: Any = row_of(Node, without=("index", "module", "kernel"), signature=int, phase=_PHASE)
 _REGION: Any = row_of(Region, without=("index",))
 _SITE: Any = row_of(Site)
 _LEFT_OUT: Any = row_of(LeftOut)

@@ -23,6 +23,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _WRAPPERS = frozenset({str(_PACKAGE / "models" / "pipeline.py")})
 
 
+# Functions of JAX that hardware runs as one fused kernel, and the ends of their files' paths.
+KERNELS = {"dot_product_attention": os.path.join("jax", "_src", "nn", "functions.py")}
+
+
 class Sources:
     """Reader of the tracebacks and name stacks of one jaxpr, with a cache.
 
@@ -42,6 +46,7 @@ class Sources:
         self._foreign: set[str] = set()
         self._stacks: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._packages: dict[str, bool] = {}
+        self._kernels: dict[int, str] = {}
 
     def line(self, traceback: object, caller: str = "") -> str:
         """Return the innermost line of the user, such as `model.py:41`, or "".
@@ -73,6 +78,20 @@ class Sources:
             parts = (part for name in names for part in name.split("/"))
             scopes = tuple(p for p in parts if p not in _JAX_NAMES and not _PACKAGE_NAMES.search(p))
             found = self._stacks[id(name_stack)] = flags, scopes
+        return found
+
+    def kernel(self, traceback: Any) -> str:
+        """Return the function of `KERNELS` in whose body an equation was traced, or "".
+
+        Derivatives keep the traceback of the equation that they are derived from, so that the
+        backward pass of such a function is in its body too.
+        """
+        found = self._kernels.get(id(traceback))
+        if found is None:
+            frames = () if traceback is None else traceback.raw_frames()[0]
+            codes = (code for code in frames if code.co_name in KERNELS)
+            named = (c.co_name for c in codes if c.co_filename.endswith(KERNELS[c.co_name]))
+            found = self._kernels[id(traceback)] = next(named, "")
         return found
 
     def _innermost(self, traceback: Any) -> str:
@@ -182,6 +201,7 @@ class Draft(NamedTuple):
     region: int
     bodies: tuple[int, ...]
     module: str = ""
+    kernel: str = ""
 
 
 def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -> list[str]:

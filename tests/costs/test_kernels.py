@@ -1,8 +1,10 @@
-"""Prices of kernels: casts that are parts of products."""
+"""Prices of kernels: casts that are parts of products, and fused attention."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
@@ -177,3 +179,150 @@ def test_a_decode_step_in_int8_takes_as_long_as_its_bytes(devices):
     by_hand = (70e9 + 2 * KV * HEAD * LAYERS * CACHE * BATCH) / devices
     assert cost.step_time_s == pytest.approx(by_hand / 8.1e11, rel=0.1)
     assert cost.peak_memory_bytes == pytest.approx(by_hand, rel=0.1)
+
+
+B, T, HEADS_, SIZE = 2, 2048, 4, 64
+QKV = shape(B, T, HEADS_, SIZE)
+SCORES = B * HEADS_ * T * T
+PRODUCT = 2 * SCORES * SIZE
+IMPLEMENTATIONS = ["xla", "cudnn"]
+
+
+def attention(implementation, wrap=lambda f: f, **kwargs):
+    return wrap(
+        lambda q, k, v: jax.nn.dot_product_attention(
+            q, k, v, is_causal=True, implementation=implementation, **kwargs
+        )
+    )
+
+
+def squared(fn):
+    return lambda *args: (fn(*args).astype("float32") ** 2).sum()
+
+
+def layers(fn):
+    """Run the same attention in four layers of a loop."""
+
+    def run(q, k, v):
+        return jax.lax.scan(lambda c, _: (fn(c, k, v), None), q, None, 4)[0]
+
+    return run
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_scores_of_an_attention_function_are_never_in_memory(implementation):
+    """Forward: two products; the peak has the arguments and the result."""
+    plan = sa.plan(attention(implementation), QKV, QKV, QKV, mesh=ONE)
+    cost = plan.cost("h100")
+    assert plan.warnings()["op"].tolist() == []
+    assert cost.flops == pytest.approx(2 * PRODUCT, rel=0.15)
+    assert cost.peak_memory_bytes == pytest.approx(4 * 2 * B * T * HEADS_ * SIZE, rel=0.1)
+    assert moved_bytes(attention(implementation), QKV, QKV, QKV) < 6 * 2 * B * T * HEADS_ * SIZE
+
+
+@pytest.mark.parametrize("in_loop", [False, True], ids=["alone", "in a loop"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_backward_pass_computes_the_scores_again(implementation, in_loop):
+    """FlashAttention-2: two products forward, five backward. The softmax adds under a tenth."""
+    fn = layers(attention(implementation)) if in_loop else attention(implementation)
+    plan = sa.plan(jax.value_and_grad(squared(fn), (0, 1, 2)), QKV, QKV, QKV, mesh=ONE)
+    cost = plan.cost("h100")
+    assert type(cost.flops) is int
+    times = 4 if in_loop else 1
+    assert cost.flops == pytest.approx(7 * PRODUCT * times, rel=0.1)
+    # Scores of one layer in two bytes are more than everything that is in memory.
+    assert cost.peak_memory_bytes < 2 * SCORES
+    # The function as a single device runs it has four products backward; cuDNN's has five.
+    assert cost.useful_flops == pytest.approx(
+        (6 if implementation == "xla" else 7) * PRODUCT * times, rel=0.1
+    )
+
+
+def test_a_rematerialised_attention_computes_its_own_scores_once():
+    """The recomputation of the function gives the weights to the backward pass alone."""
+    fn = jax.value_and_grad(squared(attention("xla", jax.checkpoint)), (0, 1, 2))
+    cost = sa.plan(fn, QKV, QKV, QKV, mesh=ONE).cost("h100")
+    assert cost.flops == pytest.approx(7 * PRODUCT, rel=0.1)
+    assert cost.peak_memory_bytes < 2 * SCORES
+
+
+def test_scores_that_a_collective_sums_are_in_memory():
+    """The size of a head is sharded, so that scores are partial sums."""
+    by_size = P(None, None, None, "X")
+    plan = sa.plan(
+        attention("xla"), QKV, QKV, QKV, mesh=sa.Mesh({"X": 2}), in_shardings=by_size,
+        out_shardings=by_size,
+    )  # fmt: skip
+    assert plan.collectives()["kind"].tolist() == ["all_reduce"]
+    assert plan.cost("h100").peak_memory_bytes > 2 * 4 * SCORES
+
+
+def test_an_attention_in_a_shard_map_is_a_kernel():
+    mesh = jax.make_mesh((2,), ("X",), axis_types=(AxisType.Auto,))
+    fn = jax.shard_map(
+        attention("cudnn"), mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False
+    )
+    fn = jax.value_and_grad(squared(fn), (0, 1, 2))
+    cost = sa.plan(fn, QKV, QKV, QKV, mesh=mesh, in_shardings=P("X")).cost("h100")
+    assert cost.flops == pytest.approx(7 * PRODUCT / 2, rel=0.1)
+    assert cost.peak_memory_bytes < 2 * SCORES / 2
+
+
+PATTERNS = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "local_window_size": (7, 0)},
+    "lengths": {
+        "query_seq_lengths": jnp.array([16, 9], "int32"),
+        "key_value_seq_lengths": jnp.array([11, 16], "int32"),
+    },
+    "bias": {"bias": jnp.linspace(-1, 1, 16 * 16).reshape(1, 1, 16, 16).astype(BF16)},
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_cudnns_attention_has_the_values_of_xlas(pattern):
+    """Forward and backward, two query heads per key head, on two CPU devices."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (
+        jax.random.normal(key, (2, 16, n, 8), BF16) for key, n in zip(keys, (4, 2, 2), strict=True)
+    )
+    options = PATTERNS[pattern]
+    bias = options.get("bias", jnp.zeros((1, 1, 16, 16), BF16))
+    rest = {n: x for n, x in options.items() if n != "bias"}
+
+    def loss(implementation):
+        def fn(q, k, v, bias):
+            given = bias if "bias" in options else None
+            out = jax.nn.dot_product_attention(
+                q, k, v, given, implementation=implementation, **rest
+            )
+            # Rows beyond a query's length are padding, which implementations fill differently.
+            kept = rest.get("query_seq_lengths", jnp.array([16, 16]))
+            seen = jnp.arange(16)[None, :, None, None] < kept[:, None, None, None]
+            return jnp.sum(jnp.where(seen, out.astype("float32"), 0.0) ** 2)
+
+        return jax.value_and_grad(fn, (0, 1, 2, 3))
+
+    want = jax.jit(loss("xla"))(q, k, v, bias)
+    plan = sa.plan(
+        loss("cudnn"),
+        q,
+        k,
+        v,
+        bias,
+        mesh=jax.make_mesh((2,), ("X",)),
+        in_shardings=(P("X"), P("X"), P("X"), P()),
+    )
+    got = plan.lower()(q, k, v, bias)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.float32(one), np.float32(other), rtol=0.05, atol=0.05)
+
+
+def test_a_saved_plan_knows_its_kernels(tmp_path):
+    plan = sa.plan(attention("cudnn"), QKV, QKV, QKV, mesh=ONE)
+    plan.save(tmp_path / "plan.json")
+    assert (
+        sa.load_plan(tmp_path / "plan.json").cost("h100").peak_memory_bytes
+        == plan.cost("h100").peak_memory_bytes
+    )

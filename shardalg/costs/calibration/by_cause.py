@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardalg.algebra.digits import Digits
+from shardalg.costs.attention import with_recomputed
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import contracts, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
@@ -298,6 +299,10 @@ class _Split:
                     ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
                 )
                 whole = padded_flops(signature, shapes, self.chip.matrix_unit)
+                flops, whole = (
+                    with_recomputed(self.graph, instruction.node, n) for n in (flops, whole)
+                )
+                found["flops"] = flops, None
                 found |= {arithmetic: (whole, peak), rereads: (flops, self.chip.sram_bytes_per_s)}
         rates = tuple((name, rate) for name, (_, rate) in found.items())
         sizes = (*(amount for amount, _ in found.values()), step.count)

@@ -10,6 +10,8 @@ from shardalg.graph.ir import RegionArgument
 
 # Primitives that read or write at indices, their second operand.
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
+# cuDNN's attention, forward and backward (`attention.py`).
+ATTENTION = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")
 # Calls that are replaced by their body.
 INLINED = frozenset(
     """

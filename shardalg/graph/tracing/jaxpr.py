@@ -15,6 +15,7 @@ from shardalg.errors import TraceError
 from shardalg.graph.ir import Graph, LeftOut, Node, Plain, PlainMesh, Region, Site
 from shardalg.graph.source import Draft, Sources, phases, within
 from shardalg.graph.tracing.control_flow import (
+    ATTENTION,
     BODY_PARAMS,
     CALLS,
     INDEXED,
@@ -57,6 +58,7 @@ class Scope(NamedTuple):
       spans: its region, then the parent regions that list its nodes too (around a remat region).
       source, flags: line and name-stack flags of the equation, or of the call it is inlined from.
       module: the named scopes around it, outer calls first.
+      kernel: see `Node`.
       manual: axes along which the region is manual.
       opened: primitives with operand types whose expansion contains the equation.
       order: all axes of the region's mesh, in the order of the mesh.
@@ -69,6 +71,12 @@ class Scope(NamedTuple):
     manual: frozenset[str] = frozenset()
     opened: frozenset[object] = frozenset()
     order: tuple[str, ...] = ()
+    kernel: str = ""
+
+    @property
+    def context(self) -> tuple[str, int, str, str]:
+        """The parts that an equation may change for the equations that it contains."""
+        return self.source, self.flags, self.module, self.kernel
 
 
 # (builder, equation, operands, place) -> results.
@@ -144,7 +152,8 @@ class GraphBuilder:
         found = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
             Node(
-                i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies, d.module
+                *(i, d.signature, d.operands, d.results, d.source, phase, d.region, d.bodies),
+                *(d.module, d.kernel),
             )
             for i, (d, phase) in enumerate(zip(self._drafts, found, strict=True))
         )
@@ -164,8 +173,9 @@ class GraphBuilder:
             source = self._sources.line(equation.source_info.traceback, place.source)
             own, scopes = self._sources.scope(equation.source_info.name_stack)
             flags, module = place.flags | own, within(place.module, scopes)
-            if (source, flags, module) != (here.source, here.flags, here.module):
-                here = place._replace(source=source, flags=flags, module=module)
+            kernel = place.kernel or self._sources.kernel(equation.source_info.traceback)
+            if (source, flags, module, kernel) != here.context:
+                here = place._replace(source=source, flags=flags, module=module, kernel=kernel)
             read = self.reader(equation.primitive)
             env.update(zip(equation.outvars, read(self, equation, operands, here), strict=True))
         return self._read(jaxpr.outvars, env)
@@ -195,7 +205,14 @@ class GraphBuilder:
         kept = call_params(primitive.name, params) if bodies else params
         plain = self.parts.plain(primitive.name, kept)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
-        where = (place.source, place.flags, place.spans[0].index, bodies, place.module)
+        where = (
+            place.source,
+            place.flags,
+            place.spans[0].index,
+            bodies,
+            place.module,
+            place.kernel,
+        )
         index = len(self._drafts)
         self._drafts.append(Draft(signature, tuple(operands), results, *where))
         # JAX's own parameters are kept too, because code in them has no plain form.
@@ -478,6 +495,7 @@ HANDLERS: dict[str, Placing] = {
     "custom_linear_solve": _linear_solve,
     **dict.fromkeys("iota_2x32_shape random_bits rotate split stack unstack".split(), _write_out),
     **dict.fromkeys(INDEXED, _write_out),
+    **dict.fromkeys(ATTENTION, _write_out),
     "jit": _jit,
     "scan": _scan,
     "while": _while,

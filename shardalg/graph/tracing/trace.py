@@ -25,6 +25,7 @@ from shardalg.errors import RoleError, StrategyError, TraceError
 from shardalg.graph.evaluate import find_primitive, is_key
 from shardalg.graph.ir import Graph, PlainMesh
 from shardalg.graph.tracing import jaxpr as build
+from shardalg.graph.tracing.attention import cudnn_as_on_gpu
 from shardalg.graph.tracing.manual import equations
 from shardalg.graph.tracing.opened import reader
 from shardalg.graph.tracing.refused import REFUSALS, SPECS_DIFFER, function_name, refused, user_line
@@ -220,7 +221,8 @@ def _jaxpr(
 
 def _make_jaxpr(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None) -> Any:
     """Return the jaxpr of a function with a mesh around it, and the shapes of its results."""
-    with nullcontext() if around is None else jax.sharding.use_abstract_mesh(around):
+    inside = nullcontext() if around is None else jax.sharding.use_abstract_mesh(around)
+    with inside, cudnn_as_on_gpu():
         return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
 
 

@@ -26,7 +26,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from shardalg.errors import TraceError
-from shardalg.graph.tracing.control_flow import INDEXED
+from shardalg.graph.tracing.attention import backward, forward, has_expansion
+from shardalg.graph.tracing.control_flow import ATTENTION, INDEXED
 from shardalg.graph.tracing.subgroups import evaluated
 
 FLOAT0 = jax.dtypes.float0
@@ -324,7 +325,16 @@ def _over_dimensions(equation: Any) -> Any:
 _REDUCED = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
 
 
+def _attention(equation: Any) -> Any | None:
+    """Return the expansion of cuDNN's attention; None if it has dropout, packed rows or pages."""
+    if not has_expansion(equation):
+        return None
+    run = forward if "is_training" in equation.params else backward
+    return _body(partial(run, **equation.params), equation)
+
+
 _EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
+    **dict.fromkeys(ATTENTION, _attention),
     **dict.fromkeys(INDEXED, _wide_indices),
     **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,

@@ -304,7 +304,7 @@ class _GraphRewriter:
             signature, operands = self._replacement(node, self.changes[node.index], operands)
         elif not is_normal:
             signature, operands = self._normal_form(node, operands)
-        place = (node.source, node.phase, node.region, node.bodies, node.module)
+        place = (node.source, node.phase, node.region, node.bodies, node.module, node.kernel)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), results, *place))
         # Only an unchanged operator can still be evaluated by the equation that it was traced from.
         same = (signature.primitive, signature.params) == (node.primitive, node.signature.params)
@@ -396,7 +396,7 @@ class _GraphRewriter:
         result = len(self.values)
         name = self._free_name(kind, node.source)
         self.values.append(Value(result, signature.results[0], "node", name))
-        place = (node.source, node.phase, node.region, (), node.module)
+        place = (node.source, node.phase, node.region, (), node.module, node.kernel)
         self.nodes.append(Node(len(self.nodes), signature, tuple(operands), (result,), *place))
         self.bindings.append(None)
         return result

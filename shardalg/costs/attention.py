@@ -1,0 +1,206 @@
+"""Attention that hardware runs as one fused kernel: its scores are never in memory.
+
+A fused kernel computes scores block by block and keeps of each row only its sum
+(arXiv:2205.14135). Its backward pass computes the scores again. It has therefore five products,
+where the derivative of the function as written has four: FlashAttention-2 (arXiv:2307.08691,
+section 3.1.2, algorithm 2).
+
+The graph says which nodes are in the body of such a function (`Node.kernel`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from shardalg.costs.compute import contracts, signature_flops
+from shardalg.graph.ir import Graph, Node, once_per_graph
+from shardalg.sizes.amounts import quotient
+
+NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """The parts of a graph that fused attention kernels change.
+
+    Attributes:
+      on_chip: values that a kernel never writes: scores, weights, their masks and gradients.
+      again: for each product that gives the gradient of the weights, the flops of the scores that
+        the kernel computes again, per flop of this product.
+    """
+
+    on_chip: frozenset[int] = NONE
+    again: Mapping[int, Fraction] = field(default_factory=dict)
+
+
+def with_recomputed(graph: Graph, node: int | None, flops: Any) -> Any:
+    """Return a product's flops, plus those of the scores that its kernel computes again."""
+    again = fused_attention(graph).again.get(node)  # type: ignore[arg-type]  # None is no key
+    if again is None:
+        return flops
+    return flops + quotient(flops * again.numerator, again.denominator)
+
+
+@once_per_graph
+def fused_attention(graph: Graph) -> FusedAttention:
+    """Return what the attention kernels of a graph keep on the chip and compute again.
+
+    Scores are the result of a product in the body of a kernel from which pointwise and layout
+    operators compute the operand of another product in the body. These operators' results of the
+    same number of elements are on the chip, also where a loop hands them on to the backward pass.
+    """
+    if not any(node.kernel for node in graph.nodes):
+        return FusedAttention()
+    handed = _handed_on(graph)
+    roots = _roots(graph, handed)
+    # Scores are read by another product; the result of the kernel's last product is not.
+    reads: dict[frozenset[int], int] = defaultdict(int)
+    for node in graph.nodes:
+        if node.kernel and contracts(node.signature):
+            of = NONE.union(*(roots.get(v, NONE) for v in node.operands))
+            if of:
+                reads[of] += 1
+    scores = NONE.union(*reads)
+    found = {v for v, of in roots.items() if of and of <= scores}
+    found |= _masks(graph, found, handed)
+    return FusedAttention(frozenset(found - _read_outside(graph, handed)), _again(graph, reads))
+
+
+def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fraction]:
+    """Return the flops of recomputed scores by the product that gives the weights' gradient.
+
+    Weights are read alone, by the product with the values. Their gradient is read only together
+    with the weights: it becomes the gradient of the scores.
+    """
+    found = {}
+    alone = {root for of in reads for root in of if len(of) == 1}
+    for of in reads:
+        for gradient in of - alone:
+            # Weights that two products read are those of a forward pass. If only one does, the
+            # backward pass already contains the scores' product.
+            for scores in sorted(of & alone):
+                if reads[frozenset((scores,))] > 1:
+                    flops = (signature_flops(graph.nodes[n].signature) for n in (scores, gradient))
+                    found[gradient] = Fraction(*flops)
+    return found
+
+
+def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset[int]]:
+    """Return, for values in kernels' bodies, the products that they are computed from element-wise.
+
+    The products are those that read no such value themselves.
+    """
+    roots: dict[int, frozenset[int]] = {}
+
+    def give(value: int, of: frozenset[int]) -> None:
+        if not of <= roots.get(value, NONE):
+            roots[value] = roots.get(value, NONE) | of
+            for target in handed.get(value, ()):
+                give(target, of)
+
+    # Bodies come before their loop, and after all operators before it, so one pass is enough.
+    for node in graph.nodes:
+        if not node.kernel or node.bodies:
+            continue
+        if contracts(node.signature):
+            if not any(roots.get(v) for v in node.operands):
+                give(node.results[0], frozenset((node.index,)))
+            continue
+        for value in node.results:
+            size = _size(graph, value)
+            same = [v for v in node.operands if _size(graph, v) == size]
+            give(value, NONE.union(*(roots.get(v, NONE) for v in same)))
+    return roots
+
+
+def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> set[int]:
+    """Return the values that kernels' bodies compute only to combine them with scores."""
+    givers: dict[int, list[int]] = defaultdict(list)
+    for source, targets in handed.items():
+        for target in targets:
+            givers[target].append(source)
+    makers = graph.producer
+    found: set[int] = set()
+
+    def reach(value: int) -> None:
+        maker = makers[value]
+        if value in found or value in scores:
+            return
+        if givers.get(value):
+            found.add(value)
+            for source in givers[value]:
+                reach(source)
+        elif maker is not None and _fuses_in_kernel(graph.nodes[maker]):
+            found.add(value)
+            for operand in graph.nodes[maker].operands:
+                if _size(graph, operand) == _size(graph, value):
+                    reach(operand)
+
+    for node in graph.nodes:
+        if _fuses_in_kernel(node) and not scores.isdisjoint(node.results):
+            for operand in node.operands:
+                if _size(graph, operand) == _size(graph, node.results[0]):
+                    reach(operand)
+    return found
+
+
+def _fuses_in_kernel(node: Node) -> bool:
+    """Return whether a node is a pointwise or layout operator in the body of a kernel."""
+    return bool(node.kernel) and not node.bodies and not contracts(node.signature)
+
+
+def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
+    """Return the values that something outside of kernels reads, directly or after a loop.
+
+    Operands of loops and branches are read where their bodies read them.
+    """
+    outside = {*graph.results}
+    for node in graph.nodes:
+        if not node.kernel and not node.bodies:
+            outside.update(node.operands)
+    # Backwards over the borders of loops: a value is read outside if a value that it becomes is.
+    waiting = [v for v in handed if not outside.isdisjoint(handed[v])]
+    givers: dict[int, list[int]] = defaultdict(list)
+    for source, targets in handed.items():
+        for target in targets:
+            givers[target].append(source)
+    while waiting:
+        value = waiting.pop()
+        if value not in outside:
+            outside.add(value)
+            waiting += givers.get(value, ())
+    return outside
+
+
+def _handed_on(graph: Graph) -> dict[int, list[int]]:
+    """Return the values that a loop's or region's border makes of each value."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for argument in graph.region_arguments:
+        found[argument.source].append(argument.target)
+    return found
+
+
+def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
+    """Return all values that borders of loops and regions connect with some values."""
+    found: set[int] = set()
+    waiting = [*values]
+    near: dict[int, list[int]] = defaultdict(list)
+    for argument in graph.region_arguments:
+        near[argument.source].append(argument.target)
+        near[argument.target].append(argument.source)
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += near[value]
+    return frozenset(found)
+
+
+def _size(graph: Graph, value: int) -> int:
+    """Return the number of elements of a value."""
+    return math.prod(graph.values[value].type.shape)

@@ -1,0 +1,152 @@
+"""cuDNN's fused attention in primitives that have rows, and its trace on machines without a GPU.
+
+`jax.nn.dot_product_attention(..., implementation="cudnn")` is one primitive forward and another
+one backward. A plan needs their loops, so that batch and heads can be sharded; prices need their
+products. The expansions follow FlashAttention-2 (arXiv:2307.08691, algorithms 1 and 2). The forward
+pass gives the result and the logarithm of each row's sum. From these sums the backward pass
+computes the weights again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+from unittest.mock import patch
+
+import jax.numpy as jnp
+from jax import lax
+
+# Finite, so that the difference of two masked scores is no NaN.
+_MASKED = -1e30
+_BNTH = 1
+# cuDNN 9.10 is the first version with all patterns that JAX's checks know.
+_VERSION = 91100
+
+
+@contextmanager
+def cudnn_as_on_gpu() -> Iterator[None]:
+    """Let JAX trace cuDNN's attention on a machine without cuDNN, as on a Hopper GPU.
+
+    Where JAX detects cuDNN, its own checks of version and chip stay.
+    """
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn
+    except ImportError:  # a jax without this file has no such attention
+        yield
+        return
+    with ExitStack() as patches:
+        try:
+            cudnn.check_cudnn_version()
+        except Exception:  # jax raises RuntimeError; a plugin without a driver raises others
+            answers = {
+                "check_cudnn_version": _VERSION,
+                "check_compute_capability": True,
+                "is_cuda_compute_capability_equal": False,
+            }
+            for name, answer in answers.items():
+                if hasattr(cudnn, name):
+                    patches.enter_context(patch.object(cudnn, name, lambda *_, a=answer: a))
+        yield
+
+
+def has_expansion(equation: Any) -> bool:
+    """Return whether an attention equation has an expansion: no dropout, packing or pages."""
+    offsets, pages = equation.invars[6].aval, equation.invars[8].aval
+    is_packed = len(offsets.shape) == 2 and offsets.shape[1] > 2
+    return not equation.params["dropout_rate"] and not is_packed and len(pages.shape) != 4
+
+
+def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tuple[Any, ...]:
+    """Return the result of attention and, in training, the logarithm of each row's sum."""
+    q, k, v = (_by_length(x, params) for x in (q, k, v))
+    scores, seen = _scores(q, k, bias, rest[:2], params)
+    most = jnp.max(scores, -1, keepdims=True)
+    weights = jnp.exp(scores - most)
+    if seen is not None:
+        weights = jnp.where(seen, weights, 0.0)
+    # A row without any visible key has the sum 0 and the result 0.
+    sums = jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-37)
+    made = jnp.einsum("bkgts,bskh->btkgh", (weights / sums).astype(v.dtype), v)
+    batch, length, groups, heads, size = made.shape
+    result = _as_given(made.reshape(batch, length, groups * heads, size), params)
+    if not params["is_training"]:
+        return (result,)
+    return result, (most + jnp.log(sums)).reshape(batch, groups * heads, length)
+
+
+def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tuple[Any, ...]:
+    """Return the gradients of query, key, value and, if there is one, of the bias.
+
+    The five products are those of FlashAttention-2: scores, and the gradients of value, weights,
+    query and key.
+    """
+    given_bias = bias
+    sums, result, gradient = rest[-3:]
+    q, k, v, result, gradient = (_by_length(x, params) for x in (q, k, v, result, gradient))
+    scores, seen = _scores(q, k, bias, rest[:2], params)
+    batch, length, heads, size = q.shape
+    groups = k.shape[2]
+    rows = sums.reshape(batch, groups, heads // groups, length, 1)
+    weights = jnp.exp(scores - rows)
+    if seen is not None:
+        weights = jnp.where(seen, weights, 0.0)
+
+    def grouped(x: Any) -> Any:
+        return x.reshape(batch, length, groups, heads // groups, x.shape[-1])
+
+    d_result = grouped(gradient)
+    d_v = jnp.einsum("bkgts,btkgh->bskh", weights.astype(v.dtype), d_result)
+    d_weights = jnp.einsum("btkgh,bskh->bkgts", d_result, v, preferred_element_type=jnp.float32)
+    product = gradient.astype(jnp.float32) * result.astype(jnp.float32)
+    means = jnp.sum(grouped(product), -1).transpose(0, 2, 3, 1)[..., None]
+    d_scores = weights * (d_weights - means)
+    scaled = (d_scores * params["scale"]).astype(q.dtype)
+    d_q = jnp.einsum("bkgts,bskh->btkgh", scaled, k).reshape(batch, length, heads, size)
+    d_k = jnp.einsum("bkgts,btkgh->bskh", scaled, grouped(q))
+    found = tuple(_as_given(x, params) for x in (d_q, d_k, d_v))
+    if not params["variadic_args"][1]:
+        return found
+    whole = d_scores.reshape(batch, heads, *d_scores.shape[-2:])
+    summed = [d for d, n in enumerate(given_bias.shape) if n == 1 and whole.shape[d] != 1]
+    d_bias = jnp.sum(whole, summed, keepdims=True).astype(given_bias.dtype)
+    return (*found, d_bias)
+
+
+def _by_length(x: Any, params: dict[str, Any]) -> Any:
+    """Return a tensor in the order batch, length, heads, size."""
+    return x.transpose(0, 2, 1, 3) if params["layout"] == _BNTH else x
+
+
+_as_given = _by_length  # the exchange of two dimensions is its own inverse
+
+
+def _scores(
+    q: Any, k: Any, bias: Any, lengths: tuple[Any, Any], params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the masked scores in float32, and the mask, or None if everything is visible."""
+    batch, length, heads, size = q.shape
+    groups, keys = k.shape[2], k.shape[1]
+    by_group = q.reshape(batch, length, groups, heads // groups, size)
+    scores = jnp.einsum("btkgh,bskh->bkgts", by_group, k, preferred_element_type=jnp.float32)
+    scores = scores * jnp.float32(params["scale"])
+    if params["variadic_args"][0]:
+        first = (groups, heads // groups) if bias.shape[1] == heads else (1, 1)
+        wide = bias.astype(jnp.float32)
+        scores = scores + wide.reshape(bias.shape[0], *first, *bias.shape[2:])
+    kind = params["mask_type"].name
+    rows = lax.broadcasted_iota(jnp.int32, (length, keys), 0)
+    columns = lax.broadcasted_iota(jnp.int32, (length, keys), 1)
+    masks = []
+    if "CAUSAL" in kind:
+        masks.append(rows >= columns)
+    if params["sliding_window_length"] is not None:
+        masks.append(columns > rows - params["sliding_window_length"])
+    if "PADDING" in kind:
+        own, other = (n.reshape(batch, 1, 1, 1, 1) for n in lengths)
+        masks += [rows < own, columns < other]
+    if not masks:
+        return scores, None
+    seen = jnp.broadcast_to(reduce(jnp.logical_and, masks), scores.shape)
+    return jnp.where(seen, scores, _MASKED), seen
