@@ -22,6 +22,8 @@ from shardalg.graph.ir import Graph, Node, once_per_graph
 from shardalg.sizes.amounts import quotient
 
 NONE: frozenset[int] = frozenset()
+# Operators whose results are their operands.
+ALIASES = ("annotate", "optimization_barrier")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
 
     # Bodies come before their loop, and after all operators before it, so one pass is enough.
     for node in graph.nodes:
-        if not node.kernel or node.bodies:
+        if not node.kernel or node.bodies or node.primitive in ALIASES:
             continue
         if contracts(node.signature):
             if not any(roots.get(v) for v in node.operands):
@@ -146,6 +148,19 @@ def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> s
             for operand in node.operands:
                 if _size(graph, operand) == _size(graph, node.results[0]):
                     reach(operand)
+    # Derivatives also hand on constants of the size of scores, which nothing reads afterwards.
+    sizes = {_size(graph, value) for value in scores}
+    waiting = [
+        value
+        for node in graph.nodes_of(("broadcast_in_dim",))
+        if node.kernel and _size(graph, node.results[0]) in sizes
+        for value in node.results
+    ]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += handed.get(value, ())
     return found
 
 
@@ -161,7 +176,7 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
     """
     outside = {*graph.results}
     for node in graph.nodes:
-        if not node.kernel and not node.bodies:
+        if not node.kernel and not node.bodies and node.primitive not in ALIASES:
             outside.update(node.operands)
     # Backwards over the borders of loops: a value is read outside if a value that it becomes is.
     waiting = [v for v in handed if not outside.isdisjoint(handed[v])]
@@ -178,21 +193,25 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
 
 
 def _handed_on(graph: Graph) -> dict[int, list[int]]:
-    """Return the values that a loop's or region's border makes of each value."""
+    """Return the values that a border of a loop or region, or an annotation, makes of each value."""
     found: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
         found[argument.source].append(argument.target)
+    for node in graph.nodes_of(ALIASES):
+        for value, same in zip(node.operands, node.results, strict=True):
+            found[value].append(same)
     return found
 
 
 def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
-    """Return all values that borders of loops and regions connect with some values."""
+    """Return all values that borders of regions, or annotations, connect with some values."""
     found: set[int] = set()
     waiting = [*values]
     near: dict[int, list[int]] = defaultdict(list)
-    for argument in graph.region_arguments:
-        near[argument.source].append(argument.target)
-        near[argument.target].append(argument.source)
+    for source, targets in _handed_on(graph).items():
+        for target in targets:
+            near[source].append(target)
+            near[target].append(source)
     while waiting:
         value = waiting.pop()
         if value not in found:

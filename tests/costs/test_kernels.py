@@ -257,10 +257,11 @@ def test_scores_that_a_collective_sums_are_in_memory():
     assert plan.cost("h100").peak_memory_bytes > 2 * 4 * SCORES
 
 
-def test_an_attention_in_a_shard_map_is_a_kernel():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_an_attention_in_a_shard_map_is_a_kernel(implementation):
     mesh = jax.make_mesh((2,), ("X",), axis_types=(AxisType.Auto,))
     fn = jax.shard_map(
-        attention("cudnn"), mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False
+        attention(implementation), mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False
     )
     fn = jax.value_and_grad(squared(fn), (0, 1, 2))
     cost = sa.plan(fn, QKV, QKV, QKV, mesh=mesh, in_shardings=P("X")).cost("h100")
