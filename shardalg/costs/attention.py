@@ -193,7 +193,7 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
 
 
 def _handed_on(graph: Graph) -> dict[int, list[int]]:
-    """Return the values that a border of a loop or region, or an annotation, makes of each value."""
+    """Return the values that borders of regions, and annotations, make of each value."""
     found: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
         found[argument.source].append(argument.target)
