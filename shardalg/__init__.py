@@ -59,6 +59,7 @@ _PUBLIC = {
     "shardalg.planner.calls.logical_rules": ("LogicalRules", "logical_rules"),
     "shardalg.costs.analyses.mesh_axes": ("rank_device_orders",),
     "shardalg.costs.cost": ("Cost",),
+    "shardalg.costs.kernels.kernel_price": ("KernelPrice",),
     "shardalg.costs.topology": ("Topology",),
     "shardalg.sizes.formula": ("FormulaError",),
     "shardalg.plan.resharding": ("Reshard", "reshard"),

@@ -49,6 +49,7 @@ PLACES = {
         "algebra/jax_meshes.py",
         "algebra/notation/jax_specs.py",
         "graph/abstract.py",
+        "graph/tracing/attention.py",
         "graph/tracing/trace.py",
         "graph/annotate.py",
         "graph/arguments.py",

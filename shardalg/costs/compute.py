@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.costs.flops import flops, read_dims, slides
+from shardalg.costs.kernels.kernel_price import at_shapes, is_kernel, kernel_type, price_of
 from shardalg.graph.ir import Graph, Node, Params, Signature, ValueType
 from shardalg.graph.ops.loops import dim_loops
 from shardalg.graph.ops.rows import rules
@@ -22,7 +23,10 @@ Shapes = tuple[tuple[Any, ...], ...]
 
 @lru_cache(maxsize=65536)
 def signature_flops(signature: Signature) -> int:
-    """Return the flops of an operator on global shapes; 0 if the operator has no row."""
+    """Return the flops of an operator on global shapes; 0 if it has neither a row nor a price."""
+    price = price_of(signature)
+    if price is not None:
+        return price.flops
     return sum(flops(rule) for rule in rules(signature) or ())
 
 
@@ -66,6 +70,9 @@ def shaped_flops(
     >>> shaped_flops(dot, ((B / X, M), (M, 4), (B / X, 4)))
     8*B*M/X
     """
+    price = price_of(signature)
+    if price is not None:
+        return at_shapes(price.flops, signature, shapes)
     return sum(found.flops for found in executed(signature, shapes, params, row))
 
 
@@ -167,6 +174,12 @@ def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
     return found
 
 
+def multiplies(signature: Signature) -> bool:
+    """Return whether the matrix unit computes an operator: a product, or a kernel of products."""
+    price = price_of(signature)
+    return price.multiplies if price is not None else contracts(signature)
+
+
 @lru_cache(maxsize=65536)
 def contracts(signature: Signature) -> bool:
     """Return whether an operator multiplies and sums over a contracting loop (matrix unit).
@@ -199,5 +212,7 @@ def node_flops(graph: Graph, node: Node) -> int:
 
 def operand_type(signature: Signature) -> str:
     """Return the item type of an operator's arithmetic: the type of its first operand."""
+    if is_kernel(signature):
+        return kernel_type(signature)
     types = signature.operands or signature.results
     return types[0].dtype if types else "float32"

@@ -144,6 +144,7 @@ class Cost:
       overlap: overlap of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
+      unpriced: kernels without a price, with their lines: their flops count as 0.
       machine: text that names the chip, the number of devices, and the source of both.
     """
 
@@ -156,6 +157,7 @@ class Cost:
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
     elsewhere: Elsewhere | None = field(default=None, compare=False)
     counted_once: tuple[str, ...] = field(default=(), compare=False)
+    unpriced: tuple[str, ...] = field(default=(), compare=False)
     machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
@@ -417,6 +419,9 @@ class Cost:
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         lines = ", ".join(self.counted_once)
         once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
+        if self.unpriced:
+            once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
+            once += "Options(prices={target: KernelPrice(flops=...)})"
         return (
             f"Cost{names} on {self.machine_text}: step "
             f"{seconds_text(at.step_time_s)} = compute {seconds_text(at.compute_s)} + "

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shardalg.costs.attention import fused_attention, handed_together
 from shardalg.costs.compute import contracts
+from shardalg.costs.kernels.fused_attention import fused_attention, handed_together
+from shardalg.costs.kernels.kernel_price import at_shapes, is_kernel, price_of
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import ITEM_SIZES, Graph, Signature, once_per_graph
 from shardalg.graph.ops.rows import rules
@@ -119,6 +120,8 @@ def _traits_of_nodes(graph: Graph) -> bytes:
         # The graph keeps its signatures alive, so an `id` is a safe key, and cheaper than a hash.
         if id(signature) not in known:
             kept = CONTRACTS if contracts(signature) else FUSES
+            # A kernel reads and writes memory, and nothing is fused with it.
+            kept = 0 if is_kernel(signature) else kept
             # A contraction sums too, but as a product in a kernel of its own: it is no reduction
             # here.
             sums = REDUCES if kept == FUSES and _reduces(signature) else 0
@@ -127,11 +130,14 @@ def _traits_of_nodes(graph: Graph) -> bytes:
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
-    """Return whether an instruction is neither a contraction, a collective nor a loop."""
+    """Return whether an instruction is no contraction, kernel, collective or loop."""
     attributes = instruction.attributes
     if type(attributes) is not Apply:
         return type(attributes) not in APART
-    return instruction.node is None or not contracts(graph.nodes[instruction.node].signature)
+    if instruction.node is None:
+        return True
+    signature = graph.nodes[instruction.node].signature
+    return not contracts(signature) and not is_kernel(signature)
 
 
 def reduces(instruction: Instruction, graph: Graph) -> bool:
@@ -344,8 +350,8 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     """Return the marked local values, and values of their shape that pointwise operators derive.
 
     Operands and results of collectives and loops, and the results of blocks, are in memory anyway.
-    The scores of an attention function that is one kernel (`costs.attention`) are on the chip too;
-    loops hand them on only in the function as it is written, unless a collective moves them.
+    The scores of an attention function that is one kernel (`costs.kernels.fused_attention`) are on
+    the chip too, also where loops hand them on, unless a collective moves them.
     """
     marked = {site.node for site in graph.sites if site.name == ON_CHIP}
     scores = fused_attention(graph).on_chip
@@ -397,6 +403,18 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
                 if value not in inside:
                     inside.discard(made)
     return on_chip(program, graph).union(inside, cast.read, cast.written)
+
+
+def kernel_bytes(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Any:
+    """Return the bytes that a kernel with a price moves; None for any other instruction."""
+    if type(instruction.attributes) is not Apply or instruction.node is None:
+        return None
+    signature = graph.nodes[instruction.node].signature
+    price = price_of(signature)
+    if price is None or price.bytes is None:
+        return None
+    values = (*instruction.operands, *instruction.results)
+    return at_shapes(price.bytes, signature, tuple(program.locals[v].shape for v in values))
 
 
 def is_view(instruction: Instruction) -> bool:

@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardalg.costs.compute import Executed, Shapes, contracts, executed, operand_type
+from shardalg.costs.compute import (
+    Executed,
+    Shapes,
+    contracts,
+    executed,
+    operand_type,
+    shaped_flops,
+)
+from shardalg.costs.kernels.kernel_price import price_of
 from shardalg.errors import HardwareError
 from shardalg.graph.ir import Graph, Params, Signature
 from shardalg.graph.ops.rule import SUM, Rule
@@ -175,6 +183,8 @@ def padded_flops(
     >>> padded_flops(dot, ((64, M / Y), (M / Y, 128), (64, 128)), tpu)
     2097152*ceil(M/(128*Y))
     """
+    if price_of(signature) is not None:
+        return shaped_flops(signature, shapes)
     dtype = signature.operands[0].dtype if signature.operands else ""
     return sum(_padded(one, unit, dtype) for one in executed(signature, shapes, params, row))
 

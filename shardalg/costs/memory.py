@@ -12,6 +12,7 @@ from shardalg.costs.analyses.scaling import reused
 from shardalg.costs.collectives import is_collective
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import EXPANDS, NO_CASTS, Casts, casts, materialised, on_chip, traits
+from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.saved_activations import last_uses, lifetimes
 from shardalg.costs.walk import NOTHING, AliveBytes, LiveValue, ProgramPoint, local_bytes
 from shardalg.graph.ir import Graph
@@ -438,7 +439,8 @@ class Scan:
             return is_collective(instruction.attributes)
         if self.graph is None or instruction.node is None:
             return self.graph is None
-        return contracts(self.graph.nodes[instruction.node].signature)
+        signature = self.graph.nodes[instruction.node].signature
+        return contracts(signature) or is_kernel(signature)
 
     def memory_class(self, value: int) -> str:
         """Return the class of a local value; see `Liveness.by_class`."""

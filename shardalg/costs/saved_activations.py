@@ -12,6 +12,7 @@ import numpy as np
 
 from shardalg.costs.fusion import (
     APART,
+    CONTRACTS,
     FUSES,
     REDUCES,
     casts,
@@ -24,7 +25,6 @@ from shardalg.graph.ir import Graph
 from shardalg.sizes.decided import decided
 from shardalg.sizes.recorded import least_sum
 from shardalg.spmd.instruction import Block, Instruction
-from shardalg.spmd.instructions import Apply
 from shardalg.spmd.program import SpmdProgram
 
 # Mask of `traits`. An instruction whose masked bits equal `FUSES` is repeated in each reader.
@@ -158,8 +158,7 @@ def _epilogues(
     for instruction, bit in zip(block.instructions, bits, strict=True):
         # Any other instruction ends the kernel, and a product begins a new one.
         if bit & _REPEATS != FUSES:
-            multiplies = type(instruction.attributes) is Apply and not bit & FUSES
-            made = {v: v for v in instruction.results} if multiplies else {}
+            made = {v: v for v in instruction.results} if bit & CONTRACTS else {}
             continue
         if not made:
             continue

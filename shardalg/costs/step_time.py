@@ -19,20 +19,20 @@ from shardalg.costs.analyses.overlap import (
     together,
 )
 from shardalg.costs.analyses.peaks import candidate_peaks
-from shardalg.costs.attention import fused_attention, with_recomputed
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
     Shapes,
-    contracts,
+    multiplies,
     operand_type,
     shaped_flops,
     signature_flops,
     windows,
 )
 from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.fusion import NO_CASTS, Casts, casts, traffic, unwritten
+from shardalg.costs.fusion import NO_CASTS, Casts, casts, kernel_bytes, traffic, unwritten
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.kernels.fused_attention import fused_attention, with_recomputed
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
@@ -409,7 +409,7 @@ class Pricing:
         if type(instruction.attributes) is not Apply or instruction.node is None:
             return FORMATTING
         signature = self.graph.nodes[instruction.node].signature
-        return "contraction" if contracts(signature) else "other compute"
+        return "contraction" if multiplies(signature) else "other compute"
 
     def arithmetic(self, instruction: Instruction) -> tuple[Any, Any, float]:
         """Return an operator's flops, its flops rounded up to blocks, and the peak rate."""
@@ -430,14 +430,22 @@ class Pricing:
         """Return the operations per second for a graph node's item type."""
         signature = self.graph.nodes[node].signature
         dtype = operand_type(signature)
-        if not contracts(signature) or self.hardware.operators.figures:
+        if not multiplies(signature) or self.hardware.operators.figures:
             return self.hardware.peak(dtype)
         return product_peak(self.hardware, dtype)
 
     def traffic(self, instruction: Instruction) -> tuple[list[Any], float]:
         """Return the bytes that a local operator moves, one entry per value, and the bandwidth."""
         held, speed = self.program.locals, self.hardware.hbm_bytes_per_s
+        kernel = kernel_bytes(self.program, self.graph, instruction)
+        if kernel is not None:
+            return [kernel], speed
         return [held[v].bytes for v in traffic(instruction, self.fused, self.casts)], speed
+
+    @cached_property
+    def manual(self) -> tuple[Mapping[str, int], ...]:
+        """The manual axes of each region of the graph, with sizes."""
+        return tuple(self.graph.manual_axes(region.index) for region in self.graph.regions)
 
     def useful(self) -> tuple[Any, Any]:
         """Return the flops on global shapes, and their seconds at the peak of one device."""
@@ -452,8 +460,10 @@ class Pricing:
 
     def whole(self, node: Node) -> tuple[Signature, Shapes, Any]:
         """Return an operator, the formulas of its global shapes, and its executions per call."""
+        # An operator in a manual region runs once per device.
+        devices = math.prod(self.manual[node.region].values())
         if self.sizes is None:
-            return node.signature, (), self.graph.trip_count(node)
+            return node.signature, (), self.graph.trip_count(node) * devices
         values = (*node.operands, *node.results)
         shapes = tuple([self.sizes.dims[v] for v in values])
-        return node.signature, shapes, self.sizes.trips[node.region]
+        return node.signature, shapes, self.sizes.trips[node.region] * devices

@@ -19,6 +19,7 @@ from typing import Any
 from shardalg import __version__, files
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.kernels.kernel_price import KernelPrice
 from shardalg.costs.topology import machine
 from shardalg.errors import PlanFileError
 from shardalg.files import write_whole
@@ -208,7 +209,7 @@ def inputs(traced: Traced, annotations: Annotations, options: Options) -> dict[s
     """Return the inputs of planning as plain data."""
     # A printed plan says whether its chip is the default one: the file must keep this fact.
     default = {_DEFAULT: isinstance(options.hardware, DefaultChip)}
-    settings = {**options.settings, **default}
+    settings = {**options.settings, **default, "prices": _saved_prices(options)}
     return {
         **traced.to_json(), "annotations": annotations_json(annotations), "options": settings,
     }  # fmt: skip
@@ -230,7 +231,9 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     if isinstance(told, dict) and saved.is_of_other_version:
         told = {**Options().settings, _DEFAULT: False, **told}
     settings = files.read(_Settings, told, "options")
-    options = Options.of({n: v for n, v in vars(settings).items() if n != _DEFAULT})
+    prices = {name: KernelPrice(price.flops, price.bytes) for name, price in settings.prices}
+    others = {n: v for n, v in vars(settings).items() if n not in (_DEFAULT, "prices")}
+    options = Options.of({**others, "prices": prices})
     if settings.hardware_is_default:
         options = replace(options, hardware=DefaultChip(options.hardware))
     # The name changed its meaning after this schema: the plan must not change with it.
@@ -240,14 +243,36 @@ def read_inputs(saved: PlanFile) -> tuple[Traced, Annotations, Options]:
     return traced, annotations, options
 
 
+def _saved_prices(options: Options) -> list[Any]:
+    """Return the user's prices of kernels as plain data.
+
+    Raises:
+      PlanFileError: a price is a function, which a file cannot hold.
+    """
+    prices = dict(options.prices)
+    for name, price in prices.items():
+        if callable(price.flops) or callable(price.bytes):
+            raise PlanFileError(
+                f"the price of {name!r} is a function, which a plan file cannot hold. Plan with "
+                "numbers, as in KernelPrice(flops=1e9, bytes=1e6), and save that plan."
+            )
+    return [[name, {"flops": p.flops, "bytes": p.bytes}] for name, p in prices.items()]
+
+
 _DEFAULT = "hardware_is_default"
 _SIDES = ("arguments", "results", "sites")
 _MESH = ("axes", "device_ids", "symbolic")
 # A sharding in a file has no mesh, because all shardings have the same one.
 _Layout: Any = files.without(Sharding, "mesh")
 # In a file, switches and the other options are in one object.
+_SavedPrice: Any = make_dataclass(
+    "_SavedPrice", [("flops", int | float), ("bytes", int | float | None)], frozen=True
+)
 _Settings = files.joined(
-    files.without(Options, "switches"), Switches, make_dataclass("Default", [(_DEFAULT, bool)])
+    files.without(Options, "switches", "prices"),
+    Switches,
+    make_dataclass("Prices", [("prices", tuple[tuple[str, _SavedPrice], ...])]),
+    make_dataclass("Default", [(_DEFAULT, bool)]),
 )
 _Saved = make_dataclass(
     "_Saved",

@@ -20,6 +20,7 @@ from shardalg.errors import MeshError, StrategyError
 from shardalg.graph.ir import Graph
 from shardalg.graph.ops.canonicalize.transforms import Order, stage_order
 from shardalg.pause import collection_paused
+from shardalg.planner.kernel_prices import unpriced
 from shardalg.planner.padded_samples import by_layer, padding_of_samples
 from shardalg.planner.partition.partition import NONE, Kept
 from shardalg.planner.partition.unreached import joined_whole, shard_unreached
@@ -253,7 +254,7 @@ def planned(
         return _kept(_streamed(_planned(traced, known, options), options), options)
     # A replanned function may have stages and padding of an earlier plan, which are decided anew.
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
-    traced = traced.with_trips(dict(options.trips))
+    traced = traced.with_trips(dict(options.trips)).with_prices(dict(options.prices))
     best = made = _planned(traced, known, options)
     # An exchange may leave another transform's operand sharded, so that it is staged next.
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
@@ -476,4 +477,4 @@ def priced(
     settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
     made = estimate(program, graph, given, overlap=overlap, **settings)
     unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
-    return replace(made, counted_once=unknown) if unknown else made
+    return replace(made, counted_once=unknown, unpriced=unpriced(graph))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.kernels.kernel_price import KernelPrice
 from shardalg.errors import LoweringError, PlanFileError, StrategyError
 from shardalg.files import read, values
 from shardalg.graph.ir import Graph
@@ -27,6 +28,11 @@ from shardalg.graph.tracing.trace import Explicit, trace
 from shardalg.planner.calls.call import Call, Given, result_paths
 from shardalg.planner.calls.meshes import flat_layouts
 from shardalg.planner.calls.user_call import opened
+from shardalg.planner.kernel_prices import (
+    with_given_prices,
+    with_pallas_prices,
+    without_given_prices,
+)
 from shardalg.planner.propagate.other_mesh import check_sizes, is_another, sharding_on_mesh
 from shardalg.planner.propagate.strategy import Annotations, Strategy
 from shardalg.planner.trips import Trips, with_trips, without_trips
@@ -120,7 +126,7 @@ class Traced:
     @property
     def original(self) -> Graph:
         """The graph as it was traced, from which `graph` follows."""
-        return without_trips(self.narrow or self.whole or self.graph)
+        return without_given_prices(without_trips(self.narrow or self.whole or self.graph))
 
     def on(self, mesh: Mesh, *, before: Mesh) -> Traced:
         """Return the function on another mesh; it is traced again if a manual axis changes size.
@@ -154,6 +160,15 @@ class Traced:
           StrategyError: `trips` names a loop that the function does not have.
         """
         made = with_trips(self.graph, trips)
+        return self if made is self.graph else replace(self, graph=made)
+
+    def with_prices(self, prices: Mapping[str, KernelPrice]) -> Traced:
+        """Return the same with the user's prices of kernels in its graph.
+
+        Raises:
+          StrategyError: `prices` names a kernel that the function does not call.
+        """
+        made = with_given_prices(self.graph, prices)
         return self if made is self.graph else replace(self, graph=made)
 
     @cached_property
@@ -305,6 +320,7 @@ def _graph(call: Call, args: Sequence[Any], hints: _Hints) -> Graph:
     """Return the normalised graph of a call, with the user's names of its results."""
     made = trace(call.fn, *args, rows=BUILDERS, **hints._asdict())
     paths = result_paths(call, made.trees[1], made.result_paths)
+    made = with_pallas_prices(made)
     return replace(normalise(made), result_paths=paths, unread=unread(made, call.lost))
 
 

@@ -13,7 +13,7 @@ from shardalg.algebra.digits import parts
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.collectives import wire_bytes
 from shardalg.costs.cost import Cost
-from shardalg.costs.fusion import casts, traffic, unwritten
+from shardalg.costs.fusion import casts, kernel_bytes, traffic, unwritten
 from shardalg.costs.walk import Execution, local_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.planner.reshard.padded import gathered
@@ -54,7 +54,9 @@ def formatting(program: SpmdProgram, graph: Graph, cost: Cost | None = None) -> 
             held = local_bytes(program, instruction.operands)
             sent = step.count * wire_bytes(attributes, held)
         else:
-            moved = step.count * local_bytes(program, traffic(instruction, inside, cast))
+            kernel = kernel_bytes(program, graph, instruction)
+            each = local_bytes(program, traffic(instruction, inside, cast))
+            moved = step.count * (each if kernel is None else kernel)
         amounts = (step.count, moved, sent)
         added_by_us = not _is_users(step)
         for total in [whole, sums[type(attributes).__name__]] if added_by_us else [whole]:

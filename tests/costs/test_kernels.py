@@ -1,9 +1,21 @@
-"""Prices of kernels: casts that are parts of products, and fused attention."""
+"""Prices of kernels: casts that are parts of products, fused attention, Pallas calls."""
+
+import doctest
+import re
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -327,3 +339,243 @@ def test_a_saved_plan_knows_its_kernels(tmp_path):
         sa.load_plan(tmp_path / "plan.json").cost("h100").peak_memory_bytes
         == plan.cost("h100").peak_memory_bytes
     )
+
+
+def blocked_product(x_ref, w_ref, o_ref, sum_ref):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+    sum_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type="float32")
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _():
+        o_ref[...] = sum_ref[...].astype(o_ref.dtype)
+
+
+BLOCK = 128
+
+
+def matmul(x, w, **kwargs):
+    """Multiply in blocks; the grid is (rows, columns, sum), the sum innermost."""
+    (m, k), n = x.shape, w.shape[1]
+    ways = (lambda i, j, s: (i, s)), (lambda i, j, s: (s, j)), (lambda i, j, s: (i, j))
+    left, right, out = (pl.BlockSpec((BLOCK, BLOCK), way) for way in ways)
+    return pl.pallas_call(
+        blocked_product, out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        grid=(m // BLOCK, n // BLOCK, k // BLOCK), in_specs=[left, right], out_specs=out,
+        scratch_shapes=[pltpu.VMEM((BLOCK, BLOCK), jnp.float32)], **kwargs,
+    )(x, w)  # fmt: skip
+
+
+PALLAS_X, PALLAS_W = shape(512, 256), shape(256, 1024)
+
+
+def test_a_pallas_call_has_the_flops_of_its_grid_and_the_bytes_of_its_blocks():
+    """4 by 8 by 2 steps: each copies a block of both operands, and 32 write a block."""
+    cost = sa.plan(matmul, PALLAS_X, PALLAS_W, mesh=ONE).cost(CHIP)
+    product = 2 * 512 * 256 * 1024
+    assert product <= cost.flops < 1.02 * product
+    assert cost.useful_flops == cost.flops
+    assert moved_bytes(matmul, PALLAS_X, PALLAS_W) == 2 * BLOCK**2 * (64 + 64 + 32)
+    plain = sa.plan(lambda x, w: x @ w, PALLAS_X, PALLAS_W, mesh=ONE).cost(CHIP)
+    assert plain.compute_s < cost.compute_s < 4 * plain.compute_s
+    assert [item.kind for item in cost.items] == ["contraction"]
+
+
+def test_a_cost_estimate_is_the_price():
+    estimate = pl.CostEstimate(flops=12345, bytes_accessed=678, transcendentals=0)
+    fn = partial(matmul, cost_estimate=estimate)
+    assert sa.plan(fn, PALLAS_X, PALLAS_W, mesh=ONE).cost(CHIP).flops == 12345
+    assert moved_bytes(fn, PALLAS_X, PALLAS_W) == 678
+
+
+def test_a_block_whose_index_stays_is_copied_once():
+    """The weight does not depend on the grid; a row does not change over the inner axis."""
+
+    def fn(x, w):
+        def kernel(x_ref, w_ref, o_ref):
+            o_ref[...] = x_ref[...] + w_ref[...]
+
+        row = pl.BlockSpec((8, 128), lambda i, j: (i, 0))
+        return pl.pallas_call(
+            kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(x.shape[0] // 8, 4),
+            in_specs=[row, pl.BlockSpec((8, 128), lambda i, j: (0, 0))], out_specs=row,
+        )(x, w)  # fmt: skip
+
+    x, w = shape(64, 128, dtype="float32"), shape(8, 128, dtype="float32")
+    assert moved_bytes(fn, x, w) == 4 * 128 * (64 + 8 + 64)
+    cost = sa.plan(fn, x, w, mesh=ONE).cost(CHIP)
+    # One addition per element and grid step.
+    assert cost.flops == 64 * 128 * 4
+    assert [item.kind for item in cost.items] == ["other compute"]
+
+
+def test_a_pallas_call_on_a_device_is_priced_by_its_block():
+    mesh = jax.make_mesh((2,), ("X",), axis_types=(AxisType.Auto,))
+    fn = jax.shard_map(matmul, mesh=mesh, in_specs=(P("X"), P()), out_specs=P("X"), check_vma=False)
+    cost = sa.plan(fn, PALLAS_X, PALLAS_W, mesh=mesh, in_shardings=(P("X"), P())).cost(CHIP)
+    whole = sa.plan(matmul, PALLAS_X, PALLAS_W, mesh=ONE).cost(CHIP)
+    assert cost.flops == whole.flops // 2
+    assert cost.useful_flops == whole.flops
+
+
+def test_values_around_a_kernel_are_in_memory():
+    """Nothing is fused with a kernel: its operand is written and its result is read."""
+
+    def fn(x, w):
+        return jnp.tanh(matmul(jnp.tanh(x), w))
+
+    moved = moved_bytes(fn, PALLAS_X, PALLAS_W)
+    assert moved == moved_bytes(matmul, PALLAS_X, PALLAS_W) + 2 * 2 * (512 * 256 + 512 * 1024)
+
+
+def test_a_saved_plan_has_the_prices_of_its_kernels(tmp_path):
+    plan = sa.plan(matmul, PALLAS_X, PALLAS_W, mesh=ONE)
+    plan.save(tmp_path / "plan.json")
+    assert sa.load_plan(tmp_path / "plan.json").cost(CHIP).flops == plan.cost(CHIP).flops
+
+
+HEADS_FIRST = shape(B, HEADS_, T, 128)
+
+
+def splash(q, k, v):
+    mask = splash_attention_mask.MultiHeadMask(
+        [splash_attention_mask.FullMask((T, T)) for _ in range(HEADS_)]
+    )
+    kernel = splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    return jax.vmap(kernel)(q, k, v)
+
+
+@pytest.mark.parametrize("fn", [flash_attention, splash], ids=["flash", "splash"])
+def test_pallas_attention_is_a_fused_kernel(fn):
+    """Forward two products; backward two kernels: of keys and values (four), of queries (three)."""
+    product = 2 * B * HEADS_ * T * T * 128
+    cost = sa.plan(fn, *[HEADS_FIRST] * 3, mesh=ONE).cost(CHIP)
+    assert cost.flops == pytest.approx(2 * product, rel=0.05)
+    assert cost.peak_memory_bytes < 2 * SCORES
+    both = jax.value_and_grad(squared(fn), (0, 1, 2))
+    cost = sa.plan(both, *[HEADS_FIRST] * 3, mesh=ONE).cost(CHIP)
+    assert cost.flops == pytest.approx((2 + 4 + 3) * product, rel=0.05)
+    assert cost.peak_memory_bytes < 2 * SCORES
+
+
+FFI_X = shape(64, 128, dtype="float32")
+
+
+def through_ffi(x):
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("my_kernel", out)(jnp.tanh(x))
+
+
+def on_host(x):
+    return np.asarray(x)
+
+
+def through_callback(x):
+    return jax.pure_callback(on_host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def priced_ffi(price, fn=through_ffi, target="my_kernel", **kwargs):
+    return sa.plan(fn, FFI_X, mesh=ONE, options=sa.Options(prices={target: price}), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [(through_ffi, "ffi_call 'my_kernel'"), (through_callback, "pure_callback 'on_host'")],
+)
+def test_a_kernel_without_a_price_is_named(fn, text):
+    cost = sa.plan(fn, FFI_X, mesh=ONE).cost("h100")
+    assert f"no price is known for {text} at test_kernels.py:" in str(cost)
+    assert len(cost.unpriced) == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "target"), [(through_ffi, "my_kernel"), (through_callback, "on_host")]
+)
+def test_a_kernel_has_the_price_that_the_user_gives(fn, target):
+    without = sa.plan(fn, FFI_X, mesh=ONE).cost("h100")
+    plan = priced_ffi(sa.KernelPrice(flops=10**9, bytes=10**7), fn, target)
+    cost = plan.cost("h100")
+    assert cost.flops - without.flops == 10**9
+    assert cost.unpriced == ()
+    assert "no price" not in str(cost)
+    # The longer of arithmetic and traffic: 1e9 flops take less time than 1e7 bytes.
+    speed = cost.hardware.hbm_bytes_per_s
+    moved = moved_bytes(fn, FFI_X) - 2 * 4 * 64 * 128
+    assert cost.compute_s == pytest.approx((10**7 + moved) / speed, rel=0.01)
+
+
+def test_a_price_may_be_a_function_of_the_local_shapes():
+    """Within a shard_map a device's block, outside of one the whole operand."""
+    seen = []
+
+    def flops(x):
+        seen.append(x)
+        return 1000 * x[0]
+
+    price = sa.KernelPrice(flops=flops)
+    whole = priced_ffi(price).cost("h100")
+    mesh = jax.make_mesh((2,), ("X",), axis_types=(AxisType.Auto,))
+    inside = jax.shard_map(
+        through_ffi, mesh=mesh, in_specs=P("X"), out_specs=P("X"), check_vma=False
+    )
+    plan = sa.plan(
+        inside,
+        FFI_X,
+        mesh=mesh,
+        in_shardings=P("X"),
+        options=sa.Options(prices={"my_kernel": price}),
+    )
+    assert set(seen) == {(64, 128), (32, 128)}
+    tanh = 64 * 128
+    assert (whole.flops, plan.cost("h100").flops) == (64_000 + tanh, 32_000 + tanh // 2)
+    # Without bytes, operands and results move once.
+    assert moved_bytes(through_ffi, FFI_X) == 4 * 4 * 64 * 128
+
+
+def test_a_price_of_a_pallas_call_replaces_that_of_its_code():
+    options = sa.Options(prices={"pallas_call": sa.KernelPrice(flops=7, bytes=8)})
+    plan = sa.plan(matmul, PALLAS_X, PALLAS_W, mesh=ONE, options=options)
+    assert plan.cost(CHIP).flops == 7
+    assert plan.replan(options=sa.Options()).cost(CHIP).flops > 10**6
+
+
+def test_a_plan_with_prices_is_saved_in_numbers(tmp_path):
+    path = tmp_path / "plan.json"
+    plan = priced_ffi(sa.KernelPrice(flops=10**9))
+    plan.save(path)
+    loaded = sa.load_plan(path)
+    assert loaded.options == plan.options
+    assert loaded.cost("h100").flops == plan.cost("h100").flops
+    with pytest.raises(sa.PlanFileError, match="price of 'my_kernel' is a function"):
+        priced_ffi(sa.KernelPrice(flops=lambda x: 1)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sa.KernelPrice(flops=-1), "flops=-1.* is no amount"),
+        (lambda: sa.KernelPrice(flops=float("nan")), "is no amount"),
+        (lambda: sa.KernelPrice(flops=1, bytes="2"), "bytes='2'.* is no amount"),
+        (lambda: sa.KernelPrice(flops=True), "is no amount"),
+        (lambda: sa.Options(prices={"my_kernel": 3}), "Give a dict from the target"),
+        (lambda: sa.Options(prices=[1]), "Give a dict from the target"),
+        (lambda: priced_ffi(sa.KernelPrice(flops=1), target="other"), "does not call.*my_kernel"),
+        (lambda: priced_ffi(sa.KernelPrice(flops=lambda x, y: 1)), "raises TypeError"),
+        (lambda: priced_ffi(sa.KernelPrice(flops=lambda x: "a")), "gives 'a', which is no amount"),
+    ],
+)
+def test_wrong_prices_are_refused(make, message):
+    with pytest.raises(sa.StrategyError, match=f"(?s){message}"):
+        make()
+
+
+def test_the_guide_about_kernels_runs():
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "kernels", None, 0)
+    told = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
+    assert result.attempted > 8
+    assert not result.failed, "".join(told)

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardalg.algebra.digits import Digits
-from shardalg.costs.attention import with_recomputed
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
-from shardalg.costs.compute import contracts, operand_type, shaped_flops
+from shardalg.costs.compute import multiplies, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
 from shardalg.costs.fusion import (
     casts,
     fuses,
     is_view,
+    kernel_bytes,
     on_chip,
     reduces,
     traffic,
@@ -31,6 +31,8 @@ from shardalg.costs.fusion import (
     viewed,
 )
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.kernels.fused_attention import with_recomputed
+from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.network.placement import DigitSpan
 from shardalg.costs.pipelines.overheads import pipeline_loops
@@ -282,7 +284,9 @@ class _Split:
         """Return the work of a local operator."""
         instruction, held = step.instruction, self.program.locals
         cause = "traffic" if self.chains.along(instruction) else "passes"
-        moved = sum(held[v].bytes for v in traffic(instruction, self.inside, self.casts))
+        moved = kernel_bytes(self.program, self.graph, instruction)
+        if moved is None:
+            moved = sum(held[v].bytes for v in traffic(instruction, self.inside, self.casts))
         found: dict[str, tuple[Any, float | None]] = {cause: (moved, self.chip.hbm_bytes_per_s)}
         kind = FORMATTING
         if type(instruction.attributes) is Apply and instruction.node is not None:
@@ -292,9 +296,9 @@ class _Split:
             flops = shaped_flops(signature, shapes)
             found["flops"] = flops, None
             kind = "other compute"
-            if contracts(signature):
+            if multiplies(signature):
                 kind, peak = "contraction", product_peak(self.chip, operand_type(signature))
-                kept = not self.kept.isdisjoint(values)
+                kept = is_kernel(signature) or not self.kept.isdisjoint(values)
                 arithmetic, rereads = (
                     ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
                 )

@@ -33,10 +33,10 @@ REASONS = {
         free_ref freeze get log_extend log_read new_box new_log new_ref pin run_state swap unpin""",
     "its meaning is in code that is no jaxpr": """
         call_exported call_hi_primitive call_hi_primitive_linearized cudnn_fusion
-        dot_product_attention_bwd dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_bwd dot_product_attention_fp8_bwd
         dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
-        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
-        dot_product_attention_fwd_wrapper ffi_call relayout scaled_matmul scaled_matmul_wrapper""",
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd ffi_call relayout
+        scaled_matmul scaled_matmul_wrapper""",
     "it computes or stores elsewhere than on the device": "compute_on with_memory_space_constraint",
     "it draws from a state of the device, and is refused": "rng_uniform",
     "two values are to be laid out alike, which completion decides": "shard_alike",

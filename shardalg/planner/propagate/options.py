@@ -9,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardalg.costs.hardware import DefaultChip
+from shardalg.costs.kernels.kernel_price import KernelPrice
 from shardalg.errors import StrategyError
 from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.renamed import warn_renamed
@@ -200,6 +201,10 @@ class Options:
       trips: the number of iterations of `while` loops whose length is unknown, by the source line
         that `plan.warnings()` names (`{"model.py:41": 100}`) or by symbol (`{"trips_1": 100}`).
         Bytes and seconds of other loops of unknown length are those of one iteration.
+      prices: prices of kernels that are no JAX code, by target: the target of a `jax.ffi.ffi_call`,
+        the name of the function of a `jax.pure_callback`, the name of a Pallas call
+        (`{"my_target": KernelPrice(flops=1e9, bytes=1e6)}`). Without a price their flops count as
+        0, which the cost's text says; a Pallas call has the price of its code.
       switches: parts of planning that can be turned on or off alone.
 
     Raises:
@@ -218,6 +223,7 @@ class Options:
     stream_layers: bool | None = None
     hardware: str = DEFAULT_CHIP
     trips: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
+    prices: Mapping[str, KernelPrice] | tuple[tuple[str, KernelPrice], ...] = ()
     switches: Switches = Switches()
 
     @staticmethod
@@ -235,7 +241,7 @@ class Options:
     def settings(self) -> dict[str, Any]:
         """Every setting by name, with switches among the others."""
         whole = asdict(self)
-        return {**whole.pop("switches"), **whole}
+        return {**whole.pop("switches"), **whole, "prices": self.prices}
 
     @property
     def completing(self) -> Options:
@@ -305,6 +311,7 @@ class Options:
                 "False (the stack is gathered before the loop), or leave it out."
             )
         object.__setattr__(self, "trips", _trips(self.trips))
+        object.__setattr__(self, "prices", _prices(self.prices))
         if not isinstance(self.switches, Switches):
             raise StrategyError(
                 f"switches are a Switches, as in Switches(defer_sums=False), got {self.switches!r}."
@@ -391,6 +398,21 @@ def _trips(given: Any) -> tuple[tuple[str, int], ...]:
                 'number of iterations, as in Options(trips={"model.py:41": 100}).'
             )
     return tuple(sorted(pairs.items()))
+
+
+def _prices(given: Any) -> tuple[tuple[str, KernelPrice], ...]:
+    """Return prices per kernel as sorted pairs, which are hashable."""
+    try:
+        pairs = dict(given)
+    except (TypeError, ValueError):
+        pairs = {None: given}
+    for name, price in pairs.items():
+        if not isinstance(name, str) or not isinstance(price, KernelPrice):
+            raise StrategyError(
+                f"prices is {given!r:.200}. Give a dict from the target of a kernel to its price, "
+                'as in Options(prices={"my_target": KernelPrice(flops=1e9, bytes=1e6)}).'
+            )
+    return tuple(sorted(pairs.items(), key=lambda pair: pair[0]))
 
 
 def options_from(given: object) -> Options:

@@ -1,0 +1,141 @@
+"""Prices of kernels that the graph does not look into: Pallas calls, FFI targets and callbacks.
+
+A kernel reads its operands from memory and writes its results to it, so that nothing around it is
+fused with it. Its price is a parameter of its node, `kernel_price`: `planner/kernel_prices.py`
+derives it from the code of a Pallas call, and the user gives it for other targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardalg.errors import StrategyError
+from shardalg.graph.ir import Params, Signature
+from shardalg.sizes.amounts import quotient
+
+# Kernels without a price count as 0 flops, and as their operands' and results' bytes.
+OPAQUE = frozenset(("ffi_call", "pallas_call", "pure_callback"))
+PRICE = "kernel_price"
+# Local shapes of the operands -> an amount.
+Amount = float | Callable[..., float]
+_FLOATS = ("float", "bfloat", "complex")
+
+
+@dataclass(frozen=True)
+class KernelPrice:
+    """The price of one call of a kernel on one device, given by the user (`Options(prices=...)`).
+
+    Attributes:
+      flops: floating-point operations of a call. They run at the chip's peak for products of the
+        first floating-point operand's type.
+      bytes: bytes that a call moves from and to the device's memory; None: every operand and result
+        once.
+      Both are numbers, or functions of the operands' local shapes, one tuple of integers each. In a
+      `shard_map` these are the shapes of a device's blocks. Elsewhere every device runs the kernel
+      on whole operands.
+
+    Raises:
+      StrategyError: an amount is negative, not finite, or neither a number nor a function.
+
+    >>> KernelPrice(flops=lambda q, k: 2 * q[0] * k[0] * q[1], bytes=1024).at((4, 8), (16, 8))
+    KernelPrice(flops=1024, bytes=1024)
+    """
+
+    flops: Amount
+    bytes: Amount | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bytes"):
+            amount = getattr(self, name)
+            if not callable(amount) and not (name == "bytes" and amount is None):
+                _checked(amount, f"KernelPrice({name}={amount!r})")
+
+    def at(self, *shapes: tuple[int, ...]) -> KernelPrice:
+        """Return the price in numbers, on operands of these local shapes.
+
+        Raises:
+          StrategyError: a function fails on these shapes, or gives no amount.
+        """
+        found = []
+        for name in ("flops", "bytes"):
+            amount = getattr(self, name)
+            if callable(amount):
+                where = f"KernelPrice({name}=...) on operands of the shapes {list(shapes)}"
+                try:
+                    amount = amount(*shapes)
+                except Exception as error:
+                    raise StrategyError(
+                        f"{where} raises {type(error).__name__}: {error}. The function gets one "
+                        "tuple of integers per operand."
+                    ) from None
+                _checked(amount, f"{where} gives {amount!r}, which")
+            found.append(amount)
+        return KernelPrice(*found)
+
+
+def _checked(amount: Any, where: str) -> None:
+    """Raise an error if an amount is no finite number from 0 on.
+
+    Raises:
+      StrategyError: names the amount.
+    """
+    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+    if not is_number or not 0 <= amount < math.inf:
+        raise StrategyError(
+            f"{where} is no amount: give a finite number from 0 on, or a function of the operands' "
+            "local shapes that returns one."
+        )
+
+
+class Price(NamedTuple):
+    """The price of a node's kernel on the node's own shapes.
+
+    Attributes:
+      flops: operations of one call.
+      bytes: bytes of one call; None: every operand and result once.
+      multiplies: whether the flops are those of matrix products.
+      source: "cost_estimate", "kernel" (of a Pallas call) or "options".
+    """
+
+    flops: Any
+    bytes: Any
+    multiplies: bool
+    source: str
+
+
+def price_of(signature: Signature) -> Price | None:
+    """Return the price of a node's kernel; None if the node is no kernel or has no price."""
+    found = signature.param(PRICE)
+    return None if found is None else Price(*found)
+
+
+def is_kernel(signature: Signature) -> bool:
+    """Return whether an operator is a kernel that the graph does not look into."""
+    return signature.primitive in OPAQUE or price_of(signature) is not None
+
+
+def with_price(params: Params, price: Price) -> Params:
+    """Return the parameters of a node with the price of its kernel."""
+    return tuple(sorted({**dict(params), PRICE: tuple(price)}.items()))
+
+
+def at_shapes(amount: Any, signature: Signature, shapes: tuple[tuple[Any, ...], ...]) -> Any:
+    """Return an amount of a kernel on other shapes: in proportion to its first result's elements.
+
+    Args:
+      shapes: of the operands, then of the results.
+    """
+    own, now = signature.results[:1], shapes[len(signature.operands) :][:1]
+    if not own or not now or tuple(own[0].shape) == tuple(now[0]):
+        return amount
+    return quotient(amount * math.prod(now[0]), max(math.prod(own[0].shape), 1))
+
+
+def kernel_type(signature: Signature) -> str:
+    """Return the item type of a kernel's arithmetic: the first floating-point operand's."""
+    types = [v.dtype for v in (*signature.operands, *signature.results)]
+    floats = [dtype for dtype in types if dtype.startswith(_FLOATS)]
+    return [*floats, *types, "float32"][0]

@@ -1,0 +1,212 @@
+"""Prices of kernels as parameters of their nodes: of Pallas calls from their code, of others given.
+
+A Pallas call with `cost_estimate=` has this price. Otherwise its flops are those of its kernel,
+times the number of grid steps, and its bytes are those of its blocks, each fetched or written when
+its index changes. Pallas' pipeline (`jax._src.pallas.mosaic.pipeline`) skips the copy of a block
+whose index is that of the step before, with the last grid axis as the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardalg.costs.compute import contracts, signature_flops
+from shardalg.costs.kernels.kernel_price import (
+    OPAQUE,
+    PRICE,
+    KernelPrice,
+    Price,
+    price_of,
+    with_price,
+)
+from shardalg.errors import StrategyError
+from shardalg.graph.ir import ITEM_SIZES, Graph, Node, Signature, ValueType
+from shardalg.graph.plain import plain_params
+
+PALLAS = "pallas_call"
+GIVEN = "options"
+
+
+def with_pallas_prices(graph: Graph) -> Graph:
+    """Return the graph with the price of every Pallas call, read from its equation.
+
+    A loaded graph has no equations; its calls keep the prices that they were saved with.
+    """
+    prices = {}
+    for node in graph.nodes_of((PALLAS,)):
+        binding = graph.bindings[node.index] if graph.bindings else None
+        if binding is not None:
+            prices[node.index] = _pallas_price(binding[1])
+    return _with_prices(graph, prices)
+
+
+def with_given_prices(graph: Graph, prices: Mapping[str, KernelPrice]) -> Graph:
+    """Return the graph with the user's prices of kernels, by target.
+
+    Raises:
+      StrategyError: no operator of the function has the name of a target.
+    """
+    # Prices of an earlier plan of the same graph; a Pallas call gets back that of its code.
+    before, graph = graph, without_given_prices(graph)
+    if graph is not before:
+        graph = with_pallas_prices(graph)
+    if not prices:
+        return graph
+    found = {}
+    unused = set(prices)
+    for node in graph.nodes_of(OPAQUE):
+        target = target_of(node)
+        if target is not None and target in prices:
+            unused.discard(target)
+            price = prices[target].at(*(value.shape for value in node.signature.operands))
+            found[node.index] = Price(price.flops, price.bytes, True, GIVEN)
+    if unused:
+        known = sorted({*filter(None, map(target_of, graph.nodes_of(OPAQUE)))})
+        raise StrategyError(
+            f"Options(prices=...) names {sorted(unused)}, which the function does not call. "
+            f"It calls {known or 'no kernel'}."
+        )
+    return _with_prices(graph, found)
+
+
+def target_of(node: Node) -> str | None:
+    """Return the name by which a kernel is given a price; None for an operator with a row.
+
+    It is the target of an `ffi_call`, the function of a `pure_callback`, the name of a Pallas call.
+    """
+    signature = node.signature
+    if node.primitive == "ffi_call":
+        return str(signature.param("target_name"))
+    if node.primitive == "pure_callback":
+        return _callback_name(signature)
+    if node.primitive == PALLAS:
+        return str(signature.param("name") or PALLAS)
+    return None
+
+
+def _callback_name(signature: Signature) -> str:
+    """Return the name of a callback's function, or "pure_callback"."""
+    # The plain form of a function is its module and name.
+    found = dict(signature.param("callback") or ()).get("callback_func")
+    return str(found[1]).rpartition(".")[2] if found else "pure_callback"
+
+
+def unpriced(graph: Graph) -> tuple[str, ...]:
+    """Return the kernels without a price, with their lines."""
+    found: dict[str, None] = {}
+    for node in graph.nodes_of(OPAQUE):
+        target = target_of(node)
+        if target is not None and price_of(node.signature) is None:
+            at = f" at {node.source}" if node.source else ""
+            found[f"{node.primitive} {target!r}{at}"] = None
+    return tuple(found)
+
+
+def without_given_prices(graph: Graph) -> Graph:
+    """Return the graph without the prices that the user gave."""
+    nodes = list(graph.nodes)
+    is_same = True
+    for node in graph.nodes_of(OPAQUE):
+        price = price_of(node.signature)
+        if price is not None and price.source == GIVEN:
+            old = node.signature
+            params = tuple(pair for pair in old.params if pair[0] != PRICE)
+            signature = Signature(old.primitive, params, old.operands, old.results)
+            nodes[node.index] = replace(node, signature=signature)
+            is_same = False
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
+
+
+def _with_prices(graph: Graph, prices: Mapping[int, Price]) -> Graph:
+    """Return the graph with prices of nodes."""
+    if not prices:
+        return graph
+    nodes = list(graph.nodes)
+    for index, price in prices.items():
+        old = nodes[index].signature
+        params = with_price(old.params, price)
+        signature = Signature(old.primitive, params, old.operands, old.results)
+        nodes[index] = replace(nodes[index], signature=signature)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _pallas_price(params: Mapping[str, Any]) -> Price:
+    """Return the price of a Pallas call from the parameters of its equation."""
+    found = [*_operations(params["jaxpr"])]
+    multiplies = any(flops and is_product for flops, is_product in found)
+    estimate = params.get("cost_estimate")
+    if estimate is not None:
+        return Price(int(estimate.flops), int(estimate.bytes_accessed), multiplies, "cost_estimate")
+    mapping = params["grid_mapping"]
+    # A grid size that is known at run time only counts as one step.
+    grid = [size if isinstance(size, int) else 1 for size in mapping.grid]
+    flops = sum(count for count, _ in found) * math.prod(grid)
+    moved = sum(_block_bytes(block, grid) for block in mapping.block_mappings)
+    return Price(flops, moved, multiplies, "kernel")
+
+
+def _operations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, bool]]:
+    """Yield the flops of a kernel's operators, and whether each is a product of matrices.
+
+    A branch counts as its most expensive case, and a loop of unknown length as one iteration.
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        params = equation.params
+        if equation.primitive.name == "cond":
+            cases = [[*_operations(case, times)] for case in params["branches"]]
+            yield from max(cases, key=lambda case: sum(flops for flops, _ in case))
+            continue
+        inner = [p for p in params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        for body in inner:
+            yield from _operations(body, times * int(params.get("length") or 1))
+        if not inner:
+            signature = _signature(equation)
+            if signature is not None and (flops := signature_flops(signature)):
+                yield flops * times, contracts(signature)
+
+
+def _signature(equation: Any) -> Signature | None:
+    """Return the signature of a kernel's equation; None if it reads or writes a reference."""
+    ends: list[list[ValueType]] = []
+    for variables in (equation.invars, equation.outvars):
+        types: list[Any] = [getattr(variable, "aval", None) for variable in variables]
+        if any(type(t).__name__ != "ShapedArray" for t in types):
+            return None
+        ends.append([ValueType(tuple(map(int, t.shape)), t.dtype.name) for t in types])
+    name = equation.primitive.name
+    return Signature(name, plain_params(name, equation.params), *map(tuple, ends))
+
+
+def _block_bytes(block: Any, grid: Sequence[int]) -> int:
+    """Return the bytes that the copies of one operand's blocks move over the whole grid.
+
+    With the last axis as the fastest, the index changes at every step of the axes up to the last
+    one that it depends on.
+    """
+    read = _axes_read(block.index_map_jaxpr.jaxpr, len(grid))
+    axes = [axis for axis in read if grid[axis] > 1]
+    copies = math.prod(grid[: axes[-1] + 1]) if axes else 1
+    aval = block.array_aval
+    sizes = [
+        int(getattr(size, "block_size", 1) if not isinstance(size, int) else size)
+        for size in (one if one is not None else 1 for one in block.block_shape)
+    ]
+    return copies * math.prod(sizes) * ITEM_SIZES.get(aval.dtype.name, 4)
+
+
+def _axes_read(jaxpr: Any, rank: int) -> list[int]:
+    """Return the grid axes on which the results of an index map depend, in order."""
+    depends = {variable: {axis} for axis, variable in enumerate(jaxpr.invars[:rank])}
+
+    def axes_of(atoms: Sequence[Any]) -> set[int]:
+        # A literal has the attribute `val` and no hash.
+        variables = [atom for atom in atoms if not hasattr(atom, "val")]
+        return set().union(*(depends.get(variable, set()) for variable in variables))
+
+    for equation in jaxpr.eqns:
+        of = axes_of(equation.invars)
+        depends.update((variable, of) for variable in equation.outvars)
+    return sorted(axes_of(jaxpr.outvars))
