@@ -145,6 +145,7 @@ class Cost:
       scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
       unpriced: kernels without a price, with their lines: their flops count as 0.
+      fused: lines of softmax attention that is priced as one kernel (`Options(fuse_attention)`).
       machine: text that names the chip, the number of devices, and the source of both.
     """
 
@@ -158,6 +159,7 @@ class Cost:
     elsewhere: Elsewhere | None = field(default=None, compare=False)
     counted_once: tuple[str, ...] = field(default=(), compare=False)
     unpriced: tuple[str, ...] = field(default=(), compare=False)
+    fused: tuple[str, ...] = field(default=(), compare=False)
     machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
@@ -419,6 +421,8 @@ class Cost:
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         lines = ", ".join(self.counted_once)
         once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
+        if self.fused:
+            once += f"; softmax attention at {', '.join(self.fused)} is priced as a fused kernel"
         if self.unpriced:
             once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
             once += "Options(prices={target: KernelPrice(flops=...)})"

@@ -239,7 +239,7 @@ def casts(program: SpmdProgram, graph: Graph) -> Casts:
 
     Source: the compiler of TPU v5e (libtpu 0.0.42), which compiles these casts into the fusion of
     the product, also those with several readers; XLA for GPUs,
-    `xla/service/gpu/triton_tiling_propagation.cc`: `IsInputWorthFusing` accepts every widening
+    `xla/service/gpu/triton_tiling_propagation.cc`, IsInputWorthFusing: it accepts every widening
     cast, and a narrowing cast with one reader. A multiplication by a scale after the cast is not
     part of the product there, so it is none here.
     """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.kernels.kernel_price import KernelPrice
+from shardalg.costs.kernels.softmax_attention import with_softmax_attention
 from shardalg.errors import LoweringError, PlanFileError, StrategyError
 from shardalg.files import read, values
 from shardalg.graph.ir import Graph
@@ -169,6 +170,11 @@ class Traced:
           StrategyError: `prices` names a kernel that the function does not call.
         """
         made = with_given_prices(self.graph, prices)
+        return self if made is self.graph else replace(self, graph=made)
+
+    def with_attention(self, *, fused: bool) -> Traced:
+        """Return the same with the softmax attention in its graph marked as kernels, or not."""
+        made = with_softmax_attention(self.graph, fused=fused)
         return self if made is self.graph else replace(self, graph=made)
 
     @cached_property

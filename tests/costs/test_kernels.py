@@ -571,6 +571,93 @@ def test_wrong_prices_are_refused(make, message):
         make()
 
 
+def naive(q, k, v):
+    """Attention as textbooks write it: causal, heads second, a softmax in float32."""
+    scores = jnp.einsum("bnth,bnsh->bnts", q, k).astype("float32") / 8.0
+    length = q.shape[2]
+    seen = jnp.tril(jnp.ones((length, length), bool))
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1)
+    return jnp.einsum("bnts,bnsh->bnth", weights.astype(q.dtype), v)
+
+
+def by_hand(q, k, v):
+    """Attention whose weights are divided by their sum after the product with the values."""
+    scores = jnp.einsum("bnth,bnsh->bnts", q, k, preferred_element_type="float32")
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    made = jnp.einsum("bnts,bnsh->bnth", weights.astype(q.dtype), v)
+    return (made / weights.sum(-1)[..., None]).astype(q.dtype)
+
+
+HEADS_SECOND = shape(B, HEADS_, T, SIZE)
+FUSED = sa.Options(fuse_attention=True)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, layers], ids=["", "remat", "scan"])
+@pytest.mark.parametrize("fn", [naive, by_hand])
+def test_softmax_attention_is_priced_as_a_kernel_on_request(fn, wrap):
+    """Products as FlashAttention-2: two forward, five backward; with scores in memory otherwise."""
+    times = 4 if wrap is layers else 1
+    # With the division at the end, the recomputation needs the result: both products run again.
+    products = 9 if (fn, wrap) == (by_hand, jax.checkpoint) else 7
+    step = jax.value_and_grad(squared(wrap(fn)), (0, 1, 2))
+    plain = sa.plan(step, *[HEADS_SECOND] * 3, mesh=ONE)
+    assert plain.cost("h100").peak_memory_bytes > 2 * SCORES
+    plan = plain.replan(options=FUSED)
+    cost = plan.cost("h100")
+    assert cost.peak_memory_bytes < 2 * SCORES
+    assert cost.flops == pytest.approx(products * PRODUCT * times, rel=0.1)
+    assert "softmax attention at test_kernels.py:" in str(cost)
+    assert "fused" not in str(plain.cost("h100"))
+    # The program is the same, and so is its price without the option.
+    assert str(plan.program) == str(plain.program)
+    assert plan.replan(options=sa.Options()).cost("h100").flops == plain.cost("h100").flops
+
+
+def test_a_forward_pass_of_softmax_attention_moves_no_scores():
+    cost = sa.plan(naive, *[HEADS_SECOND] * 3, mesh=ONE, options=FUSED).cost("h100")
+    assert cost.flops == pytest.approx(2 * PRODUCT, rel=0.15)
+    assert cost.peak_memory_bytes < 6 * 2 * B * T * HEADS_ * SIZE
+
+
+def loss_of_logits(x, w, labels):
+    """Compute the loss of a softmax over a vocabulary."""
+    logits = (x @ w).astype("float32")
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+    return -chosen.mean()
+
+
+def gated(x, w1, w2):
+    """Compute an MLP with an exponential and no sum."""
+    h = jnp.exp(x @ w1)
+    return h @ w2
+
+
+TOKENS, VOCABULARY = 4096, 8192
+NOT_ATTENTION = {
+    "loss": (
+        jax.value_and_grad(loss_of_logits, (0, 1)),
+        (shape(TOKENS, 64), shape(64, VOCABULARY), shape(TOKENS, dtype="int32")),
+    ),
+    "exponential": (gated, (shape(TOKENS, 64), shape(64, VOCABULARY), shape(VOCABULARY, 64))),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ATTENTION)
+def test_what_is_no_attention_is_not_fused(name):
+    fn, args = NOT_ATTENTION[name]
+    plain, fused = (
+        sa.plan(fn, *args, mesh=ONE, options=options).cost("h100")
+        for options in (sa.Options(), FUSED)
+    )
+    assert fused.fused == ()
+    assert (fused.flops, fused.peak_memory_bytes) == (plain.flops, plain.peak_memory_bytes)
+
+
+def test_a_wrong_switch_of_attention_is_refused():
+    with pytest.raises(sa.StrategyError, match="fuse_attention is 'yes'"):
+        sa.Options(fuse_attention="yes")
+
+
 def test_the_guide_about_kernels_runs():
     page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

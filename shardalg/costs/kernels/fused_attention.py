@@ -58,7 +58,7 @@ def fused_attention(graph: Graph) -> FusedAttention:
     """
     if not any(node.kernel for node in graph.nodes):
         return FusedAttention()
-    handed = _handed_on(graph)
+    handed = handed_on(graph)
     roots = _roots(graph, handed)
     # Scores are read by another product; the result of the kernel's last product is not.
     reads: dict[frozenset[int], int] = defaultdict(int)
@@ -114,8 +114,8 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
                 give(node.results[0], frozenset((node.index,)))
             continue
         for value in node.results:
-            size = _size(graph, value)
-            same = [v for v in node.operands if _size(graph, v) == size]
+            size = elements(graph, value)
+            same = [v for v in node.operands if elements(graph, v) == size]
             give(value, NONE.union(*(roots.get(v, NONE) for v in same)))
     return roots
 
@@ -140,20 +140,20 @@ def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> s
         elif maker is not None and _fuses_in_kernel(graph.nodes[maker]):
             found.add(value)
             for operand in graph.nodes[maker].operands:
-                if _size(graph, operand) == _size(graph, value):
+                if elements(graph, operand) == elements(graph, value):
                     reach(operand)
 
     for node in graph.nodes:
         if _fuses_in_kernel(node) and not scores.isdisjoint(node.results):
             for operand in node.operands:
-                if _size(graph, operand) == _size(graph, node.results[0]):
+                if elements(graph, operand) == elements(graph, node.results[0]):
                     reach(operand)
     # Derivatives also hand on constants of the size of scores, which nothing reads afterwards.
-    sizes = {_size(graph, value) for value in scores}
+    sizes = {elements(graph, value) for value in scores}
     waiting = [
         value
         for node in graph.nodes_of(("broadcast_in_dim",))
-        if node.kernel and _size(graph, node.results[0]) in sizes
+        if node.kernel and elements(graph, node.results[0]) in sizes
         for value in node.results
     ]
     while waiting:
@@ -192,7 +192,7 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
     return outside
 
 
-def _handed_on(graph: Graph) -> dict[int, list[int]]:
+def handed_on(graph: Graph) -> dict[int, list[int]]:
     """Return the values that borders of regions, and annotations, make of each value."""
     found: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
@@ -208,7 +208,7 @@ def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     found: set[int] = set()
     waiting = [*values]
     near: dict[int, list[int]] = defaultdict(list)
-    for source, targets in _handed_on(graph).items():
+    for source, targets in handed_on(graph).items():
         for target in targets:
             near[source].append(target)
             near[target].append(source)
@@ -220,6 +220,6 @@ def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _size(graph: Graph, value: int) -> int:
+def elements(graph: Graph, value: int) -> int:
     """Return the number of elements of a value."""
     return math.prod(graph.values[value].type.shape)

@@ -205,6 +205,9 @@ class Options:
         the name of the function of a `jax.pure_callback`, the name of a Pallas call
         (`{"my_target": KernelPrice(flops=1e9, bytes=1e6)}`). Without a price their flops count as
         0, which the cost's text says; a Pallas call has the price of its code.
+      fuse_attention: whether softmax attention that the function writes out is priced as one fused
+        kernel: no traffic and memory for scores, which the backward pass computes again. The cost's
+        text names its lines. The planned program stays as it is.
       switches: parts of planning that can be turned on or off alone.
 
     Raises:
@@ -223,6 +226,7 @@ class Options:
     stream_layers: bool | None = None
     hardware: str = DEFAULT_CHIP
     trips: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
+    fuse_attention: bool = False
     prices: Mapping[str, KernelPrice] | tuple[tuple[str, KernelPrice], ...] = ()
     switches: Switches = Switches()
 
@@ -309,6 +313,11 @@ class Options:
             raise StrategyError(
                 f"stream_layers is {self.stream_layers!r}. Give True (one layer per iteration), "
                 "False (the stack is gathered before the loop), or leave it out."
+            )
+        if not isinstance(self.fuse_attention, bool):
+            raise StrategyError(
+                f"fuse_attention is {self.fuse_attention!r}. Give True (softmax attention is "
+                "priced as one kernel) or False."
             )
         object.__setattr__(self, "trips", _trips(self.trips))
         object.__setattr__(self, "prices", _prices(self.prices))
