@@ -52,7 +52,7 @@ def formulas_hold(
     Bytes, operations and block sizes are compared exactly, seconds up to rounding.
 
     Args:
-      costs: of the plan with named sizes, and of the plan made there, on the same chip.
+      costs: the cost of the plan with named sizes, and that of the plan made there, on one chip.
       here: the program that was planned there.
     """
     try:
@@ -242,11 +242,11 @@ def _peak(recorded: Recorder, named: Symbolised, stages: Stages, rebuild: bool) 
 
 
 class RunQuestion(NamedTuple):
-    """The part of `plan.changes` and the node that a question of the run itself belongs to.
+    """The decision for which planning compares sizes outside of recorded calls.
 
     Attributes:
-      kind: "sharding" or "collectives".
-      node: None at the program's border, and for questions about no single node.
+      kind: the part of `plan.changes` that the decision belongs to: "sharding" or "collectives".
+      node: the node that is planned; None at the program's border, and without a single node.
     """
 
     kind: str
@@ -254,7 +254,10 @@ class RunQuestion(NamedTuple):
 
 
 def _planned_again(stages: Stages, options: Options, sizes: _Sizes) -> SpmdProgram:
-    """Return the program of all of planning that `at` compares, on recorded sizes."""
+    """Return the program that planning gives on recorded sizes.
+
+    The stages are the same as those that `Plan.at` repeats in numbers.
+    """
     # Facts recorded from here on belong to the completion. During partitioning,
     # `_RecordingPartitioner` changes `about` for each node.
     recorded, axes = sizes.recorded, sizes.sizes.axes
@@ -388,9 +391,13 @@ class _Sizes:
     def param(
         self, pair: tuple[Any, Any], known: tuple[Size, ...], place: Place
     ) -> tuple[Any] | None:
-        """Return one parameter in a tuple, from its values in both traces, or None.
+        """Return (parameter,), with recorded sizes for numbers that differ in the two traces.
 
-        None if a number in it has no formula.
+        None if a number in the parameter has no formula.
+
+        Args:
+          pair: the parameter in the first and in the second trace.
+          known: sizes that its numbers may be, the most likely first.
         """
         here, there = pair
         # Of code only the name is kept, and planning does not read the name of a jaxpr.

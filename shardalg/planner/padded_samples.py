@@ -61,7 +61,7 @@ def by_layer(sharded: ShardedGraph) -> ShardedGraph | None:
 
 
 def stacks(graph: Graph, node: Node) -> Iterator[tuple[int, int]]:
-    """Yield the stacks that a loop reads and makes, each with its layer in the body."""
+    """Yield (stack, layer in the body) for each stack that a loop reads or makes."""
     body = graph.regions[node.bodies[0]]
     consts, carry = (node.signature.param(name) for name in ("num_consts", "num_carry"))
     # Operands of a scan and arguments of its body are (consts, carry, xs); results are (carry, ys).

@@ -88,7 +88,7 @@ class ProgramStage:
     """The program after a pass.
 
     Attributes:
-      name: of the pass, or `EMIT`.
+      name: the name of the pass, or `EMIT`.
       before: the program that the pass read; None of `EMIT`.
       off: the switch that turns the pass on, if the plan's options leave it off; else "".
     """
@@ -164,7 +164,7 @@ def partition(
     (`Rule.passes`).
 
     Args:
-      roles: of every graph value, for the table of collectives.
+      roles: the role of every graph value, for the table of collectives.
       partitioner: a kind of `Partitioner`.
       kept: gathered copies that stay for the backward pass, in addition to those of `keep_gathers`.
     """

@@ -162,7 +162,8 @@ class Stages:
     """The results of the stages of planning a function.
 
     Attributes:
-      annotations: the user's, on a mesh. sharded: completed. program: partitioned.
+      annotations: the user's annotations on a mesh. sharded: the completed graph.
+      program: the partitioned program.
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
       streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
       kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
@@ -339,7 +340,7 @@ def _is_better(other: Stages, made: Stages) -> bool:
 
 
 def _planned(traced: Traced, known: Completions, options: Options) -> Stages:
-    """Return the plan; of contested products the other operand wins where that is better."""
+    """Return the plan in which the better operand of all contested products wins."""
     # Only the prices of whole plans tell which operand of a contested product should win.
     made = _joined(_completed_plan(traced, known, options), options)
     # Products whose other operand agrees with the values beside their results.

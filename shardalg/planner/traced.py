@@ -51,7 +51,7 @@ class Traced:
     """A function, traced once and planned many times, on any mesh.
 
     Attributes:
-      graph: normalised.
+      graph: the traced graph, normalised and with the rewrites of `orders`.
       argument_roles: per flattened argument, "parameters", "optimizer_state", "data" or None.
       own_shardings: per flattened argument, the NamedSharding it already carries, or None.
       donated: indices of flattened arguments whose memory the step may reuse.
@@ -155,7 +155,7 @@ class Traced:
         return replace(self, graph=graph, narrow=None, whole=None, orders=())
 
     def with_trips(self, trips: Trips) -> Traced:
-        """Return the same with the iterations of its `while` loops in its graph.
+        """Return the same function, with the iterations of its `while` loops in its graph.
 
         Raises:
           StrategyError: `trips` names a loop that the function does not have.
@@ -187,7 +187,7 @@ class Traced:
 
         Args:
           args: as they were planned; None if each is a single array.
-          axes: of the mesh.
+          axes: the sizes of the mesh's axes.
 
         Raises:
           LoweringError: its graph, the formulas of its sizes or its donated arguments differ, or it
@@ -264,9 +264,9 @@ def trace_call(
     """Trace a call as `plan` does, with formulas of its sizes if they have names.
 
     Args:
-      axes: of the mesh, for constraints by bare specs.
-      given: the user's arguments, through which the call goes.
-      roles: a prefix of the roles.
+      axes: the sizes of the mesh's axes, for constraints by PartitionSpecs.
+      given: the user's arguments, from which `call.through` takes the arrays.
+      roles: a prefix of roles, as of `Call.roles`.
       explicit: how JAX types values along explicit axes.
     """
     from shardalg.graph.arguments import declared_dims, own_shardings, types_of

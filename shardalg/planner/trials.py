@@ -26,7 +26,7 @@ class TrialOutcome:
     """The bytes sent and held, and the time, of a plan, per device and step.
 
     Attributes:
-      collectives: instructions; wire_bytes: of all their executions.
+      collectives: the number of instructions; wire_bytes: the bytes of all their executions.
       step_time_s, peak_memory_bytes, fits: on the chip of the plan's options.
       sent: bytes per place (the operator and the value that is moved to or from it).
       runs: executions per kind and digits.
@@ -125,9 +125,9 @@ class Trials:
 
     @cached_property
     def other_layers(self) -> TrialOutcome | None:
-        """The outcome if loops read stacks of layers the other way.
+        """The outcome of the plan whose loops read stacks of layers in the other way.
 
-        They fetch one layer per iteration, or gather the stack before the loop
+        A loop fetches one layer per iteration, or gathers the stack before it starts
         (`Options.stream_layers`). None if the layers of no stack are divided among devices.
         """
         stages = self.stages

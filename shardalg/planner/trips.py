@@ -212,7 +212,7 @@ def _iterations(start: int, step: int, limit: int, passes: Test) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _CountedLoop:
-    """The values of a loop, as their numbers before and after an iteration."""
+    """A `while` loop, and questions about the numbers that its carried values have."""
 
     graph: Graph
     node: Node
@@ -262,9 +262,9 @@ class _CountedLoop:
         return self.start(value) if is_kept else None
 
     def number(self, value: int) -> int | None:
-        """Return the integer of a constant, or None.
+        """Return the integer that a value always is, or None.
 
-        A constant may enter a loop or a branch.
+        The value may be a constant, or an argument of a body into which a constant enters.
         """
         if value in self.graph.numbers:
             number = self.graph.numbers[value]

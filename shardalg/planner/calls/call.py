@@ -30,7 +30,7 @@ def watched(
     object of another class is state.
 
     Args:
-      paths: the names of the arguments' arrays. name: of `fn`, in messages.
+      paths: the names of the arguments' arrays. name: the name of `fn` in messages.
 
     Raises:
       TraceError: state is changed, and not returned.
@@ -98,7 +98,8 @@ class Call:
       keywords: whether the last of `outer` is the dict of keyword arguments.
       given: the user's arguments if the function brings them; None: those of the call.
       lost: the arrays that the last trace of `fn` changed in the arguments, and did not return.
-      names: of `outer`. own_roles: per leaf of `args`, if the framework knows them.
+      names: the names of the arguments in `outer`.
+      own_roles: the role of each leaf of `args`, if the framework knows the roles; else None.
       static: positions of arguments that are not arrays; a prefix may count them, or leave them
         out.
       mesh: the mesh that a text states; None: the mesh of the shardings, or of the call.
@@ -143,7 +144,7 @@ class Call:
         return tuple(found[place] for place in self.places)
 
     def inside(self, work: Inner, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of `work` for the arrays that a call passes to `fn`, and end the call.
+        """Return `work(*arrays)` for the arrays that a call passes to `fn`; `fn` does not run.
 
         >>> plain(lambda x: -x, (1.0,), {}).inside(lambda *arrays: arrays, (2.0,), {})
         (2.0,)
@@ -231,7 +232,7 @@ def plain(
     """Return a call of a function of pytrees of arrays; keywords are one more argument.
 
     Args:
-      paths: what the leaves are called; None: by the parameters of `fn`.
+      paths: the names of the leaves; None: names by the parameters of `fn`.
       of: the user's function, which `fn` calls, for messages; None: `fn`.
 
     >>> call = plain(lambda x, *, w: x + w, (1.0,), {"w": 2.0})
@@ -281,7 +282,7 @@ def result_paths(call: Call, tree: Any, paths: Sequence[str]) -> tuple[str, ...]
     """Return the names of the results: `result[0]`, or for state the argument's name.
 
     Args:
-      tree: of the results of `call.fn`. paths: the names from a trace.
+      tree: the tree of the results of `call.fn`. paths: the names of its leaves from a trace.
     """
     if call.returned is None:
         return tuple(paths)

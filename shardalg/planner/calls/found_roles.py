@@ -106,7 +106,7 @@ def _parts(state: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _is_train_state(arg: Any) -> bool:
-    """Return whether an argument has the fields of flax's `TrainState`."""
+    """Return whether an argument has the fields of a train state of flax."""
     return hasattr(arg, "params") and hasattr(arg, "opt_state")
 
 

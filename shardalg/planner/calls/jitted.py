@@ -177,7 +177,7 @@ class _Part:
         """Raise unless the arguments of this part have the same values in another call.
 
         Raises:
-          TraceError: one has another value.
+          TraceError: an argument has another value.
         """
         now = {i: args[i] if i < len(args) else None for i in self.values}
         pairs = [(f"argument {i}", was, now[i]) for i, was in self.values.items()]

@@ -200,7 +200,7 @@ class LogicalRules:
         """Return the rules themselves, if each of them applies to some array.
 
         Raises:
-          StrategyError: one applies to none, with the reason.
+          StrategyError: a rule applies to no array; the message has the reason.
         """
         idle = self.idle(logical)
         if len(idle):
@@ -255,7 +255,7 @@ def logical_rules(rules: object, mesh: Any) -> LogicalRules:
       rules: pairs of a name and a mesh axis, several, or None (linen, nnx); a dict of them
         (haliax); or text with `logical_axis_rules: [...]` (MaxText's YAML), or the path of a file
         of it.
-      mesh: of sizes by axis, or one of JAX.
+      mesh: a `Mesh`, a mesh of JAX, or a dict from the name of an axis to its size.
 
     Raises:
       StrategyError: what are no rules, with the first that is none.

@@ -72,7 +72,7 @@ class Placed(NamedTuple):
 
 
 def placed(call: Call, strategy: Strategy, given: Given = ((), {})) -> Placed:
-    """Return the strategy on a mesh: its own, or the one that the call or the context brings.
+    """Return the strategy with a mesh: its own, or else the mesh of the call or of the context.
 
     A mesh of JAX becomes a `Mesh`. The order of precedence is: the given mesh, the meshes of arrays
     and shardings, the mesh of `jax.set_mesh`, and the meshes of constraints and regions inside the
@@ -149,7 +149,7 @@ def _at_sites(jaxpr: Any) -> Iterator[Any]:
 
 
 def _around() -> list[Any]:
-    """Return the mesh that is set, if any, as a list; a concrete mesh is preferred."""
+    """Return [the mesh that `jax.set_mesh` has set], a concrete one if possible, or []."""
     for mesh in (jax.sharding.get_mesh(), jax.sharding.get_abstract_mesh()):
         if not mesh.empty:
             return [mesh]

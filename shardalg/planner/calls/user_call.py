@@ -127,7 +127,7 @@ def _check_static(planned: Sequence[Any], given: Sequence[Any]) -> None:
     """Raise unless all leaves that are not arrays are the same as when the call was planned.
 
     Raises:
-      TraceError: one is something else.
+      TraceError: a leaf differs.
     """
     pairs = zip(planned, given, strict=False)
     other = [(was, now) for was, now in pairs if was is not None and was is not now and was != now]
@@ -198,7 +198,7 @@ def _check(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise unless `fn` is a function that takes the arguments, as far as its signature tells.
 
     Raises:
-      TraceError: it is not, or does not.
+      TraceError: `fn` is no function, or does not take the arguments.
     """
     if hasattr(fn, "compiler_ir") or hasattr(fn, "memory_analysis"):
         raise TraceError(

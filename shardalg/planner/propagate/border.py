@@ -69,9 +69,9 @@ def _operand_annotations(
 
 
 def given(graph: Graph, annotations: Annotations) -> list[tuple[int, Sharding]]:
-    """Return the values that have an annotation of their own, each with it.
+    """Return (value, sharding) for each value that has an annotation of its own.
 
-    Results of the function are not among them.
+    Annotations of the function's results are left out, because they belong to stand-ins.
     """
     sites = [graph.nodes[site.node].results[0] for site in graph.sites]
     pairs = [

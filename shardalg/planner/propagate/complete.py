@@ -137,7 +137,7 @@ def propagate(
 
     Args:
       graph: normalised (implicit broadcasts explicit).
-      annotations: of `resolve`.
+      annotations: the user's, as `resolve` returns them.
       table: signature to its rows (None: nothing is inferred through the node).
       turned: contested products whose second operand wins, by the paper's policy.
 

@@ -80,7 +80,7 @@ class Layouts:
         return self.number(shape, ((),) * len(shape), fixed=fixed)
 
     def extended(self, number: int, dims: Dims) -> int:
-        """Return the number of the same tensor on other digits, as fixed and as open as it is."""
+        """Return the number of a layout with other digits, and otherwise the same attributes."""
         fixed, open_dims, reserved = self.fixed[number], self.open[number], self.reserved[number]
         return self.number(
             self.shapes[number], dims, fixed=fixed, open_dims=open_dims, reserved=reserved
@@ -220,7 +220,9 @@ def _inside(digit: Digit, axis: Digit) -> bool:
 
 
 def extends(fine: Dims, coarse: Dims) -> bool:
-    """Return whether each dimension's digits start with the coarse ones, or with a part of one.
+    """Return whether `fine` refines `coarse`: its digits start with those of `coarse`.
+
+    This holds for each dimension. The last digit of `coarse` may be the major part of a digit.
 
     >>> from shardalg.algebra.digits import Digit
     >>> x, y = Digit(2, 2), Digit(1, 2)

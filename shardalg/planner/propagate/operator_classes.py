@@ -31,7 +31,7 @@ class OperatorClass:
       shapes: the global shape of every tensor.
       bytes: the size of each tensor if an operand's size decides, else 0.
       single: per result, whether it has exactly one user.
-      image: of a convolution.
+      image: the dimensions along which a convolution propagates; None for other operators.
       first: the operands in the order in which results follow them. XLA reads the indices of a
         gather before its data (`sharding_propagation.cc`, kGather).
       through: loops that pass from operands to results one to one (Shardy's pass-through factors).
@@ -126,10 +126,10 @@ class OperatorClass:
 
     @cached_property
     def needs_sharded_result(self) -> bool:
-        """True if operands take each other's shardings only once a result has one, as in a scatter.
+        """True if operands take each other's shardings only after a result has one (a scatter).
 
-        Operands of a contraction take them, too, but its result has a sharding as soon as one of
-        them has.
+        A contraction does not need this condition: its result has a sharding as soon as an operand
+        has one.
         """
         return self.role == image.GATHER and any(
             any(entry and lost for entry, lost in zip(self.maps[k], self.lost[k], strict=True))
@@ -265,7 +265,8 @@ def operator_class(
 def role_of(rule: Rule) -> str:
     """Return the role class of a row.
 
-    A formatting operator with several operands that have loops is a contraction, perhaps over none.
+    A formatting operator with several operands that have loops counts as a contraction, even if it
+    sums over no loop.
     """
     read = {dims for dims in rule.operands.values() if dims}
     role = row_class(rule)

@@ -339,7 +339,7 @@ class Options:
         program without roles keeps its gathered copies.
 
         Args:
-          roles: of all values of the graph.
+          roles: the role of each value of the graph.
 
         >>> Options().keeping(("unknown", "unknown")), Options().keeping(("parameters", "data"))
         (True, False)

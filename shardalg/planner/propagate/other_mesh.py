@@ -123,7 +123,7 @@ def check_sizes(other: Mesh, mesh: Mesh) -> None:
     """Raise if both meshes have an axis of the same name in different sizes.
 
     Raises:
-      StrategyError: they have; which of the two axes is meant is not known.
+      StrategyError: an axis has two sizes, so that the meaning of its name is not known.
 
     >>> check_sizes(Mesh({"x": 4, "y": 2}), Mesh({"x": 2, "y": 4}))
     Traceback (most recent call last):
@@ -185,7 +185,8 @@ def _on_axes(digits: Digits, sharding: Sharding, mesh: Mesh) -> Digits:
     """Return digits as axes and sub-axes of a mesh.
 
     Raises:
-      StrategyError: they are not made of axes and sub-axes, or of parts of axes with named sizes.
+      StrategyError: the digits are not made of axes and sub-axes, or are parts of axes with named
+        sizes.
     """
     # A digit of another mesh may span several axes of this mesh; `spelled` divides it among them.
     whole = {mesh.digit(name) for name in mesh.axis_names}

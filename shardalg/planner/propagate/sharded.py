@@ -80,7 +80,7 @@ class RegionBorder:
     """The shardings on which the two sides of a call agree.
 
     Attributes:
-      operands, results: of the call.
+      operands, results: the shardings of the call's operands and results.
       bodies: per body, its arguments' and its results'.
     """
 

@@ -202,7 +202,7 @@ def _flat(prefix: object, tree: Any, paths: Sequence[str], what: str) -> list[ob
     """Return one spec per leaf.
 
     Args:
-      paths: of the leaves.
+      paths: the names of the leaves.
       what: the name of the parameter, for messages.
 
     Raises:

@@ -105,7 +105,7 @@ class Fixpoint:
         return self._forward_sweep(first, end) | self._backward_sweep(place, last)
 
     def finish(self) -> None:
-        """Do nothing: the sweeps are complete when the results have their shardings."""
+        """Do nothing; Shardy's order changes the shardings of some products here."""
 
     def begin_round(self, value: int, number: int) -> None:
         """Set an annotated value's sharding at the beginning of a later round of priorities."""

@@ -75,10 +75,10 @@ class Image:
         return tuple(map(tuple, found))
 
     def slides(self, image: Dims, kernel: Dims) -> bool:
-        """Return whether XLA treats the convolution as one, rather than as a matrix product.
+        """Return whether XLA propagates as through a window, and not as through a matrix product.
 
-        A convolution is treated as one if its features or batch are in groups, or if an operand is
-        partitioned along a window.
+        XLA does so if the features or the batch are in groups, or if an operand is partitioned
+        along a window.
         """
         split = any(image[d] for d in self.window_dims) or any(kernel[d] for d in self.kernel_dims)
         return bool(self.window_dims) and (self.is_grouped or split)
@@ -143,14 +143,17 @@ def _is_whole(rule: Rule, index: Index, size: int) -> bool:
 
 
 def _sizes(rule: Rule, index: Index) -> tuple[int, int]:
-    """Return (taps, results) along a spatial dimension."""
+    """Return (summed iterations, the result's iterations) of the loops of a spatial dimension."""
     own = index.variables
     taps = [rule.extents[v] for v in own if v not in rule.result_loops]
     return math.prod(taps), math.prod(rule.extents[v] for v in own if v in rule.result_loops)
 
 
 def _nest(rule: Rule, index: Index, size: int) -> Loops:
-    """Return an index's loops, the longer first, each cut to the room that is left."""
+    """Return an index's loops with their extents, the longer loop first.
+
+    An extent is at most the part of the dimension's size that the loops before it leave.
+    """
     found = []
     by_extent = sorted(
         index.variables, key=lambda v: (-rule.extents[v], v not in rule.result_loops)

@@ -211,7 +211,8 @@ class _ClassTable:
     """The operator classes found so far with their numbers.
 
     Attributes:
-      numbers, across: the number of a class by what the class is made from.
+      numbers: the class of a node, by its signature and whether each result has a single reader.
+      across: the class of a region argument, by its shape, `single` and `drop` (see `of_tie`).
     """
 
     graph: Graph

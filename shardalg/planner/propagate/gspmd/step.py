@@ -353,7 +353,7 @@ def operand_offers(
 
 
 def _finest(found: list[Offer]) -> list[Offer]:
-    """Return the offer with the most tiles, as XLA takes of a value's places in one tuple.
+    """Return only the offer with the most tiles, as XLA does if a tuple has a value several times.
 
     Source: `sharding_propagation.cc`, GetShardingFromUser, kTuple.
     """

@@ -105,7 +105,10 @@ def _is_sideways(kind: OperatorClass, tensor: int) -> bool:
 
 
 def split(kind: OperatorClass, tensor: int, layouts: Layouts, number: int) -> Tensor:
-    """Return a sharding loop by loop; a digit is split if a loop takes only its major part."""
+    """Return a tensor's sharding by loop.
+
+    A digit is split if a loop takes only its major part.
+    """
     found: Tensor = {}
     is_fixed, free = layouts.fixed[number], layouts.open[number]
     rows = zip(layouts.dims[number], kind.maps[tensor], strict=True)

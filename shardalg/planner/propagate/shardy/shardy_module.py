@@ -368,7 +368,7 @@ class ShardyModuleBuilder(Instructions):
             yield ShardyOperator(lowered.stack_class(shape), (stack, part), (written,), call)
 
     def _root(self, region: int, _: int) -> Iterator[ShardyOperator]:
-        """Yield the reader of a computation's results."""
+        """Yield an operator without a class, which only counts as the reader of the results."""
         results = self.graph.regions[region].results
         if not self._returns_tuple(region):
             for number in range(len(results)):
