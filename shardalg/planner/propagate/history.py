@@ -172,7 +172,7 @@ class TensorChange(NamedTuple):
 def _merged(
     kind: OperatorClass, key: Numbers, layouts: Layouts, taken: TensorChange
 ) -> Iterator[tuple[Dims, Dims, Dims]]:
-    """Yield (first, second, merged) for each merge of two shardings in a change of GSPMD's sweeps."""
+    """Yield (first, second, merged) for each merge of two shardings in a GSPMD step."""
     number = key[taken.target]
     # An offer from two sources is itself a merge, before the value takes it.
     for dims, origin in _offers_of(kind, key, layouts, taken):
