@@ -152,7 +152,8 @@ class Framework(NamedTuple):
     """The facts about a framework's modules.
 
     Attributes:
-      base: their class. inside: returns (path, module) of each module in a module, itself included.
+      base: the base class of all modules.
+      inside: returns (path, module) of each module in a module, the module itself included.
       function: returns the function of a class attribute that is a method, or None.
       with_function: returns the class attribute for another function in place of a method's.
     """

@@ -88,11 +88,11 @@ def of_equinox(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         for place, array in zip(at, arrays, strict=True):
             whole[place] = array
         given, named = jax.tree.unflatten(tree, whole)
+        with named_modules(framework, _modules((given, named), framework.base)):
+            result = inner(*given, **named)
+        flat, out = jax.tree.flatten(result)
         # Only leaves that the trace computed are results of the function of arrays; the others are
         # constants of the call.
-        with named_modules(framework, _modules((given, named), framework.base)):
-            made = inner(*given, **named)
-        flat, out = jax.tree.flatten(made)
         results[:] = [(out, [None if _is_traced(x) else x for x in flat])]
         return tuple(x for x in flat if _is_traced(x))
 

@@ -98,8 +98,9 @@ class ShardedGraph:
       results: one per result of the function: its annotation, or its value's sharding.
       fixed: the values that annotations determine.
       annotations: the annotations that completion started from.
-      loops: per node, and per part of it that is decided alone, the digits on its loops; borders:
-        per call, its shardings. Both are set if `policy="cost"` chose them.
+      loops: per node, and per part of a node that is decided alone, the digits on its loops.
+      borders: per loop or conditional, the shardings of its operands, bodies and results. `loops`
+        and `borders` are empty unless policy "cost" chose them.
       required: beside `loops`, the shardings that were chosen for the operands: (number, sharding).
       contested: products whose operands want one axis on different dimensions of the result.
     """

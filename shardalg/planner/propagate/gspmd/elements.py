@@ -19,15 +19,18 @@ class Element:
     """One element of a call's tuple.
 
     Attributes:
-      kind: "carry", "ys" (a stack that trips write), "xs" (one that they read), "const", "branch"
-        (a value that branches read) or "made" (a value that they return).
-      outer: the value that is put in, or None.
-      result: the value that is taken out after the call, or None.
-      tuples: its places in the tuples before the call: one, or one per branch that has one.
-      loop: its place in the tuple that the call returns.
-      parameters, roots: per body, its place in the body's argument, and in the body's result.
-      inside: per body, the value that is taken out there; stacks: the whole stack, if the value is
-        a slice of it; numbers: which of the body's results is put in.
+      kind: "carry", "ys" (a stack that trips write), "xs" (a stack that trips read), "const",
+        "branch" (a value that branches read) or "made" (a value that branches return).
+      outer: the value that is put into the tuple before the call, or None.
+      result: the value that is taken out of the tuple after the call, or None.
+      tuples: the element's places in the tuples before the call: one place for a loop, one per
+        branch with a tuple for a conditional.
+      loop: the element's place in the tuple that the call returns.
+      parameters, roots: per body, the element's place in the tuple that the body takes, and in the
+        tuple that the body returns.
+      inside: per body, the value that is taken out of the body's tuple.
+      stacks: per body, the place of the whole stack, if the value inside is a slice of a stack.
+      numbers: per body, the number of the body's result that becomes the element.
     """
 
     kind: str

@@ -31,9 +31,9 @@ class Image:
     """The operand of a convolution over which the window slides, and the roles of its dimensions.
 
     Attributes:
-      operand, kernel: the number of this operand, and of the other one.
-      batch_dim: its batch dimension (None: in groups); feature_dims: the dimensions that the kernel
-        has, too.
+      operand, kernel: the operand number of the image, and that of the kernel.
+      batch_dim: the image's batch dimension; None if the batch is in groups.
+      feature_dims: the image's dimensions whose loops the kernel has, too.
       window_dims, kernel_dims: the dimensions of either operand along which a window slides.
       is_grouped: whether features or batch are in groups.
       is_small: whether the kernel is smaller than the result along every dimension.
