@@ -44,6 +44,9 @@ CAST = "convert_element_type"
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 
 
+_CHAINED = VIEWS | PRODUCTS | {CAST}
+
+
 class Casts(NamedTuple):
     """Casts that are parts of products.
 
@@ -271,10 +274,14 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
     ]
     if all(step.primitive != CAST for step in steps):
         return NO_CASTS
-    readers: dict[int, list[_Step]] = {value: [] for value in block.results}
+    # The readers of the values between casts and products; all others have no part in a chain.
+    readers: dict[int, list[_Step]] = {}
     for step in steps:
         for value in step.instruction.operands:
-            readers.setdefault(value, []).append(step)
+            if value in readers:
+                readers[value].append(step)
+        if step.primitive in _CHAINED:
+            readers.update((value, []) for value in step.instruction.results)
     multiplied, only = _read_by_products(steps, readers, block.results)
     read: dict[int, int] = {}
     written: dict[int, int] = {}
@@ -289,8 +296,9 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
         if not fuses_here or (primitive not in VIEWS and primitive != CAST):
             continue
         for value, made in viewed(instruction):
-            alone = len(readers[value]) == 1 and value not in block.results
-            chain = chains.get(value, ()) if alone and primitive != BARRIER else ()
+            chain = chains.get(value, ()) if primitive != BARRIER else ()
+            if chain and (len(readers[value]) > 1 or value in block.results):
+                chain = ()
             if primitive != CAST:
                 if chain:
                     chains[made] = (*chain, made)
@@ -326,8 +334,10 @@ def _read_by_products(
     only: set[int] = set()
     # Backwards, so that the readers of a view's result are known before those of its operand.
     for step in reversed(steps):
-        for value in step.instruction.results if step.fuses else ():
-            by = readers.get(value, ())
+        # Only casts and views are asked for, and their readers are known.
+        is_chained = step.fuses and step.primitive in _CHAINED
+        for value in step.instruction.results if is_chained else ():
+            by = readers[value]
             handed = [r.instruction.results[0] for r in by if r.primitive in VIEWS]
             direct = [r for r in by if r.primitive not in VIEWS]
             if (

@@ -207,13 +207,12 @@ class Pricing:
         """Return the first step of each distinct price, and the number of steps with this price."""
         number: dict[Any, int] = {}
         held, cast = self.program.locals, self.casts
+        types = [number.setdefault((v.shape, v.dtype), v.index) for v in held]
         # A product moves the bytes of the value that is in memory in place of a cast's end.
-        stored = {**cast.read, **cast.written}.items()
-        moved = {v: (held[of].shape, held[of].dtype) for v, of in stored}
-        types = [
-            number.setdefault((v.shape, v.dtype, moved.get(v.index), v.index in cast.free), v.index)
-            for v in held
-        ]
+        for value in {*cast.read, *cast.written, *cast.free}:
+            stored = held[cast.stored(value)]
+            key = (types[value], stored.shape, stored.dtype, value in cast.free)
+            types[value] = number.setdefault(key, len(held) + value)
         # A price depends on shapes and types, not on the values. A value that is never in memory
         # has a negative code, because its bytes do not count.
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
