@@ -211,8 +211,8 @@ class Pricing:
         # A product moves the bytes of the value that is in memory in place of a cast's end.
         for value in {*cast.read, *cast.written, *cast.free}:
             stored = held[cast.stored(value)]
-            key = (types[value], stored.shape, stored.dtype, value in cast.free)
-            types[value] = number.setdefault(key, len(held) + value)
+            ends = (types[value], stored.shape, stored.dtype, value in cast.free)
+            types[value] = number.setdefault(ends, len(held) + value)
         # A price depends on shapes and types, not on the values. A value that is never in memory
         # has a negative code, because its bytes do not count.
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
