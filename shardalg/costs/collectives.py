@@ -16,7 +16,8 @@ from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.collective_seconds import collective_s
-from shardalg.costs.network.placement import DigitSpan, axis_parts
+from shardalg.costs.network.permute_seconds import permutes_s
+from shardalg.costs.network.placement import DigitSpan, UnplacedAxes, Wiring, axis_parts
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
@@ -125,26 +126,29 @@ def seconds(
     >>> seconds(AllGather(0, mesh.digits("XY")), 1_000_000, mesh=mesh, hardware=slow)
     7.004
     """
-    spans = hardware.wiring(mesh).spans
-    return total(seconds_by_cause(attributes, local_in_bytes, spans=spans).values())
+    wiring = hardware.wiring(mesh)
+    return total(seconds_by_cause(attributes, local_in_bytes, wiring=wiring).values())
 
 
 def seconds_by_cause(
-    attributes: Attributes, local_in_bytes: Any, *, spans: Callable[[Digits], tuple[DigitSpan, ...]]
+    attributes: Attributes, local_in_bytes: Any, *, wiring: Wiring | UnplacedAxes
 ) -> Mapping[str, Any]:
     """Return the seconds of one execution of a collective by cause; {} for other instructions.
 
-    Args:
-      spans: returns the links under digits, as `wiring(mesh).spans` of a chip or a topology does.
-
-    The cheapest algorithm is priced; see `costs.network.collective_seconds`.
+    The cheapest algorithm is priced (`costs/network/collective_seconds.py`), and a permute by its
+    pairs of positions (`costs/network/permute_seconds.py`). On links of which only the speed is
+    known, each permute has the price of a permute to a neighbour.
     """
     if not is_collective(attributes) or attributes.stays:
         return {}
     held = local_in_bytes
+    if wiring.network and attributes.routes:
+        # Each permute moves the block of one operand.
+        block = held if attributes.choices == 1 else quotient(held, attributes.choices)
+        return permutes_s(wiring.network, attributes.routes, block)
     if attributes.sends != attributes.choices:
         held = quotient(held * attributes.sends, attributes.choices)
-    return _seconds(attributes.sent_as, spans(attributes.digits), held)
+    return _seconds(attributes.sent_as, wiring.spans(attributes.digits), held)
 
 
 def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[DigitSpan, ...]) -> Any:

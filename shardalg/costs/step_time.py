@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from shardalg.algebra.digits import Digits
 from shardalg.costs.analyses.overlap import (
     RingTimes,
     check_overlap,
@@ -36,7 +35,7 @@ from shardalg.costs.kernels.fused_attention import fused_attention, with_recompu
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
 from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
-from shardalg.costs.network.placement import LINK, DigitSpan
+from shardalg.costs.network.placement import LINK, UnplacedAxes, Wiring
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
@@ -134,8 +133,8 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
     """Return the prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
-    inside, spans = unwritten(program, graph), hardware.wiring(program.mesh).spans
-    return Pricing(program, graph, hardware.chip, inside, spans, casts=casts(program, graph))
+    inside, wiring = unwritten(program, graph), hardware.wiring(program.mesh)
+    return Pricing(program, graph, hardware.chip, inside, wiring, casts=casts(program, graph))
 
 
 class _Key(NamedTuple):
@@ -164,7 +163,7 @@ class Pricing:
 
     Attributes:
       fused: local values that are never in memory.
-      spans: returns the links under digits.
+      wiring: the links under the axes of the mesh.
       sizes: formulas of the graph's sizes; None to price in numbers.
       rows: for prices in formulas, the local row of each operator with windows, by its result.
       casts: the casts that products carry out.
@@ -174,7 +173,7 @@ class Pricing:
     graph: Graph
     hardware: Hardware
     fused: frozenset[int]
-    spans: Callable[[Digits], tuple[DigitSpan, ...]]
+    wiring: Wiring | UnplacedAxes
     sizes: Sizes | None = None
     rows: Mapping[int, Rule] = field(default_factory=dict)
     casts: Casts = NO_CASTS
@@ -194,7 +193,7 @@ class Pricing:
 
     def ring(self, ring: Instruction[CollectiveMatmul]) -> RingTimes:
         """Return the seconds of a ring, and of the product and collective that it replaces."""
-        spans = self.spans(ring.attributes.ring)
+        spans = self.wiring.spans(ring.attributes.ring)
         return ring_times(self.program, ring, self.alone_s, spans, self.hardware)
 
     def alone_s(self, program: SpmdProgram, instruction: Instruction) -> float:
@@ -335,7 +334,7 @@ class Pricing:
         # an empty tuple here, so they take no time but still count their bytes.
         sent_as_one = self.together.get(id(instruction), (instruction,))
         whole = total(map(self.sent, sent_as_one)) if sent_as_one else None
-        taken = {} if whole is None else seconds_by_cause(attributes, whole, spans=self.spans)
+        taken = {} if whole is None else seconds_by_cause(attributes, whole, wiring=self.wiring)
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -167,14 +167,18 @@ class Topology:
         if joined.island:
             # Islands come first in the shape, because levels are ordered from slow to fast.
             islands, inside = self.shape
-            levels.append(Level(HOSTS, islands, chip.network_bytes_per_s, chip.network_latency_s))
-            return (*levels, Level(SWITCH, inside, chip.link_bytes_per_s, chip.latency_s))
-        wraps = joined.wraps(self.shape)
-        levels += [
-            Level(TORUS, size, chip.link_bytes_per_s, chip.latency_s, cores, ring)
-            for size, ring in zip(self.shape, wraps, strict=True)
-        ]
-        return (*levels, Level(CHIP, cores, math.inf))
+            levels += [
+                Level(HOSTS, islands, chip.network_bytes_per_s, chip.network_latency_s),
+                Level(SWITCH, inside, chip.link_bytes_per_s, chip.latency_s),
+            ]
+        else:
+            wraps = joined.wraps(self.shape)
+            levels += [
+                Level(TORUS, size, chip.link_bytes_per_s, chip.latency_s, cores, ring)
+                for size, ring in zip(self.shape, wraps, strict=True)
+            ]
+            levels.append(Level(CHIP, cores, math.inf))
+        return tuple(replace(level, number=number) for number, level in enumerate(levels))
 
     def spans(self, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
         """Return the links under each axis of a mesh, major first.

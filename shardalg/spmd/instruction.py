@@ -9,7 +9,7 @@ independently, because that makes the copies evidence for each other: `spmd/host
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -206,6 +206,11 @@ class Collective(Attributes):
     def choices(self) -> int:
         """Number of operands of which a device sends one at a time; 1 means that all are sent."""
         return 1
+
+    @property
+    def routes(self) -> tuple[tuple[Iterable[tuple[int, int]], ...], ...]:
+        """Per permute that is sent, the (source, target) positions of each reading; else ()."""
+        return ()
 
     def moving(self, results: int) -> int | None:
         """Return the number of operands that move, given the number of results; None for all."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardalg.algebra.digits import Digits
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import multiplies, operand_type, shaped_flops
 from shardalg.costs.cost import FORMATTING
@@ -34,7 +33,7 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.fused_attention import with_recomputed
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
-from shardalg.costs.network.placement import DigitSpan
+from shardalg.costs.network.placement import UnplacedAxes, Wiring
 from shardalg.costs.pipelines.overheads import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
@@ -182,10 +181,10 @@ class _Moved:
     """Quantities of a collective, as a function of the bytes on a device and the executions."""
 
     attributes: Collective
-    spans: Callable[[Digits], tuple[DigitSpan, ...]]
+    wiring: Wiring | UnplacedAxes
 
     def __call__(self, size: Any, count: Any) -> dict[str, float]:
-        found = seconds_by_cause(self.attributes, size, spans=self.spans)
+        found = seconds_by_cause(self.attributes, size, wiring=self.wiring)
         sent = {"count": 1, "wire_bytes": wire_bytes(self.attributes, size), **found}
         return {name: float(amount * count) for name, amount in sent.items()}
 
@@ -270,7 +269,7 @@ class _Split:
         self.kept = on_chip(program, graph)
         self.inside, self.casts = unwritten(program, graph), casts(program, graph)
         self.chains = chains(program, graph, self.inside)
-        self.spans = machine.wiring(program.mesh).spans
+        self.wiring = machine.wiring(program.mesh)
 
     def moved(self, step: Execution[Collective]) -> InstructionWork:
         """Return the work of a collective."""
@@ -278,7 +277,7 @@ class _Split:
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         size = sent_bytes(self.program, instruction)
-        return InstructionWork(key, _Moved(attributes, self.spans), (size, step.count))
+        return InstructionWork(key, _Moved(attributes, self.wiring), (size, step.count))
 
     def computed(self, step: Execution) -> InstructionWork:
         """Return the work of a local operator."""

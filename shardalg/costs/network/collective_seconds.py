@@ -15,7 +15,7 @@ from shardalg.sizes.maximum import larger, smaller
 from shardalg.sizes.recorded import total
 
 LATENCY, NETWORK, DCN = "latency", "network", "dcn"
-_CAUSE = {TORUS: LINK, SWITCH: LINK, LINK: LINK, HOSTS: NETWORK, SLICES: DCN}
+CAUSES = {TORUS: LINK, SWITCH: LINK, LINK: LINK, HOSTS: NETWORK, SLICES: DCN}
 _SWITCHED = (HOSTS, SLICES, SWITCH)
 _OUTER_FIRST = (SLICES, HOSTS, LINK, TORUS, SWITCH, CHIP)
 
@@ -39,7 +39,7 @@ class LinkStage:
     @property
     def cause(self) -> str:
         """Cause of the seconds of the stage's bytes."""
-        return _CAUSE[self.medium]
+        return CAUSES[self.medium]
 
     @property
     def count(self) -> Any:
@@ -172,13 +172,15 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
     """Return the seconds of a permute to a neighbour, over one link one way.
 
+    This is the price of a permute whose pairs are unknown: while the planner searches, and over
+    links of which only the speed is known. `permute_seconds.py` prices a permute by its pairs.
     A permute is as slow as the slowest link that some device uses: a link of the outermost stage.
     """
     stage = over_stages[0]
     if stage.medium == CHIP:
         return {}
     rate = min(span.one_way_bytes_per_s for span in stage.spans)
-    return {stage.cause: over(held, rate), LATENCY: _exactly(1, stage.latency_s, held)}
+    return {stage.cause: over(held, rate), LATENCY: waited(1, stage.latency_s, held)}
 
 
 _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
@@ -215,8 +217,9 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
 
 def _waited(stage: LinkStage, sent: Any) -> Any:
     """Return the latency of a stage; a formula if `sent` is a formula."""
-    return _exactly(stage.steps, stage.latency_s, sent)
+    return waited(stage.steps, stage.latency_s, sent)
 
 
-def _exactly(steps: Any, latency_s: float, sent: Any) -> Any:
+def waited(steps: Any, latency_s: float, sent: Any) -> Any:
+    """Return the latency of consecutive messages; a formula if `sent` is a formula."""
     return times(Formula.of(steps) if has_formula((sent,)) else steps, latency_s)

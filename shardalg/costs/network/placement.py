@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, combinations
 from typing import Any
 
@@ -32,6 +33,7 @@ class Level:
       sharing: devices that share the link (the cores of a chip).
       latency_s: latency of one hop.
       wraps: whether a link joins the last thing with the first, so that the level is a ring.
+      number: the level's number in its network, outermost first.
     """
 
     medium: str
@@ -40,6 +42,7 @@ class Level:
     latency_s: float = 0.0
     sharing: int = 1
     wraps: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,11 @@ class Wiring:
     mesh: Mesh
     axes: dict[str, tuple[DigitSpan, ...]]
 
+    @cached_property
+    def network(self) -> tuple[DigitSpan, ...]:
+        """The spans of all axes."""
+        return tuple(chain.from_iterable(self.axes.values()))
+
     def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
         """Return the spans under digits, major first; a digit in formulas is the whole axis."""
         found: list[DigitSpan] = []
@@ -212,6 +220,11 @@ class UnplacedAxes:
     mesh: Mesh
     speeds: dict[str, float]
     latency_s: float
+
+    @property
+    def network(self) -> tuple[DigitSpan, ...]:
+        """No spans, because the places of devices are unknown."""
+        return ()
 
     def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
         """Return one span per axis of the digits, for all parts of the axis together."""

@@ -12,8 +12,10 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import axis_names, kind_seconds
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.network.permute_seconds import permutes_s
 from shardalg.costs.network.placement import CHIP, UnplacedAxes, Wiring
 from shardalg.costs.topology import Topology
+from shardalg.sizes.recorded import total
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,16 @@ class Links:
     def seconds(self, move: Any, held: Any) -> float:
         """Return the seconds of one move, as `costs.collectives.seconds` prices it.
 
+        A permute is priced by its pairs. In the search it has none yet, and has the price of
+        a permute to a neighbour.
+
         Args:
           held: elements on a device before the move.
         """
-        found: float = kind_seconds(
-            move.sent_as, held * self.itemsize, self._wiring.spans(move.digits)
-        )
+        size, routes = held * self.itemsize, getattr(move, "routes", ())
+        if routes and self._wiring.network:
+            return float(total(permutes_s(self._wiring.network, routes, size).values()))
+        found: float = kind_seconds(move.sent_as, size, self._wiring.spans(move.digits))
         return found
 
     def least_seconds(self, sent: Any) -> float:

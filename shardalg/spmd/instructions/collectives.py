@@ -158,6 +158,11 @@ class CollectivePermute(Collective):
     def stays(self) -> bool:
         return all(source == target for source, target in self.pairs)
 
+    @property
+    def routes(self) -> tuple[tuple[Pairs, ...], ...]:
+        # A permute of a search has no pairs yet.
+        return ((self.pairs,),) if self.pairs else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -217,6 +222,10 @@ class HaloExchange(Along, Collective):
             )
             for permute in permutes
         )
+
+    @property
+    def routes(self) -> tuple[tuple[Pairs | Runs, ...], ...]:
+        return tuple(zip(*(reading.permutes for reading in self.readings), strict=True))
 
     @property
     def sends(self) -> int:

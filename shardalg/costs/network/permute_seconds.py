@@ -1,0 +1,160 @@
+"""Seconds of a permute with known (source, target) positions: distance, ports, shared links.
+
+A message on a torus takes a shortest way. Its parts take the dimensions in different orders, one
+order per dimension that it crosses, so that it leaves over one link per dimension. On a ring,
+a message to the opposite chip goes both ways. The links that messages share carry all of them:
+
+    (0, 15) on 4 x 4 without wrap        seconds = load * bytes / bandwidth + hops * latency
+
+     0 --> 1 --> 2 --> 3                 load: the most messages on one link; parts of a message
+     |                 |                       count as fractions (here 1/2)
+     4     5     6     7                 hops: links of the longest way (here 6)
+     |                 |
+     8     9    10    11
+     |                 |
+    12 --> 13 -> 14 -> 15
+
+Source: "How to Scale Your Model" (jax-ml/scaling-book), tpus.md, the question about a message
+between two corners of a v5e 4x4. Routing by dimensions: Dally and Seitz, "Deadlock-free message
+routing in multiprocessor interconnection networks", IEEE Trans. Computers C-36 (1987).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardalg.costs.network.collective_seconds import CAUSES, LATENCY, Seconds, waited
+from shardalg.costs.network.placement import CHIP, SLICES, TORUS, DigitSpan, Level
+from shardalg.sizes.amounts import over
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Per reading of one permute, its (source, target) positions: a tuple of pairs, or `Runs` of them.
+Permute = tuple[Any, ...]
+
+
+def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: Any) -> Seconds:
+    """Return the seconds of permutes by cause; {} if no message leaves a chip.
+
+    The bytes of the permutes add up. All permutes start together, so the longest way counts once.
+
+    Args:
+      spans: the spans of all axes of the mesh.
+      sent: bytes of each message, a number or a formula.
+
+    >>> from shardalg.algebra.mesh import Mesh
+    >>> from shardalg.costs.topology import Topology
+    >>> chips = Topology("v5e", (4, 4)).wiring(Mesh({"X": 4, "Y": 4})).network
+    >>> [permutes_s(chips, [((pair,),)], 10**8) for pair in ((0, 1), (0, 15))]
+    [{'link': 0.002, 'latency': 1e-06}, {'link': 0.001, 'latency': 6e-06}]
+    """
+    found: Seconds = {}
+    slowest = [route for each in permutes if (route := _route(tuple(spans), each)) is not None]
+    for route in slowest:
+        cause = CAUSES[route.medium]
+        found[cause] = found.get(cause, 0) + over(sent, route.bytes_per_s)
+    if slowest:
+        longest = max(slowest, key=lambda route: route.hops * route.latency_s)
+        found[LATENCY] = waited(longest.hops, longest.latency_s, sent)
+    return found
+
+
+class _Route(NamedTuple):
+    """The slowest part of a permute.
+
+    Attributes:
+      medium: kind of the outermost links that a message crosses.
+      bytes_per_s: bytes of one message per second, on the fullest link.
+      hops: links of the longest way.
+      latency_s: latency of one hop.
+    """
+
+    medium: str
+    bytes_per_s: float
+    hops: int
+    latency_s: float
+
+
+@lru_cache(maxsize=1 << 12)
+def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
+    """Return the slowest part of a permute; None if no message leaves a chip."""
+    import numpy as np
+
+    # `Runs` of pairs have an array; several readings may share a message, which is sent once.
+    pairs = [np.array(getattr(each, "arrays", each), int).reshape(-1, 2) for each in permute]
+    ends = np.unique(np.concatenate(pairs), axis=0)
+    levels = sorted({s.level.number: s.level for s in spans}.values(), key=lambda v: v.number)
+    # The place of each end on each level; axes that share a level add up.
+    places = {level: np.zeros_like(ends) for level in levels}
+    for span in spans:
+        along = ends // span.digit.stride % span.digit.size
+        places[span.level] += along * span.stride
+    leaving = [(v, p) for v, p in places.items() if (p[:, 0] != p[:, 1]).any()]
+    if not leaving or leaving[0][0].medium == CHIP:
+        return None
+    # Links of outer levels are slower, so the messages on the outermost level decide.
+    level, crossed = leaving[0]
+    if level.medium == TORUS:
+        slices = sum((p[:, 0] for v, p in places.items() if v.medium == SLICES), ends[:, 0] * 0)
+        dims = [v for v in levels if v.medium == TORUS]
+        return _torus_route(dims, np.stack([places[v] for v in dims]), slices)
+    # Through a switch, each device sends and receives one message over a link of its own. Devices
+    # of one host share its link into the data center network. Which devices these are is unknown:
+    # in the worst case, all senders, or all receivers, of a slice.
+    moved = crossed[crossed[:, 0] != crossed[:, 1]]
+    sharing = min(level.sharing, int(max(np.bincount(end).max() for end in moved.T)))
+    return _Route(level.medium, level.bytes_per_s / sharing, 1, level.latency_s)
+
+
+def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) -> _Route:
+    """Return the slowest part of a permute on tori.
+
+    Args:
+      dims: the dimensions of the torus.
+      places: per dimension and pair, the source's and the target's place.
+      slices: the slice of each pair; each slice has links of its own.
+    """
+    import numpy as np
+
+    sizes = np.array([level.size for level in dims])
+    differs = places[:, :, 0] != places[:, :, 1]
+    # Parts of messages are counted in this unit, so that all counts are integers.
+    unit = 2 * math.lcm(*range(1, len(dims) + 1))
+    load = np.zeros((2, len(dims), int(slices.max()) + 1, *sizes), int)
+    hops = np.zeros(len(slices), int)
+    for first in range(len(dims)):
+        # The part of each message that crosses this dimension first, then the others in turn.
+        chosen = differs[first]
+        at, goal = places[:, chosen, 0].copy(), places[:, chosen, 1]
+        part = unit // differs[:, chosen].sum(axis=0)
+        for dim in (*range(first, len(dims)), *range(first)):
+            up, size = goal[dim] - at[dim], dims[dim].size
+            ways = np.stack([up % size, -up % size] if dims[dim].wraps else [up, -up])
+            # Without a wrap, only the direction towards the target arrives.
+            ways = np.where(ways < 0, size, ways)
+            least = ways.min(axis=0)
+            # The opposite chip of a ring is as far one way as the other; a pair has one link.
+            both = (ways[0] == ways[1]) & (size > 2)
+            for direction, sign in enumerate((1, -1)):
+                alone = ways[0] <= ways[1] if direction == 0 else ways[1] < ways[0]
+                share = np.where(both, part // 2, part * alone)
+                for step in range(int(least.max(initial=0))):
+                    here = at.copy()
+                    here[dim] = (at[dim] + sign * step) % size
+                    sent = share * (step < least)
+                    np.add.at(load[direction, dim], (slices[chosen], *here), sent)
+            if first == dim:
+                hops[chosen] += least
+            at[dim] = goal[dim]
+    fullest = load.reshape(2, len(dims), -1).max(axis=(0, 2)).tolist()
+    rate = min(
+        level.bytes_per_s / float(Fraction(most, unit))
+        for level, most in zip(dims, fullest, strict=True)
+        if most
+    )
+    return _Route(TORUS, rate, int(hops.max()), dims[0].latency_s)
