@@ -154,7 +154,8 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
     Half of all data cross the middle of each dimension. Along a dimension of k chips, `k / 4` of
     a chip's data goes each way, over the one link of a line or the two links of a ring. Through
-    a switch, and over unknown links, a device sends everything except its own part.
+    a switch, and over unknown links, a device sends everything except its own part. The network
+    between islands and the switches inside are busy at the same time.
     """
     slowest: dict[str, Any] = {}
     for stage in over_stages:
@@ -166,6 +167,7 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
             sent = quotient(held * (stage.count - 1), stage.count)
             added = over(sent, stage.bytes_per_s)
             slowest[stage.cause] = slowest.get(stage.cause, 0) + added
+    _hide_faster_level(slowest)
     return {**slowest, LATENCY: total(_waited(stage, held) for stage in over_stages)}
 
 
@@ -208,11 +210,14 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
         seconds = over(sent, stage.bytes_per_s)
         found[stage.cause] = found.get(stage.cause, 0) + seconds
         latency.append(_waited(stage, sent))
-    if NETWORK in found and LINK in found:
-        hidden = smaller(found[NETWORK], found[LINK])
-        # The faster of the two is hidden, so the sum of both is the slower one.
-        found[LINK] = found[LINK] - hidden
+    _hide_faster_level(found)
     return {**found, LATENCY: total(latency)}
+
+
+def _hide_faster_level(found: Seconds) -> None:
+    """Subtract the faster of network and switch, so that the sum of both is the slower one."""
+    if NETWORK in found and LINK in found:
+        found[LINK] = found[LINK] - smaller(found[NETWORK], found[LINK])
 
 
 def _waited(stage: LinkStage, sent: Any) -> Any:
