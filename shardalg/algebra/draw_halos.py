@@ -123,7 +123,9 @@ def draw_halos(pictures: Mapping[str, DimensionDrawing]) -> Figure:
     head = HEAD + TOP + CELL + GAP
     heights = [head + _band(panel) * len(panel.rows) for panel in shown]
     total = top = sum(heights) + KEY
-    width = max([NARROW, *map(_width, shown)])
+    # Panels have scales of their own, and share the width of the widest one.
+    spans = [(panel.bounds[1] - panel.bounds[0]) * _scale(panel) for panel in shown]
+    width = max([NARROW, *(LEFT + span + RIGHT for span in spans)])
     figure = Drawing(figsize=(width, total))
     for title, panel, height in zip(pictures, shown, heights, strict=True):
         top -= height
@@ -138,12 +140,6 @@ def _scale(shown: DimensionDrawing) -> float:
     """Return the width of one position in inches."""
     low, high = shown.bounds
     return min(WIDE / (high - low), 0.36)
-
-
-def _width(shown: DimensionDrawing) -> float:
-    """Return the width of a panel in inches."""
-    low, high = shown.bounds
-    return LEFT + (high - low) * _scale(shown) + RIGHT
 
 
 def _band(shown: DimensionDrawing) -> float:

@@ -85,12 +85,6 @@ def _has_a_source_per_window(
     return source.shape == _windows(params, windowed.shape)
 
 
-def _has_all_windows(params: Mapping[str, Any], operands: Types, results: Types) -> bool:
-    """Return whether the results have one element for each window of the operands."""
-    shapes = {type_.shape for type_ in results}
-    return _one_shape(params, operands, results) and shapes == {_windows(params, operands[0].shape)}
-
-
 def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
     """Return whether all reduced operands have one shape; the start values come last."""
     return len({type_.shape for type_ in operands[: len(results)]}) <= 1
@@ -100,7 +94,10 @@ def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
 # and result types.
 LEFT_TO_THE_COMPILER: Mapping[str, Callable[[Mapping[str, Any], Types, Types], bool]] = {
     "reduce": _one_shape,
-    "reduce_window": _has_all_windows,
+    # The results have one element for each window of the operands.
+    "reduce_window": lambda p, o, r: (
+        _one_shape(p, o, r) and {type_.shape for type_ in r} == {_windows(p, o[0].shape)}
+    ),
     # JAX counts no elements if a size is 0.
     "reshape": lambda _, o, r: math.prod(o[0].shape) == math.prod(r[0].shape),
     "select_and_scatter_add": lambda p, o, _: _has_a_source_per_window(p, o[0], o[1]),

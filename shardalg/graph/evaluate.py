@@ -200,12 +200,6 @@ def _member(kind: Any) -> Callable[[str | int], Any]:
     return lambda value: kind[value] if isinstance(value, str) else kind(value)
 
 
-def _dimension_numbers(value: Plain) -> Any:
-    """Return dimension numbers as the named tuple that has these fields."""
-    named = bool(value) and bool(value[0]) and isinstance(value[0][0], str)
-    return _NUMBERINGS[value[0][0]](**dict(value)) if named else value
-
-
 def _precision(value: Plain) -> Any:
     """Return the precision or algorithm with this name or these fields, or one per operand."""
     if value is None:
@@ -231,7 +225,16 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(
         ("new_dtype", "dtype", "index_dtype", "out_dtype", "preferred_element_type"), jnp.dtype
     ),
-    **dict.fromkeys(("dimension_numbers", "ragged_dot_dimension_numbers"), _dimension_numbers),
+    # Plain data of a named tuple are (field, value) pairs; the first field says which tuple it was.
+    # The dimension numbers of a dot are a tuple without names, which may be empty.
+    **dict.fromkeys(
+        ("dimension_numbers", "ragged_dot_dimension_numbers"),
+        lambda value: (
+            _NUMBERINGS[value[0][0]](**dict(value))
+            if value and value[0] and isinstance(value[0][0], str)
+            else value
+        ),
+    ),
     "mode": _member(lax.GatherScatterMode),
     "precision": _precision,
     "fill_value": plain_number,
@@ -266,8 +269,15 @@ class _Run:
         for number in self.graph.regions[index].nodes:
             node = self.graph.nodes[number]
             operands = [env[value] for value in node.operands]
+            handler = _HANDLERS.get(node.primitive)
             with self.scope(node):
-                results = _HANDLERS.get(node.primitive, _apply_node)(self, node, operands)
+                if handler is not None:
+                    results = handler(self, node, operands)
+                else:
+                    binding = self.graph.bindings[node.index] if self.graph.bindings else None
+                    # A binding has JAX's own parameters; a graph from a file has plain ones.
+                    override = () if binding is not None else node.signature.params
+                    results = apply(node.primitive, binding, override, operands)
             env.update(zip(node.results, results, strict=True))
 
     def body(self, index: int, *arguments: Any) -> list[Any]:
@@ -276,18 +286,6 @@ class _Run:
         env = {**self.constants, **dict(zip(region.arguments, arguments, strict=True))}
         self.region(index, env)
         return [_device_array(env[value]) for value in region.results]
-
-
-def _apply_node(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """Return the results of a node that is no call."""
-    binding = run.graph.bindings[node.index] if run.graph.bindings else None
-    override = () if binding is not None else node.signature.params
-    return apply(node.primitive, binding, override, operands)
-
-
-def _apply_annotation(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """Return the value of a site."""
-    return [run.annotate(node, operands[0])]
 
 
 def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
@@ -322,12 +320,6 @@ def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     )
 
 
-def _apply_branches(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """Return the results of the selected branch."""
-    branches = [partial(run.body, index) for index in node.bodies]
-    return lax.switch(operands[0], branches, *operands[1:])
-
-
 def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     """Return the results of a `shard_map`, run by JAX on its own mesh of devices.
 
@@ -344,11 +336,15 @@ def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     return apply(node.primitive, (primitive, kept), (), operands)
 
 
+# Nodes that are not one primitive of JAX with arrays as operands.
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
-    "annotate": _apply_annotation,
+    "annotate": lambda run, node, operands: [run.annotate(node, operands[0])],
     "scan": _apply_scan,
     "while": _apply_while,
-    "cond": _apply_branches,
+    # Operand 0 is the number of the branch, also for a condition: JAX converts it to an integer.
+    "cond": lambda run, node, operands: lax.switch(
+        operands[0], [partial(run.body, index) for index in node.bodies], *operands[1:]
+    ),
     "shard_map": _apply_manual,
 }
 

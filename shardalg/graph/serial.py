@@ -53,20 +53,25 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
         [signatures(n.signature), n.operands, n.results, n.source, n.phase, n.region, n.bodies]
         for n in graph.nodes
     ]
+    # Optional keys are written only if they are used, so a graph without them has the same file.
+    optional: dict[str, Any] = {}
+    for key, name in _TEXTS.items():
+        # Many nodes share a text: the file has [text, numbers of its nodes].
+        inside: dict[str, list[int]] = {}
+        for node in graph.nodes:
+            if text := getattr(node, name):
+                inside.setdefault(text, []).append(node.index)
+        if inside:
+            optional[key] = [[text, numbers] for text, numbers in inside.items()]
+    if graph.block_axes:
+        optional["block_axes"] = list(graph.block_axes)
     return {
         "schema": SCHEMA,
         "types": types.items,
         "signatures": signatures.items,
         "values": values,
         "nodes": to_data(nodes),
-        # Optional keys are written only if they are used, so a graph without them has the same
-        # file.
-        **{
-            key: _nodes_by(name, graph)
-            for key, name in _TEXTS.items()
-            if any(getattr(node, name) for node in graph.nodes)
-        },
-        **({"block_axes": list(graph.block_axes)} if graph.block_axes else {}),
+        **optional,
         "regions": [to_data(_fields(r)[1:]) for r in graph.regions],
         "sites": [to_data(_fields(site)) for site in graph.sites],
         "left_out": [_fields(effect) for effect in graph.left_out],
@@ -123,15 +128,6 @@ def graph_hash(graph: Graph) -> str:
     # Sorted keys and fixed separators, so that the text is equal in every process.
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _nodes_by(name: str, graph: Graph) -> list[Any]:
-    """Return [text, nodes] for each text that the field `name` of nodes has."""
-    inside: dict[str, list[int]] = {}
-    for node in graph.nodes:
-        if text := getattr(node, name):
-            inside.setdefault(text, []).append(node.index)
-    return [[text, nodes] for text, nodes in inside.items()]
 
 
 def _with_texts(graph: Graph, key: str, data: Any) -> Graph:

@@ -134,8 +134,13 @@ class Sources:
         """Return the displayed name of a user's file; "" for any other file."""
         if path not in self._files:
             folder, name = os.path.split(path)
-            hidden = path.startswith((*self._hidden, "<frozen "))
-            if hidden and not path.startswith(self._shown) and not _installed(path, self._hidden):
+            inside = [hidden for hidden in self._hidden if path.startswith(hidden)]
+            # Installed packages are in a folder of the standard library. Their files have a name:
+            # the line of a package is shown next to the user's line.
+            packages = ("site-packages", "dist-packages")
+            installed = all(path[len(hidden) :].startswith(packages) for hidden in inside)
+            is_hidden = (inside and not installed) or path.startswith("<frozen ")
+            if is_hidden and not path.startswith(self._shown):
                 name = ""
             elif os.path.basename(folder).startswith("ipykernel_"):
                 name = "cell"
@@ -177,17 +182,6 @@ def within(outer: str, scopes: tuple[str, ...]) -> str:
 _JAX_NAMES = frozenset({"", "~", "rematted_computation", "checkpoint"})
 # Scopes of equinox' own classes, and of einsum.
 _PACKAGE_NAMES = re.compile("^eqx[.]|->")
-
-
-def _installed(path: str, hidden: tuple[str, ...]) -> bool:
-    """Return whether a file in the standard library's folder belongs to an installed package.
-
-    The folder `site-packages` is inside the standard library's folder.
-    """
-    inside = [folder for folder in hidden if path.startswith(folder)]
-    return bool(inside) and all(
-        path[len(folder) :].startswith(("site-packages", "dist-packages")) for folder in inside
-    )
 
 
 class Draft(NamedTuple):

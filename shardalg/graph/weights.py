@@ -340,9 +340,15 @@ def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
     siblings: dict[tuple, list[int]] = defaultdict(list)
     for leaf in leaves:
         siblings[leaf.root, leaf.words[:-1]].append(len(leaf.type.shape))
-    short = {
-        leaf.value: _module_words(leaf, siblings[leaf.root, leaf.words[:-1]]) for leaf in weights
-    }
+    short: dict[int, tuple[str, ...]] = {}
+    for leaf in weights:
+        ranks = siblings[leaf.root, leaf.words[:-1]]
+        # Arrays of equal rank in a list are modules: `p['layers'][0]`. A list of a matrix and a
+        # vector is one module, such as a weight and its bias.
+        is_list = leaf.words[-1:] and leaf.words[-1].isdigit()
+        is_module = is_list and len(ranks) > 1 and len(set(ranks)) == 1
+        # A weight with one word, `p['head']`, is a module too.
+        short[leaf.value] = leaf.words if is_module or len(leaf.words) < 2 else leaf.words[:-1]
     roots: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for leaf in weights:
         roots[short[leaf.value]].add(leaf.root)
@@ -355,18 +361,6 @@ def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
         )
         for leaf in weights
     }
-
-
-def _module_words(leaf: _Leaf, ranks: list[int]) -> tuple[str, ...]:
-    """Return a weight's words without its name inside the module.
-
-    A weight with one word (`p['head']`) is a module. So is each array of a list whose arrays have
-    equal rank. A list of a matrix and a vector is one module.
-    """
-    if len(leaf.words) < 2:
-        return leaf.words
-    is_list = leaf.words[-1].isdigit() and len(ranks) > 1 and len(set(ranks)) == 1
-    return leaf.words if is_list else leaf.words[:-1]
 
 
 def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:

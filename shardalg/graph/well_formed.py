@@ -62,7 +62,10 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
     visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
     for node in graph.walk():
         # Nodes of a remat span read values of the body around it, and define values there.
-        seen = visible[_enclosing_body(graph, node.region)]
+        body = graph.regions[node.region]
+        while body.kind == "remat" and body.parent is not None:
+            body = graph.regions[body.parent]
+        seen = visible[body.index]
         hidden = [graph.values[i].name for i in node.operands if i not in seen]
         again = [graph.values[i].name for i in node.results if i in made]
         if hidden or again:
@@ -75,14 +78,6 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
         missing = [graph.values[i].name for i in region.results if i not in seen]
         if missing:
             yield f"region {region.index} hands on {missing}, which it does not have"
-
-
-def _enclosing_body(graph: Graph, region: int) -> int:
-    """Return the innermost region that is no remat span; its values are visible in `region`."""
-    here = graph.regions[region]
-    while here.kind == "remat" and here.parent is not None:
-        here = graph.regions[here.parent]
-    return here.index
 
 
 def _wrong_regions(graph: Graph) -> Iterator[str]:

@@ -171,12 +171,6 @@ def _merge_statements(first: Places, second: Places, given: Given) -> Iterator[S
                         yield from _independent(a, b)
 
 
-def _equal_statements(first: Places, second: Places, given: Given) -> Iterator[SizeStatement]:
-    """Yield the statements that all digits of both are equal."""
-    for place in {**first, **second}:
-        yield from _same(first.get(place, ()), second.get(place, ()))
-
-
 def _refine_statements(
     fine: Places, coarse: Places, given: Given
 ) -> Iterator[SizeStatement | Inside]:
@@ -211,7 +205,12 @@ def _refine_statements(
 _RELATIONS: dict[str, Callable[[Places, Places, Given], Iterator[SizeStatement | Inside]]] = {
     "merge": _merge_statements,
     "compatible": _merge_statements,
-    "equal": _equal_statements,
+    # Two layouts are equal if every dimension has the same digits in both.
+    "equal": lambda first, second, _: (
+        statement
+        for place in {**first, **second}
+        for statement in _same(first.get(place, ()), second.get(place, ()))
+    ),
     "refines": _refine_statements,
 }
 

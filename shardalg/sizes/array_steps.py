@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,13 @@ class Code:
             return _fold(self, "add", parts)
         # Factor out the smallest power that all of these terms have.
         least = min(e for powers in terms for b, e in powers if b == base)
-        inside = {_divide_out(p, base, least): c for p, c in terms.items() if base in dict(p)}
+        inside = {
+            frozenset(
+                (f, e - least if f == base else e) for f, e in p if (f, e) != (base, least)
+            ): c
+            for p, c in terms.items()
+            if base in dict(p)
+        }
         outside = {p: c for p, c in terms.items() if base not in dict(p)}
         bracket = self.step("multiply", self.sum(inside), self.product(frozenset({(base, least)})))
         return self.step("add", bracket, self.sum(outside)) if outside else bracket
@@ -118,6 +124,7 @@ class Code:
 
 
 def _fold(code: Code, what: str, parts: Sequence[int]) -> int:
+    """Return the step that combines all parts by one operation, from left to right."""
     first, *rest = parts
     for part in rest:
         first = code.step(what, first, part)
@@ -145,14 +152,10 @@ def _with_minima(terms: Mapping[Powers, Any]) -> Mapping[Powers, Any]:
 
 
 def _multiply(left: Powers, right: Powers) -> Powers:
+    """Return the product of two monomials: exponents add, and an exponent of 0 is left out."""
     powers = Counter(dict(left))
     powers.update(dict(right))
     return frozenset((f, e) for f, e in powers.items() if e)
-
-
-def _divide_out(powers: Powers, factor: Hashable, exponent: int) -> Powers:
-    left = ((f, e - exponent if f == factor else e) for f, e in powers)
-    return frozenset((f, e) for f, e in left if e)
 
 
 def run(code: Code, roots: Sequence[int], values: Mapping[str, Any]) -> list[np.ndarray]:
@@ -231,7 +234,8 @@ class _StepSchedule:
     Attributes:
       sizes: per step, the sizes that it depends on.
       once: number of a step to its array over the points that its sizes span.
-      per_block: the steps of a block. frees: per such step, the steps that it is the last to read.
+      per_block: the steps of a block, in order of evaluation.
+      frees: for each of them, the steps whose arrays no later step of the block reads.
     """
 
     def __init__(self, code: Code, roots: Sequence[int], points: Points) -> None:
@@ -252,6 +256,7 @@ class _StepSchedule:
                 self.frees[at].append(number)
 
     def _operands(self, number: int) -> tuple[Any, ...]:
+        """Return the steps that a step reads."""
         what, *operands = self.all[number]
         return () if what in (NAME, NUMBER) else tuple(operands)
 
@@ -286,6 +291,7 @@ class _StepSchedule:
         return self.once[number]
 
     def _name(self, name: Any) -> np.ndarray:
+        """Return the array of a named size."""
         return self.points.arrays[name]
 
     def at(self, index: Index) -> list[Any]:

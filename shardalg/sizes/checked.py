@@ -72,7 +72,10 @@ class Checked:
         return found.reshape(points.shape)
 
     def _rule_out(self, checks: list[_AskedFact], points: Points, found: np.ndarray) -> None:
-        """Exclude points: first by the facts of few sizes, at the points that these span."""
+        """Set `found` to False at each point where a fact fails.
+
+        Facts that share a few sizes are checked first, on the smaller grid of these sizes.
+        """
         arrays, many = points.arrays, []
         groups: dict[frozenset[str], list[_AskedFact]] = {}
         for one in checks:
@@ -91,7 +94,7 @@ class Checked:
 def _check_in_stages(
     checks: list[_AskedFact], arrays: Mapping[str, np.ndarray], found: np.ndarray
 ) -> None:
-    """Exclude points fact by fact, block by block."""
+    """Set `found` to False at each point where a fact fails, by blocks of points."""
     if not checks or not found.any():
         return
     # A sample of the points tells which facts fail most often: these are checked first.
@@ -130,18 +133,18 @@ def _values_at(
 
 @dataclass(frozen=True, eq=False)
 class _Check:
-    """One fact."""
+    """One fact, and the program that evaluates its formula on arrays."""
 
     fact: Fact
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The sizes that it depends on."""
+        """Names of the sizes in the fact's formula."""
         return self.fact.formula.names
 
     @cached_property
     def sides(self) -> tuple[Formula, Formula]:
-        """Numerator and denominator."""
+        """Numerator and denominator of the fact's formula."""
         return self.fact.formula.fraction
 
     @cached_property
@@ -151,7 +154,10 @@ class _Check:
         return code, (self.fact.formula if divides else self.sides[0]).steps(code)
 
     def follows(self, ranges: Ranges) -> bool:
-        """Return whether it holds at all points, by the smallest and largest sizes."""
+        """Return whether the ranges of the sizes prove the fact at all points.
+
+        False means "not proved": the points must be checked.
+        """
         # Ranges say nothing about divisibility, and ceilings are not bounded here.
         if self.fact.relation not in (POSITIVE, NONNEGATIVE, NONZERO) or self.sides[0].atoms:
             return False
@@ -160,6 +166,7 @@ class _Check:
         for m, c in self.sides[0].terms.items():
             ends = [float(c) * math.prod(ranges[f][end] ** e for f, e in m) for end in (0, 1)]
             low, high = low + min(ends), high + max(ends)
+        # The bounds are computed in double precision: a bound near 0 proves nothing.
         rounded = _ROUNDED * _largest_intermediate(
             {name: most for name, (_, most) in ranges.items()}, self.sides[0]
         )
@@ -173,7 +180,7 @@ class _AskedFact(NamedTuple):
     most: float
 
     def at(self, known_values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return whether it holds, at each of a row of points."""
+        """Return whether the fact holds, at each of a row of points."""
         fact, (code, root) = self.check.fact, self.check.program
         number = run_row(code, root, known_values)
         good = _COMPARE[fact.relation](number)

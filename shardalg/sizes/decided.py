@@ -1,9 +1,9 @@
 """Pure functions that decide on sizes: recorded call by call, and called again if a fact fails.
 
-The facts of a whole run (`sizes.recorded`) are more than its outcome needs: a search for the
-cheapest path also compares candidates that it then drops. So each call of a `decided` function is
-recorded separately. If one of its facts fails at other sizes, the function is called again with
-numbers, and the call is still valid if its result is the same.
+The facts of a whole run (`sizes.recorded`) are more than its result needs: a search for the
+cheapest path also compares candidates that it then drops. Each call of a `decided` function is
+therefore recorded separately. If one of its facts fails at other sizes, the function is called
+again with numbers. The run is still valid there if the call has the same result.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class DecidedCall:
 
     Attributes:
       function, args, result: the call in recorded numbers; None for the run.
-      facts: its facts about sizes, each with the decision that it was for (`Recorder.about`).
-      uses: the calls inside it whose results it read, each with the decision that it was for.
+      facts: the call's facts about sizes, each with the decision that needed it
+        (`Recorder.about`).
+      uses: the inner calls whose results the call read, each with the decision that needed it.
     """
 
     function: Callable[..., Any] | None = None
@@ -44,9 +45,9 @@ class DecidedCall:
 
 
 class Calls:
-    """All calls of a run.
+    """All calls of `decided` functions in a run.
 
-    Each distinct one is recorded once, after the calls inside it.
+    Each distinct call is recorded once, after the calls inside it.
 
     Attributes:
       keys: the recorder whose numbers the stored arguments and results use.
@@ -77,8 +78,8 @@ def decided(
     """Decorate a pure function of hashable values that decides on sizes, like `lru_cache`.
 
     Args:
-      numbers: function of the arguments that gives sizes; a recorded one is among them if any
-        argument has one.
+      numbers: function of the arguments that returns sizes in them. If an argument has recorded
+        sizes, one of them must be returned.
     """
 
     def decorator(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -96,7 +97,12 @@ def decided(
 def _record_call(
     asks: Recorder, functions: tuple[Callable[..., Any], ...], args: tuple[Any, ...]
 ) -> Any:
-    """Return the result of a call, in the numbers of the current run."""
+    """Return the result of a call in sizes of the caller's recorder; record a new call.
+
+    Args:
+      asks: the caller's recorder.
+      functions: the function with its cache, which identifies the call, and the plain function.
+    """
     calls, (function, plain) = asks.host.calls, functions
     args = rerecord(args, calls.keys)
     call = calls.found.get((function, args))
@@ -115,11 +121,13 @@ def _record_call(
 def asked_again(
     whole: Recorder, work: Callable[[Recorder], None], found: Formula, there: Callable[..., Any]
 ) -> DecidedCall:
-    """Return a call outside a run, which is valid where a formula has the number found there.
+    """Return a call outside a run that computes one number, and is valid if a formula equals it.
 
     Args:
-      whole: recorder of the run. work: asks a recorder of its own for all that the number needs.
-      there: function that gives the number at sizes by name.
+      whole: the recorder of the run.
+      work: computation of the number, whose facts are stored in the recorder that it is given.
+      found: the formula of the number.
+      there: function from sizes by name to the number at these sizes.
     """
     host: _Host = whole.host
     names = tuple(whole.answers.hints)
@@ -141,7 +149,12 @@ def rerecord(value: Any, target: Recorder) -> Any:
 
 
 class Replaced:
-    """Copies of values in which all numbers of a kind are replaced."""
+    """Function that copies a nested value with all numbers of one type replaced.
+
+    Args:
+      kind: the type of the numbers that are replaced.
+      number: function from such a number to its replacement.
+    """
 
     def __init__(self, kind: type, number: Callable[[Any], Any]) -> None:
         self.kind, self.number = kind, number
@@ -182,12 +195,13 @@ class Replaced:
 
 
 class Guards:
-    """The facts of a run, call by call: they tell whether it decides the same at other sizes.
+    """The facts of a run, by call: they show whether the run has the same result at other sizes.
 
     Attributes:
-      traced: facts that may not be needed. If one fails, only a new trace can show that the
-        function is the same program.
-      beside: calls outside the run, each of which has to be valid too.
+      traced: facts about the traced program. If one fails, only a new trace can show whether the
+        function is the same program there.
+      beside: calls outside the run, each of which must be valid too.
+      asked: the calls that depend on each fact.
     """
 
     def __init__(
@@ -214,9 +228,9 @@ class Guards:
         return self.calls[-1]
 
     def hold(self, values: Mapping[str, int]) -> bool:
-        """Return whether the run decides the same at these sizes, as far as known.
+        """Return whether the run has the same result at these sizes.
 
-        Facts in `traced` may fail although a new trace would show the same program.
+        False may be wrong if only facts in `traced` fail: a new trace may show the same program.
         """
         if not all(fact.holds(values) for fact in self.traced):
             return False
@@ -228,7 +242,10 @@ class Guards:
         return self.whole not in doubtful and not self._other(values, doubtful)
 
     def _other(self, values: Mapping[str, int], doubtful: set[DecidedCall]) -> bool:
-        """Return whether the run reads another result of a call; call the doubtful ones again."""
+        """Return whether a call that the run reads has another result at these sizes.
+
+        The doubtful calls, whose facts fail, are called again with numbers.
+        """
         there = _PointCalls(values)
         other: set[DecidedCall] = set()
         # Inner calls come first, so that a call whose inner results changed is called again.
@@ -238,7 +255,7 @@ class Guards:
         return not other.isdisjoint({*self.whole.uses, *self.beside})
 
     def holding(self, points: Sequence[Mapping[str, int]]) -> np.ndarray:
-        """Return whether the run decides the same, at each of many points."""
+        """Return whether the run has the same result, at each of many points (see `hold`)."""
         exact = ExactPoints(points)
         arrays = {name: exact.of(symbol(name)) for name in points[0]}
         holds = {fact: Checked([fact], {}).hold(arrays) for fact in (*self.asked, *self.traced)}
@@ -275,7 +292,7 @@ class Guards:
             # Points at which all facts of the new record hold have the same result as this one.
             arrays = {name: exact.of(symbol(name)) for name in point}
             here = Checked(facts, {}).hold(arrays, waiting)
-            assert here[first], "what was asked there is so there"
+            assert here[first], "the facts of a record hold at its own point"
             waiting &= ~here
             pairs: list[tuple[Any, Any]] = []
             if _same_except_sizes(call.result, result, pairs):
@@ -292,7 +309,7 @@ class Guards:
 
 
 class _PointCalls:
-    """Calls in the numbers of one point."""
+    """Calls of functions with numbers in place of recorded sizes, at one point."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
         self.values = values
@@ -321,7 +338,7 @@ class _PointCalls:
 def _record_again(call: DecidedCall, point: Mapping[str, int]) -> tuple[Any, list[Fact]] | None:
     """Return the result of a call that is recorded at a point, and all its facts there.
 
-    None if it computes something that a record cannot follow.
+    None if the function fails on recorded sizes, for example by a division that is no formula.
     """
     assert call.function is not None  # the whole run alone has none
     asks = recorder(point)
@@ -355,6 +372,7 @@ _SIZES = (Recorded, int, Fraction)
 
 
 def _parts(value: Any) -> Iterator[Any]:
+    """Yield the items of a tuple, or the fields of a dataclass."""
     if isinstance(value, tuple):
         yield from value
     else:

@@ -47,7 +47,12 @@ class ExactPoints:
 
     def _polynomial(self, formula: Formula) -> np.ndarray:
         """Return a sum of products of whole numbers, in 64 bits if these suffice."""
-        columns = [{f: self._column(f) for f, _ in monomial} for monomial in formula.terms]
+        for factor in dict.fromkeys(f for monomial in formula.terms for f, _ in monomial):
+            # A factor is a name, a ceiling, or the larger of two formulas; formulas share factors.
+            if factor not in self._columns:
+                numbers = [p[factor] if type(factor) is str else factor.at(p) for p in self.points]
+                self._columns[factor] = np.array(numbers, object)
+        columns = [{f: self._columns[f] for f, _ in monomial} for monomial in formula.terms]
         # A bound of the sum decides the type: Python integers are exact, but much slower.
         terms = list(zip(columns, formula.terms.items(), strict=True))
         most = sum(
@@ -59,13 +64,6 @@ class ExactPoints:
         for of, (monomial, c) in terms:
             found = found + math.prod(of[f].astype(kind) ** e for f, e in monomial) * int(c)
         return found
-
-    def _column(self, factor: Any) -> np.ndarray:
-        """Return the numbers of a name, of a ceiling, or of the larger of two formulas."""
-        if factor not in self._columns:
-            at = (lambda p: p[factor]) if type(factor) is str else factor.at
-            self._columns[factor] = np.array([at(point) for point in self.points], object)
-        return self._columns[factor]
 
     def each(
         self, function: Callable[..., Mapping[str, float]], *sizes: Any
@@ -93,5 +91,6 @@ class ExactPoints:
 
 
 def _ratio(above: int, below: int) -> int | Fraction:
+    """Return the exact quotient, as an int if it is whole."""
     found = Fraction(above, below)
     return found.numerator if found.denominator == 1 else found

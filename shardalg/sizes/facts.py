@@ -54,7 +54,7 @@ class Fact:
 
 
 class Facts:
-    """Facts as arrays: a row of exponents per product, sums of products per fact.
+    """Facts about sizes, stored as arrays, so that numpy checks thousands of them at one point.
 
     >>> from shardalg.sizes.formula import symbols
     >>> M, X = symbols("M X")
@@ -100,6 +100,7 @@ class Facts:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
+        """Names of the sizes in all facts."""
         return tuple(sorted(frozenset().union(*(fact.formula.names for fact in self.facts))))
 
     @cached_property
@@ -128,7 +129,18 @@ class Facts:
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        sides = [_fraction(fact.formula) for fact in self.facts]
+        """The facts as arrays.
+
+        For each term of a numerator: the indices of its factors, and its coefficient. For each
+        fact: the index of its first term, the indices of the denominator's factors, the
+        denominator's coefficient, and the code of the relation.
+        """
+        sides: list[tuple[Formula, Formula]] = []
+        for formula in (fact.formula for fact in self.facts):
+            # Most facts have no divisor: their formula is the numerator, over 1.
+            terms = formula.terms.items()
+            is_plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
+            sides.append((formula, _ONE) if is_plain else formula.fraction)
         # Index 0 is the number 1, which pads shorter products.
         above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]
         counts = [max(len(side.terms), 1) for side, _ in sides]
@@ -148,18 +160,11 @@ class Facts:
 _CODE = {relation: code for code, relation in enumerate(_HOLDS)}
 
 
-def _fraction(formula: Formula) -> tuple[Formula, Formula]:
-    """Return `Formula.fraction`, with a shortcut for the many formulas without a divisor."""
-    terms = formula.terms.items()
-    # Most facts have no division at all.
-    plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
-    return (formula, _ONE) if plain else formula.fraction
-
-
 _ONE = Formula({frozenset(): 1})
 
 
 def _add_ceilings(formula: Formula, order: dict[Any, int]) -> None:
+    """Add the ceilings of a formula to `order`, each after the ceilings inside it."""
     for atom in sorted(formula.atoms, key=str):
         if atom not in order:
             _add_ceilings(atom.ratio, order)
@@ -167,15 +172,20 @@ def _add_ceilings(formula: Formula, order: dict[Any, int]) -> None:
 
 
 def _factors(monomial: Monomial, order: Mapping[Any, int]) -> list[int]:
+    """Return the indices of a product's factors; a factor with exponent e occurs e times."""
     return [order[factor] for factor, exponent in monomial for _ in range(exponent)]
 
 
 def _sum(rows: list[tuple[int, list[int]]], known: list[int]) -> int:
+    """Return the sum of products, given as (coefficient, indices of the factors in `known`)."""
     return sum(c * math.prod(known[i] for i in factors) for c, factors in rows)
 
 
 def _places(monomials: list[Monomial], order: Mapping[Any, int]) -> np.ndarray:
-    """Return a row of indices per product, each one more than in `order`, padded with 0."""
+    """Return the indices of each product's factors as a row.
+
+    Indices are larger by 1 than in `order`. Index 0 is the number 1, which fills shorter rows.
+    """
     found = [[i + 1 for i in _factors(m, order)] for m in monomials]
     # Rows of equal length make one array, which numpy multiplies along.
     width = max(map(len, found), default=0) or 1

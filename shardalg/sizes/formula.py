@@ -50,6 +50,7 @@ def _formula_operator(method: Callable[[Formula, Formula], Any]) -> Callable[[Fo
 
 
 def _constant(value: Any) -> Formula:
+    """Return a number as a formula."""
     return Formula({UNIT: value})
 
 
@@ -142,6 +143,7 @@ class Formula:
         return math.prod([base] * abs(exponent), start=Formula({UNIT: 1}))
 
     def _inverse(self) -> Formula:
+        """Return `1 / self`; raise FormulaError if the formula is a sum."""
         if len(self.terms) != 1:
             raise FormulaError(f"1/({self}) is no formula: only products divide.")
         [(monomial, coefficient)] = self.terms.items()
@@ -178,7 +180,7 @@ class Formula:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The sizes that it depends on."""
+        """Names of the sizes in the formula, including those in ceilings, maxima and sums."""
         factors = {factor for monomial in self.terms for factor, _ in monomial}
         return frozenset().union(factors - self.atoms, *(atom.names for atom in self.atoms))
 
@@ -225,6 +227,7 @@ class Formula:
             raise FormulaError(f"{self} divides by {', '.join(zero)}, which is 0.") from None
 
     def _demand(self, values: Mapping[str, Any]) -> None:
+        """Raise FormulaError unless each size of the formula has a value."""
         if missing := sorted(self.names - values.keys()):
             raise FormulaError(f"{self} needs {', '.join(missing)}; given are {sorted(values)}.")
 
@@ -300,7 +303,11 @@ class Formula:
 
 @dataclass(frozen=True)
 class Ceil:
-    """The factor `ceil(ratio)` of a monomial: an integer about which nothing else is known."""
+    """The factor `ceil(ratio)` of a monomial: an integer that has no simpler formula.
+
+    Attributes:
+      pair: empty, unlike the pair of a `MaximumFactor`.
+    """
 
     ratio: Formula
     pair = ()
@@ -314,11 +321,11 @@ class Ceil:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes that it depends on."""
+        """Names of the sizes in the ratio."""
         return self.ratio.names
 
     def at(self, values: Mapping[str, Number]) -> int:
-        """Return the integer at sizes."""
+        """Return the ceiling at given sizes."""
         return math.ceil(self.ratio.at(values))
 
     def subs(self, values: Mapping[str, Formula | Number]) -> Formula:
@@ -326,7 +333,7 @@ class Ceil:
         return ceiling(self.ratio.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Return its step in a program on arrays."""
+        """Return the number of the step that computes the ceiling in a program on arrays."""
         return code.step("ceil", self.ratio.steps(code))
 
     def __repr__(self) -> str:
@@ -347,11 +354,13 @@ def has_formula(sizes: Iterable[Any]) -> bool:
 
 
 def _normalize(number: Number) -> Number:
+    """Return an int for a whole Fraction, and any other number unchanged."""
     return int(number.numerator) if number.denominator == 1 else number
 
 
 @lru_cache(maxsize=1 << 16)
 def _times(left: Monomial, right: Monomial) -> Monomial:
+    """Return the product of two monomials: exponents add, and an exponent of 0 is left out."""
     powers = dict(left)
     for factor, exponent in right:
         powers[factor] = powers.get(factor, 0) + exponent

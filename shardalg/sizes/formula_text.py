@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -24,19 +24,19 @@ def text(terms: Terms, *, within: str = "") -> str:
     >>> text({frozenset({("B", 1), ("X", -1)}): Fraction(-3, 2), frozenset(): 1})
     '-3*B/(2*X) + 1'
     """
-    ordered = sorted(terms.items(), key=lambda term: _sort_key(term[0]))
+    # Highest degree first; the number, which has no factors, last.
+    ordered = sorted(
+        terms.items(),
+        key=lambda term: (not term[0], -sum(e for _, e in term[0]), _product(term[0])),
+    )
     lines = [_term(monomial, Fraction(coefficient)) for monomial, coefficient in ordered]
     line = " + ".join(lines).replace("+ -", "- ") or "0"
     unbracketed = len(lines) < 2 and not (within == "**" and _is_product(line))
     return line if unbracketed or not within else f"({line})"
 
 
-def _sort_key(monomial: frozenset[tuple[Any, int]]) -> tuple[bool, int, str]:
-    """Return the position of a term in a sum: by degree, the number last."""
-    return not monomial, -sum(e for _, e in monomial), _product(monomial)
-
-
 def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
+    """Return one term as text, such as `-3*B/(2*X)`."""
     above = _product((f, e) for f, e in monomial if e > 0)
     # `3*B/(2*X)`: numbers and sizes that divide form one divisor.
     below = _product((f, -e) for f, e in monomial if e < 0)
@@ -49,12 +49,14 @@ def _term(monomial: frozenset[tuple[Any, int]], coefficient: Fraction) -> str:
 
 
 def _is_product(line: str) -> bool:
+    """Return whether a text must be in brackets behind `/`: a product, a quotient or a sign."""
     if line.startswith("(") and line.find(")") == len(line) - 1:
         return False
     return bool(set(line.replace("**", "")) & set("*/-"))
 
 
 def _product(powers: Iterable[tuple[Any, int]]) -> str:
+    """Return a product of (factor, exponent) as text, in the order of the factors' texts."""
     ordered = sorted((_name(factor), exponent) for factor, exponent in powers)
     return "*".join(name if e == 1 else f"{name}**{e}" for name, e in ordered)
 
@@ -177,6 +179,7 @@ def _atom_once(atom: Any, used: frozenset[Any]) -> sympy.Expr:
 
 
 def _products(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
+    """Return one product if its brackets are short, else a sum with a product per group."""
     import sympy
 
     if len(terms) <= _PRODUCT_TERMS:
@@ -237,7 +240,10 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
 
     plain = {f: _symbol(_name(f)) for monomial, _ in terms for f, _ in monomial}
     whole = to_sympy(dict(terms), plain)
-    if _is_irreducible([dict(monomial) for monomial, _ in terms]):
+    # A size v that occurs in one term only, with exponent 1, makes the polynomial `a*v + b`. The
+    # terms have no common factor, so a and b are coprime, and the polynomial is irreducible.
+    counts = Counter(f for monomial, _ in terms for f, _ in monomial)
+    if any(e == 1 and counts[f] == 1 for monomial, _ in terms for f, e in monomial):
         return sympy.Integer(1), whole
     # A polynomial with one factor is printed as the sum that it is.
     number, factors = sympy.Poly(whole).factor_list()
@@ -246,16 +252,8 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
     return number, sympy.Mul(*(factor.as_expr() ** power for factor, power in factors))
 
 
-def _is_irreducible(powers: Sequence[Mapping[Any, int]]) -> bool:
-    """Return whether some size occurs in one term only, with exponent 1.
-
-    Then the polynomial is `a*v + b` with coprime a and b.
-    """
-    counts = Counter(factor for found in powers for factor in found)
-    return any(e == 1 and counts[f] == 1 for found in powers for f, e in found.items())
-
-
 def _groups(terms: Terms) -> list[Terms]:
+    """Return the terms in groups that differ only in sizes by which some term is divided."""
     dividing = {f for monomial in terms for f, e in monomial if e < 0}
     groups: dict[frozenset[Any], dict[frozenset[tuple[Any, int]], Any]] = {}
     for monomial, coefficient in terms.items():

@@ -20,8 +20,8 @@ class Order:
     """`O(...)`: products of the growing sizes, none of which is bounded by another.
 
     Attributes:
-      terms: the products, coefficients 1; none for a formula that is 0.
-      leading: the terms of the formula that give them, with all sizes.
+      terms: the products, with the coefficient 1; empty for a formula that is 0.
+      leading: the largest terms of the formula, with their coefficients and all sizes.
     """
 
     terms: tuple[Formula, ...]
@@ -34,13 +34,13 @@ class Order:
 def order(formula: Formula, *, growing: Iterable[str], shardings: Shardings = ()) -> Order:
     """Return the order of a nonnegative cost in the sizes that grow.
 
-    1. A term is dropped if another one bounds it, up to a constant, wherever all sizes are >= 1 and
-       D/n >= 1 for each sharding: `a <= b` there exactly if `b/a` is a product of nonnegative
-       powers of those (Farkas' lemma on the exponents).
-    2. The remaining terms are projected on `growing`, where all other sizes are constants. 3.
-    Products that another one bounds are dropped again.
+    1. A term a is dropped if another term b bounds it: `a <= constant * b` wherever all sizes are
+       >= 1 and D/n >= 1 for each sharding. This holds exactly if `b/a` is a product of nonnegative
+       powers of the sizes and of the ratios D/n (Farkas' lemma on the exponents).
+    2. In the remaining terms, sizes that are not in `growing` are constants, which are left out.
+    3. Products that another product bounds are dropped again.
 
-    `ceil(D/n)` counts as its bound `D/n + 1`, of which 1 is dropped if the sharding is known.
+    `ceil(D/n)` is replaced by its bound `D/n + 1`. Step 1 drops the 1 if D/n >= 1 is known.
 
     Raises:
       FormulaError: a negative term that no other bounds; division by a ceiling.
@@ -87,6 +87,7 @@ def _upper_bound(formula: Formula) -> Formula:
 
 
 def _positive(formula: Formula) -> list[Monomial]:
+    """Return the monomials with a positive coefficient."""
     return [monomial for monomial, coefficient in formula.terms.items() if coefficient > 0]
 
 
@@ -98,7 +99,11 @@ def without_ceilings(rounding: int) -> Callable[[Any], Formula]:
 def _largest(
     monomials: Sequence[Monomial], dominates: Callable[[Monomial, Monomial], bool]
 ) -> list[Monomial]:
-    """Return the monomials that no other bounds; of several that bound each other the first."""
+    """Return the monomials that no other monomial bounds; of equal ones, the first.
+
+    Args:
+      dominates: function that returns whether its first argument bounds the second.
+    """
     kept: list[Monomial] = []
     # A fixed order makes the first of several equal bounds the same in every run.
     for monomial in sorted(monomials, key=lambda m: (-sum(e for _, e in m), str(Formula({m: 1})))):
@@ -136,6 +141,7 @@ class _Cone:
 
 
 def _quotient(big: Monomial, small: Monomial) -> Monomial:
+    """Return `big / small`: the exponents are subtracted."""
     powers = dict(big)
     for factor, exponent in small:
         powers[factor] = powers.get(factor, 0) - exponent

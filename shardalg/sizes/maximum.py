@@ -33,7 +33,7 @@ class MaximumFactor:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes that it depends on."""
+        """Names of the sizes in both formulas."""
         return self.first.names | self.second.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
@@ -46,16 +46,16 @@ class MaximumFactor:
 
     @property
     def pair(self) -> tuple[Mapping[Monomial, Number], ...]:
-        """The terms of both."""
+        """The terms of the first and of the second formula."""
         return self.first.terms, self.second.terms
 
     @property
     def least(self) -> Least:
-        """The smaller of the two."""
+        """The factor `min(first, second)` of the same two formulas."""
         return Least(self)
 
     def steps(self, code: Code) -> int:
-        """Return its step in a program on arrays."""
+        """Return the number of the step that computes the maximum in a program on arrays."""
         return code.step("max", *map(code.polynomial, self.pair))
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class SumFactor:
 
     @property
     def names(self) -> frozenset[str]:
-        """The sizes that it depends on."""
+        """Names of the sizes in the sum."""
         return self.inside.names
 
     def at(self, values: Mapping[str, Number]) -> Number:
@@ -96,7 +96,7 @@ class SumFactor:
         return grouped(self.inside.subs(values))
 
     def steps(self, code: Code) -> int:
-        """Return its step in a program on arrays."""
+        """Return the number of the step that computes the sum in a program on arrays."""
         return self.inside.steps(code)
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class SumFactor:
 
 
 def grouped(amount: Any) -> Any:
-    """Return a formula by which others can be divided: a sum becomes one factor.
+    """Return an amount in which a sum is one factor, so that a formula can be divided by it.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, H = symbols("B H")
@@ -123,12 +123,15 @@ def grouped(amount: Any) -> Any:
 
 @dataclass(frozen=True)
 class Least:
-    """The smaller of two prices, in programs on arrays."""
+    """The factor `min(first, second)`, which occurs only in programs on arrays.
+
+    Formulas write a minimum as `a + b - max(a, b)`, and `Code` restores it.
+    """
 
     of: MaximumFactor
 
     def steps(self, code: Code) -> int:
-        """Return its step in a program on arrays."""
+        """Return the number of the step that computes the minimum in a program on arrays."""
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
@@ -139,7 +142,8 @@ _SHIFTED_TERMS = 8
 def larger(first: Any, second: Any) -> Any:
     """Return the larger of two numbers or formulas, with a common factor outside the maximum.
 
-    Every size is at least 1, so a difference of positive products alone decides.
+    If the difference has one sign at all sizes >= 1, the larger formula is returned. Otherwise the
+    result has a `MaximumFactor`.
 
     >>> from shardalg.sizes.formula import symbols
     >>> B, M, X = symbols("B M X")
@@ -241,7 +245,7 @@ def _drop_ceilings(difference: Formula) -> Formula | None:
 
 @lru_cache(maxsize=1 << 12)
 def _lower_bound(factor: Any) -> int | None:
-    """Return a number that a factor is never below, 1 or 0, or None if neither is known."""
+    """Return 1 or 0 if a factor is at least this number at all sizes; None if that is unknown."""
     if type(factor) is str:
         return 1
     if type(factor) is not Ceil:

@@ -1,9 +1,9 @@
-"""Numbers that know their formula: code that computes with them leaves a record of its questions.
+"""Recorded sizes: numbers with a formula, whose comparisons are noted as facts about named sizes.
 
-Planning is ordinary code on integers. With `Recorded` sizes in their place it runs the same way.
-Every question about a size (which is larger, does it divide, is it this number) is noted with its
-answer as a `Fact`. Wherever all facts hold, the code runs the same way again. The facts are
-complete by construction, because no number leaves a `Recorded` without a note.
+Planning is ordinary code on integers. It also runs on `Recorded` sizes instead of integers. Every
+comparison or division of a size is then stored with its outcome as a `Fact`, such as `M/X is
+whole`. At all sizes at which these facts hold, the code takes the same branches again. The facts
+are complete, because a `Recorded` returns no plain number without storing a fact.
 
 The file also has sums of many prices, and the smallest of several sums with the range in which it
 stays the smallest.
@@ -63,7 +63,7 @@ class Answers:
 
 @dataclass(eq=False)
 class Recorder:
-    """The questions that one run asked about sizes.
+    """The facts about sizes on which the decisions of one run depend.
 
     Attributes:
       answers: answers shared by the plan.
@@ -110,6 +110,8 @@ class Recorder:
 
 
 def _operator(name: str) -> Callable[[Recorded, Any], Any]:
+    """Return the method of `Recorded` for an operator of `_DO`, with a cache per recorder."""
+
     def method(self: Recorded, other: Any) -> Any:
         recorder = self.recorder
         if type(other) is Recorded:
@@ -164,6 +166,7 @@ def _floor(a: Compared, b: Compared) -> Answer:
 
 
 def _rest(a: Compared, b: Compared) -> Answer:
+    """Return `a % b = a - b * floor(a / b)`, with the facts of the floor."""
     floor, facts = _floor(a, b)
     return (a[1] - b[1] * floor if a[0] % b[0] else 0), facts
 
@@ -186,11 +189,19 @@ def _is_above(a: Compared, b: Compared) -> Answer:
 
 
 def _is_at_least(a: Compared, b: Compared) -> Answer:
+    """Return `a >= b`."""
     return _sign_answer(a[1] - b[1], False, a[0] >= b[0])
 
 
 def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
-    """Return a comparison's outcome, with the fact that it rests on if sizes decide it."""
+    """Return the outcome of comparing a difference with 0, and the fact that makes it true.
+
+    There is no fact if the outcome is the same at all sizes.
+
+    Args:
+      strict: whether the comparison is `difference > 0`; else it is `difference >= 0`.
+      outcome: the outcome at the hints.
+    """
     # not (d > 0) is -d >= 0, and not (d >= 0) is -d > 0.
     if not outcome:
         difference, strict = -difference, not strict
@@ -200,6 +211,7 @@ def _sign_answer(difference: Formula, strict: bool, outcome: bool) -> Answer:
 
 
 def _is_equal(a: Compared, b: Compared) -> Answer:
+    """Return `a == b`."""
     outcome, found = a[0] == b[0], primitive(a[1] - b[1])
     # A difference that is positive at all sizes needs no note: it is never 0.
     known = not outcome and (is_positive(found) or is_positive(-found))
@@ -304,10 +316,10 @@ _NUMBERS = {int, bool, Fraction}
 
 
 def first_largest(amounts: Sequence[Any]) -> int:
-    """Return the place of the first of the largest amounts.
+    """Return the index of the largest amount; of equal ones, of the first.
 
-    Each amount is compared with the largest one only. So no more is noted of recorded amounts than
-    makes it the largest.
+    Only comparisons with the largest amount become facts. The order of the smaller amounts may
+    therefore change with the sizes.
 
     >>> first_largest([3, 7, 5, 7])
     1
@@ -327,18 +339,18 @@ def first_least(
     ranks: Sequence[Callable[[], tuple[Any, ...]]],
     about: Callable[[int, int], Any],
 ) -> int:
-    """Return the place of the first of the least ranks.
+    """Return the index of the least rank; of equal ones, of the first.
 
-    Ranks are computed in the order of their bounds, until the remaining bounds exceed the least
-    rank. With recorded sizes all ranks are computed, and each is compared with the least one only.
-    So no more is noted than makes it the least, and the alternatives.
+    Numbers: ranks are computed in the order of their bounds, until the remaining bounds exceed the
+    least rank. Recorded sizes: all ranks are computed, and only comparisons with the least rank
+    become facts. The order of the other ranks may therefore change with the sizes.
 
     Args:
       numbers: sizes; a recorded one is among them if there is any.
       bounds: lower bounds of the first number of each rank.
       ranks: functions that compute the ranks.
-      about: function of the place of the least rank and of another one, which describes the choice
-        between them.
+      about: function of the indices of the least rank and of another rank. It returns the
+        description of this choice for `Recorder.about`.
 
     >>> from shardalg.sizes.formula import symbols
     >>> recorder = Recorder(Answers({"M": 12, "X": 4}))
@@ -372,8 +384,11 @@ def first_least(
 def _least_number(
     bounds: Sequence[Callable[[], Any]], ranks: Sequence[Callable[[], tuple[Any, ...]]]
 ) -> int:
+    """Return the index of the least rank of plain numbers (see `first_least`)."""
     best: tuple[Any, int] | None = None
     for least, place in sorted((bound(), place) for place, bound in enumerate(bounds)):
+        # A rank begins with a number of at least its bound, and the bounds ascend: no later rank
+        # can be less than the best one.
         if best is not None and least > best[0][0]:
             break
         rank = ranks[place](), place
@@ -398,6 +413,7 @@ def recorder_of(numbers: Iterable[Any]) -> Recorder | None:
 
 
 def _value_of(amount: Any) -> Number:
+    """Return the number at the hints, without a fact."""
     return amount.value if type(amount) is Recorded else amount
 
 
@@ -452,12 +468,12 @@ _FARTHEST = 1 << 10
 def least_sum(
     sizes: Sequence[Any], ask: Callable[[tuple[int, ...]], frozenset[int]]
 ) -> frozenset[int]:
-    """Return the places whose sizes have the least sum of all sets that `ask` chooses from.
+    """Return the set of indices that `ask` finds: the set whose sizes have the least sum.
 
-    For recorded sizes `a*x + c` of one number x, the range of x is noted in which the same set has
-    the least sum. Its two ends suffice: the sum of a set is a line in x, and the least of several
-    lines is concave. So a line that is the least at two points is the least in between. Recorded
-    sizes of another form are noted to keep their numbers.
+    If all recorded sizes have the form `a*x + c` with one product x, two facts are stored: the ends
+    of the range of x in which the same set has the least sum. The ends suffice. The sum of a set is
+    a line in x, and the minimum of lines is concave, so a line that is the minimum at two points is
+    the minimum between them. Sizes of another form are stored as constants.
 
     Args:
       ask: function of numbers that returns the set with the least sum; of sets with equal sums, one
@@ -481,7 +497,7 @@ def least_sum(
     lines = [
         tuple(int(f.terms.get(part, 0) * scale) for part in (monomial, UNIT)) for f in formulas
     ]
-    # Scaled by the common denominator, all sizes are integer lines in x.
+    # The common denominator makes all coefficients integers; the order of the sums stays.
     x = recorder.size(Formula({monomial: 1}))
     found = ask(tuple(a * x.value + c for a, c in lines))
     assert x <= _range_end(lines, ask, found, (x.value, x.value * _FARTHEST))
@@ -496,7 +512,13 @@ def _range_end(
     found: frozenset[int],
     ends: tuple[int, int],
 ) -> int:
-    """Return the last number on the way from the first end to the other with the same answer."""
+    """Return the last x, from the first end towards the other, at which `ask` returns `found`.
+
+    Args:
+      lines: (a, c) for each size `a*x + c`.
+      ask: function of the sizes in numbers; see `least_sum`.
+      found: the answer at the first end.
+    """
     here, far = ends
     step = 1 if far > here else -1
     slope, height = (sum(lines[place][i] for place in found) for i in (0, 1))
@@ -504,7 +526,8 @@ def _range_end(
         other = ask(tuple(a * far + c for a, c in lines))
         if other == found:
             break
-        # Both lines cross at `meet`. The answer can change there first, so try just before it.
+        # The sums of both sets are lines that cross at `meet`. Beyond it `found` is not the least,
+        # so the end of its range is at or before the crossing.
         a, c = (sum(lines[place][i] for place in other) for i in (0, 1))
         meet = Fraction(c - height, slope - a)
         before = math.floor(meet) if step > 0 else math.ceil(meet)

@@ -130,21 +130,22 @@ def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
 @lru_cache(maxsize=1 << 14)
 def unsupported_loops(rule: Rule) -> frozenset[str]:
     """Return the loops that cannot be sharded, by the row or because no emission supports them."""
-    # A guard `loop == start + w` shifts a window of extent w. The window's loops stay whole. The
-    # guarded loop may be sharded if the start is a run-time number, which a shift can change.
+    # A guard `k == start + w` selects a window of a dimension k, as in a dynamic slice:
+    #     loop k of the dimension   . . . [ loop w of the window ] . . .
     starts = {symbol.name for symbol in rule.symbols}
-    windows = {
-        name
-        for guard in rule.guards
-        if not guard.index.variables or any(v in rule.extents for v in guard.index.variables)
-        for index in (
-            (guard.index,)
-            if starts.intersection(guard.index.variables)
-            else (guard.index, guard.loop)
-        )
-        for name in index.variables
-        if name in rule.extents
-    }
+    fixed: set[str] = set()
+    for guard in rule.guards:
+        names = guard.index.variables
+        # `k == start` without a loop w selects single elements, which one block of k contains.
+        if names and not any(name in rule.extents for name in names):
+            continue
+        # Every device computes the whole window, so that its loop w has one block.
+        fixed.update(names)
+        # A device replaces a run-time start by the start in its block of k. A start that is a
+        # number of the operator has no such replacement, so k has one block too.
+        if not starts.intersection(names):
+            fixed.update(guard.loop.variables)
+    windows = fixed.intersection(rule.extents)
     return rule.whole | rule.local | windows | UNSUPPORTED.get(rule.family, moved)(rule)
 
 
@@ -170,18 +171,12 @@ def _loops_without_window(rule: Rule) -> frozenset[str]:
     return frozenset(v for index in barred for v in index.variables if v in rule.extents)
 
 
-def _unsupported_in_scatter(rule: Rule) -> frozenset[str]:
-    """Return the moved loops, and the combined loops of one iteration.
-
-    The block of a loop of one iteration has the loop's extent, so that it does not show whether the
-    loop is sharded. The operand would then be added on every device.
-    """
-    return moved(rule) | {name for name in rule.reduced if rule.extents[name] <= 1}
-
-
-# Loops that the function of a family does not partition. Other families: the moved loops.
+# For each family of rows, the function that returns the loops along which `emit` has no local
+# operator. A family without an entry has none along its `moved` loops.
 UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
-    "scatter": _unsupported_in_scatter,
+    # `sharded` compares extents, so it misses a sharded loop of one iteration. Every device would
+    # then add the operand of a scatter-add, and the sum over devices would count it several times.
+    "scatter": lambda rule: moved(rule) | {n for n in rule.reduced if rule.extents[n] <= 1},
     "selection": _loops_without_window,
     "shape": _divided_loops,
     "terms": _loops_without_window,
@@ -210,16 +205,16 @@ def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the operator with its local result shape, for example of a reshape."""
+    """Return the operator with its local result shape, for example of a reshape or a tile."""
+    if not sharded(rule, blocks):
+        return PLAIN
+    # A tile has no shape parameter: it repeats the device's block `reps` times per dimension. The
+    # loops r0, r1, ... count the repetitions.
+    if rule.family == "tile":
+        rank = len(signature.results[0].shape)
+        return Emission((("reps", tuple(blocks.get(f"r{d}", 1) for d in range(rank))),))
     name = "new_sizes" if signature.param("new_sizes") is not None else "shape"
-    params = ((name, local_shape(rule, 0, blocks)),)
-    return Emission(params if sharded(rule, blocks) else ())
-
-
-def _tile(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a `tile` that repeats the device's block by its local number of repetitions."""
-    repeated = tuple(blocks.get(f"r{d}", 1) for d in range(len(signature.results[0].shape)))
-    return Emission((("reps", repeated),) if sharded(rule, blocks) else ())
+    return Emission(((name, local_shape(rule, 0, blocks)),))
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
@@ -410,7 +405,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "selection": _same,
     "shape": _shape,
     "terms": _terms,
-    "tile": _tile,
+    "tile": _shape,
     "user": _same,
     "window": _window,
 }

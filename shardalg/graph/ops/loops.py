@@ -107,9 +107,15 @@ def loop_class(rule: Rule, loop: str) -> str:
         return WHOLE
     if rule.prefix is not None and loop == rule.prefix[0]:
         return PREFIX
-    if _is_selected(rule, loop):
-        return SELECTED
-    if loop not in rule.result_loops:
+    if loop in rule.result_loops:
+        # Only a run-time guard connects this loop with the operands, as in a gathered window.
+        if loop not in rule.operand_loops and loop in rule.guarded:
+            return SELECTED
+    else:
+        # A loop that is in no result is selected if a guard compares it with a run-time index.
+        is_target = any(guard.loop.loop == loop for guard in rule.guards)
+        if is_target or (loop in rule.guarded and rule.combine == PICK):
+            return SELECTED
         return CONTRACTING
     if loop not in rule.operand_loops:
         return BROADCAST
@@ -121,15 +127,6 @@ def loop_class(rule: Rule, loop: str) -> str:
     if divided or others & rule.result_loops:
         return COMPOUND
     return WINDOW if others else SHIFTED
-
-
-def _is_selected(rule: Rule, loop: str) -> bool:
-    """Return whether run-time indices select the iterations of a loop."""
-    if loop in rule.result_loops:
-        return loop not in rule.operand_loops and loop in rule.guarded
-    # A loop that is in no result is selected if a guard compares it with a run-time index.
-    is_target = any(guard.loop.loop == loop for guard in rule.guards)
-    return is_target or (loop in rule.guarded and rule.combine == PICK)
 
 
 @lru_cache(maxsize=65536)

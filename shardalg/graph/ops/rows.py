@@ -79,17 +79,13 @@ def rules(signature: Signature) -> tuple[Rule, ...] | None:
     zeros = all(has_zero(t.dtype) for t in (*signature.operands, *signature.results))
     if zeros:
         return shaped
-    # A type without zero has no neutral padding for a sum: those loops stay whole.
-    return tuple(replace(r, local=r.local | _loops_masked_by_zero(r)) for r in shaped)
-
-
-def _loops_masked_by_zero(rule: Rule) -> frozenset[str]:
-    """Return the loops whose partitioning writes zeros into the summed values.
-
-    Zeros replace padding, and elements that another device contributes.
-    """
-    if rule.combine not in (SUM, PICK):
-        return frozenset()
-    carried = frozenset({rule.prefix[0]} if rule.prefix else ())
-    windows = moved(rule) if rule.reduced else frozenset()
-    return carried | windows | frozenset(rule.reduced)
+    # Partitioning a sum or a pick writes zeros in place of padding, and of elements that another
+    # device contributes. A type without zero has no such number, so the loops of the sum are local.
+    found = []
+    for row in shaped:
+        if row.combine in (SUM, PICK):
+            carried = frozenset({row.prefix[0]} if row.prefix else ())
+            windows = moved(row) if row.reduced else frozenset()
+            row = replace(row, local=row.local | carried | windows | frozenset(row.reduced))
+        found.append(row)
+    return tuple(found)

@@ -222,14 +222,6 @@ def _check_groups(equation: Any, place: Scope) -> None:
         )
 
 
-def _axis_index(
-    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
-) -> Sequence[int]:
-    """Add an `axis_index` with the operand 0, to which each device adds its position."""
-    zero = builder.parts.constant(equation.outvars[0].aval, 0)
-    return _collective(builder, equation, [zero], place)
-
-
 def _all_gather(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
@@ -283,13 +275,6 @@ def _reshape(
     return results
 
 
-def _no_node(
-    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
-) -> Sequence[int]:
-    """Return the operands: the equation changes only JAX's types of copies."""
-    return operands
-
-
 def _unplanned(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
@@ -302,7 +287,10 @@ def _unplanned(
 
 PLANNED: dict[str, Placing] = {
     **dict.fromkeys("all_to_all pmax pmin psum psum_invariant".split(), _collective),
-    "axis_index": _axis_index,
+    # The node has the number 0 as an operand, to which each device adds its position.
+    "axis_index": lambda builder, equation, _, place: _collective(
+        builder, equation, [builder.parts.constant(equation.outvars[0].aval, 0)], place
+    ),
     "ppermute": _permute,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
     "reduce_scatter": _reduce_scatter,
@@ -317,7 +305,8 @@ unreduced_reduce_scatter unreduced_reduce_scatter_start
 """.split()
 MANUAL_HANDLERS: dict[str, Placing] = {
     "shard_map": _region,
-    "pvary": _no_node,
+    # `pvary` changes only JAX's type, which says along which axes a value varies: no node.
+    "pvary": lambda builder, equation, operands, place: operands,
     **PLANNED,
     **dict.fromkeys(UNPLANNED, _unplanned),
 }

@@ -72,7 +72,11 @@ def trace(
     found, leaves, tree = _leaves(fn, args)
     paths = found if paths is None else list(paths)
     specs = [_spec(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-    around = _hint(mesh_shape)
+    # Constraints in the function may name axes, which JAX resolves by the mesh around it.
+    around = None
+    if mesh_shape:
+        kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
+        around = AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
     if hasattr(fn, "args_info"):
         traced: Any = fn
         closed, shapes = traced.jaxpr, traced.out_info
@@ -239,7 +243,14 @@ def _explicit_jaxpr(
     """
     leaves, tree = jax.tree.flatten(tuple(args))
     axes, specs, own = explicit or Explicit(frozenset(around.axis_names), (None,) * len(leaves))
-    mesh = _typed_mesh(around, axes, own)
+    # A sharding inside the function may name the user's own mesh, and JAX does not accept two
+    # unequal meshes in one function. The arguments' types use it too, if its sizes are the plan's.
+    if own is not None and tuple(own.shape.items()) == tuple(around.shape.items()):
+        mesh = own if isinstance(own, AbstractMesh) else own.abstract_mesh
+    else:
+        kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
+        types = tuple(kinds[name in axes] for name in around.axis_names)
+        mesh = AbstractMesh(around.axis_sizes, around.axis_names, axis_types=types)
     typed = [_typed_leaf(*pair, mesh, axes) for pair in zip(leaves, specs, strict=True)]
     given = jax.tree.unflatten(tree, typed)
     first: Exception | None = None
@@ -262,15 +273,6 @@ def _explicit_jaxpr(
         ) from None
 
 
-def _typed_mesh(around: AbstractMesh, axes: frozenset[str], own: Any) -> AbstractMesh:
-    """Return the user's own mesh if it has the sizes of `around`, or such a mesh for the types."""
-    if own is not None and tuple(own.shape.items()) == tuple(around.shape.items()):
-        return own if isinstance(own, AbstractMesh) else own.abstract_mesh
-    kinds = {True: jax.sharding.AxisType.Explicit, False: jax.sharding.AxisType.Auto}
-    types = tuple(kinds[name in axes] for name in around.axis_names)
-    return AbstractMesh(around.axis_sizes, around.axis_names, axis_types=types)
-
-
 def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) -> Any:
     """Return a leaf with its sharding along explicit axes; other leaves are not changed."""
     if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -279,14 +281,6 @@ def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) 
     kept = [tuple(name for name in names if name in axes) or None for names in entries]
     layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*kept[: len(leaf.shape)]))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout, weak_type=leaf.weak_type)
-
-
-def _hint(mesh_shape: Mapping[str, int] | None) -> AbstractMesh | None:
-    """Return the mesh around a function while it is traced, with all axes Auto."""
-    if not mesh_shape:
-        return None
-    kinds = (jax.sharding.AxisType.Auto,) * len(mesh_shape)
-    return AbstractMesh(tuple(mesh_shape.values()), tuple(mesh_shape), axis_types=kinds)
 
 
 def _own_mesh(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:

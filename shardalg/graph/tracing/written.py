@@ -174,22 +174,15 @@ def _split(equation: Any) -> Any:
     return _body(slices, equation)
 
 
-def _rotate(equation: Any) -> Any:
-    """Return the expansion of a rotation: a concatenation of two slices."""
-    return _body(partial(_rolled, **equation.params), equation)
-
-
-def _stack(equation: Any) -> Any:
-    """Return the expansion of a stack: a concatenation along a new dimension."""
+def _stacked(equation: Any) -> Any:
+    """Return the expansion of `stack` or `unstack` along the dimension `axis`."""
     axis = equation.params["axis"]
-    return _body(
-        lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
-    )
-
-
-def _unstack(equation: Any) -> Any:
-    """Return the expansion of an unstack: one slice per result, without the dimension."""
-    axis = equation.params["axis"]
+    # A stack is a concatenation of its operands, each with a new dimension of size 1.
+    if equation.primitive.name == "stack":
+        return _body(
+            lambda *xs: lax.concatenate([lax.expand_dims(x, (axis,)) for x in xs], axis), equation
+        )
+    # An unstack is one slice per result, without the dimension.
     return _body(
         lambda x: [
             lax.index_in_dim(x, k, axis, keepdims=False) for k in range(len(equation.outvars))
@@ -263,16 +256,14 @@ def join_ends(*xs: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
     return lax.concatenate(pieces, dimension)
 
 
-def _join_ends_type(*avals: Any, dimension: int, sizes: tuple[int, ...]) -> Any:
-    """Return the abstract value of `join_ends`."""
-    shape = avals[0].shape
-    return avals[0].update(shape=(*shape[:dimension], sum(sizes), *shape[dimension + 1 :]))
-
-
 # Graph rewrites produce this primitive; it has a row, and no equation of JAX.
 join_ends_p = Primitive("join_ends")
 join_ends_p.def_impl(join_ends)
-join_ends_p.def_abstract_eval(_join_ends_type)
+join_ends_p.def_abstract_eval(
+    lambda first, *_, dimension, sizes: first.update(
+        shape=(*first.shape[:dimension], sum(sizes), *first.shape[dimension + 1 :])
+    )
+)
 mlir.register_lowering(join_ends_p, mlir.lower_fun(join_ends, multiple_results=False))
 
 
@@ -290,18 +281,16 @@ def _rolled(x: Any, *, by: int, dim: int) -> Any:
     return jax.numpy.roll(x, by, dim)
 
 
-def _rotate_batch(values: tuple[Any], dims: tuple[int], *, by: int, dim: int) -> tuple[Any, int]:
-    """Bind a rotation under `vmap`; its dimension moves up if the batch dimension comes before."""
-    (x,), (new,) = values, dims
-    return rotate_p.bind(x, by=by, dim=dim + (new <= dim)), new
-
-
 # A primitive of its own, so that the transpose of a rotation is one rotation, not two shifts.
 rotate_p = Primitive("rotate")
 rotate_p.def_impl(_rolled)
 rotate_p.def_abstract_eval(lambda x, **params: x)
 ad.deflinear2(rotate_p, lambda dy, _, *, by, dim: [rotate_p.bind(dy, by=-by, dim=dim)])
-batching.primitive_batchers[rotate_p] = _rotate_batch
+# Under `vmap`, a batch dimension at or before the rotated one moves the rotated one up by one.
+batching.primitive_batchers[rotate_p] = lambda values, dims, *, by, dim: (
+    rotate_p.bind(values[0], by=by, dim=dim + (dims[0] <= dim)),
+    dims[0],
+)
 mlir.register_lowering(rotate_p, mlir.lower_fun(_rolled, multiple_results=False))
 
 _INDEX = np.dtype("int32")
@@ -339,9 +328,9 @@ _EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
-    "rotate": _rotate,
+    # A concatenation of two slices.
+    "rotate": lambda equation: _body(partial(_rolled, **equation.params), equation),
     "split": _split,
-    "stack": _stack,
-    "unstack": _unstack,
+    **dict.fromkeys(("stack", "unstack"), _stacked),
     "while": _while,
 }

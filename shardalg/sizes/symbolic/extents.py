@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 from shardalg.algebra.affine import Index
 from shardalg.graph.ir import Signature
@@ -29,13 +28,18 @@ class Equation:
 
 @dataclass(frozen=True)
 class Shift:
-    """`target` iterates over `source` with an affine index: the source's size gives its size.
+    """A dimension `target` that iterates over the dimension `source` with an affine index.
 
-    `target = floor((base * source + c) / stride)`. The row does not say how much is cut off or
-    padded at the end, so c is unknown: `slack` lists its likely values. `repeats`: the target
-    iterates over the source several times (tile). `free`: the row does not relate the two sizes (a
-    window has a run-time place, or the target counts taps), so a reading needs evidence. `start`:
-    first element of the target in the source, if it iterates element by element.
+    `target = floor((base * source + c) / stride)`, in sizes. The row does not state how much is
+    cut off or padded at the end, so c is unknown.
+
+    Attributes:
+      slack: the likely values of c, likeliest first.
+      repeats: whether the target iterates over the source several times, as in `tile`.
+      free: whether the row leaves the relation of the two sizes open, because a window has a
+        run-time place or the target counts taps. Only a second trace can give a formula then.
+      start: the first element of the source that the target reads, if it reads every element from
+        there on; else None.
     """
 
     source: TensorDim
@@ -118,31 +122,32 @@ class _IndexSorter:
         repeats = list(self._repeat_shifts())
         repeated = {shift.target for shift in repeats}
         self.nested = [found for found in self.nested if found[0] not in repeated]
-        products = [*self._products(), *self._folds()]
+        products = list(self._products())
         shifts = list(self._affine_shifts())
         sums = list(_tilings(shifts, self._sizes()))
         summed = {e.left[0] for e in sums}
         kept = [shift for shift in shifts if shift.target not in summed]
-        kept += [*repeats, *self._window_shifts(), *self._tap_shifts(), *self._block_shifts()]
+        kept += [*repeats, *self._free_shifts()]
         equations = (*products, *sums)
         return Extents(tuple(self.equal), equations, tuple(kept), tuple(self.inner))
 
     def _products(self) -> Iterator[Equation]:
+        """Yield the equations in which products of sizes are equal."""
         for place, loops in self.nested:
             yield Equation(PRODUCT, (place,), tuple(self._loop(*loop) for loop in loops))
-
-    def _loop(self, name: str, extent: int) -> TensorDim:
-        if name not in self.loop_at:
-            self.loop_at[name] = (-1, len(self.inner))
-            self.inner.append(extent)
-        return self.loop_at[name]
-
-    def _folds(self) -> Iterator[Equation]:
-        """Yield products for `[i//4, i%4] -> [i//6, i%6]`, dimensions that do not nest."""
+        # Dimensions that do not nest, `[i//4, i%4] -> [i//6, i%6]`, share one flat loop. Its extent
+        # is the product of the sizes on either side.
         for sides in self.folded.values():
             if len(sides) == 2:
                 left, right = sides.values()
                 yield Equation(PRODUCT, tuple(left), tuple(right))
+
+    def _loop(self, name: str, extent: int) -> TensorDim:
+        """Return the dimension that runs over one loop; if there is none, an entry of `inner`."""
+        if name not in self.loop_at:
+            self.loop_at[name] = (-1, len(self.inner))
+            self.inner.append(extent)
+        return self.loop_at[name]
 
     def _repeat_shifts(self) -> Iterator[Shift]:
         """Yield dimensions that are repeated by a loop which no other index has."""
@@ -154,55 +159,62 @@ class _IndexSorter:
                 yield Shift(sources[0], place, repeats=True)
 
     def _affine_shifts(self) -> Iterator[Shift]:
+        """Yield a shift for each operand dimension that is read at `stride * loop + constant`."""
         for place, index, rule in self.shifted:
             names = [v for v in index.variables if v in rule.result_loops]
             if place[0] < self.count and len(names) == 1 and names[0] in self.loop_at:
                 stride = abs(dict(index.terms)[names[0]])
                 base = index.div if index.exact else 1
-                # "SAME" padding depends on the size, so its constant is the first guess for a plain
-                # image. The padding of a dilated image gives its constant.
-                guesses = (
-                    self._padding_constants(names[0], index, rule),
-                    _likely_constants(index, rule, stride),
-                )
-                slack = tuple(chain(*guesses if base > 1 else reversed(guesses)))
+                # Windows of `span` elements fit `floor((n + low + high - span) / stride) + 1` times
+                # into n elements. The row has only `low`, so the constants of the usual cases are
+                # likely: no padding at the end, equal padding at both ends, `ceil(n / stride)`.
+                span, low = _span(index, rule), -index.constant
+                usual = (low - span + stride, 2 * low - span + stride, stride - 1)
+                stated = self._stated_constant(names[0], index, rule)
+                # "SAME" padding depends on n, so a usual case comes first for a plain image. For a
+                # dilated image (a transposed convolution) the stated padding comes first.
+                slack = (*stated, *usual) if base > 1 else (*usual, *stated)
                 plain = stride == base == len(index.terms) == 1
                 start = index.constant if plain else None
                 yield Shift(place, self.loop_at[names[0]], stride, base, slack, start=start)
 
-    def _padding_constants(self, loop: str, index: Index, rule: Rule) -> Iterator[int]:
-        """Yield the constant of a shift whose operator states the padding on both sides.
+    def _stated_constant(self, loop: str, index: Index, rule: Rule) -> tuple[int, ...]:
+        """Return the constant c that the operator's parameter `padding` gives, or () without one.
 
-        `floor((base*(n - 1) + 1 + low + high - span) / stride) + 1` windows fit. This is only the
-        likely value: padding that follows from the size, as "SAME" does, differs at other sizes.
+        With `padding = (low, high)` and n image elements at a distance of `base` from each other,
+            floor((base*(n - 1) + 1 + low + high - span) / stride) + 1
+            = floor((base*n + c) / stride)
+        windows fit. The constant is exact at the hints and only likely at other sizes, because
+        "SAME" padding changes with n.
+
+        Args:
+          loop: the loop over window positions, "o0" for the first spatial dimension.
+          index: the index of the image's dimension, such as `2*o0 + r0 - 1`.
         """
-        padding = self.padding
-        if loop[0] == "o" and loop[1:].isdigit() and padding and int(loop[1:]) < len(padding):
-            low, high = padding[int(loop[1:])]
-            base = index.div if index.exact else 1
-            stride = abs(dict(index.terms)[loop])
-            yield 1 - base + low + high - _span(index, rule) + stride
+        number = loop[1:]
+        if loop[0] != "o" or not number.isdigit() or int(number) >= len(self.padding or ()):
+            return ()
+        low, high = self.padding[int(number)]
+        base = index.div if index.exact else 1
+        stride = abs(dict(index.terms)[loop])
+        return (1 - base + low + high - _span(index, rule) + stride,)
 
-    def _window_shifts(self) -> Iterator[Shift]:
-        """Yield a free shift for `k == o + $t`: a window at a run-time place in k."""
+    def _free_shifts(self) -> Iterator[Shift]:
+        """Yield pairs of dimensions whose sizes may be related, although no row says how."""
+        # A guard `k == o + $t`: a window with loop o at the run-time place $t in dimension k.
         for rule in self.rules:
             for guard in rule.guards:
                 whole, part = guard.loop.loop, [v for v in guard.index.variables if v[0] != "$"]
                 if whole in self.loop_at and len(part) == 1 and part[0] in self.loop_at:
                     yield Shift(self.loop_at[whole], self.loop_at[part[0]], free=True)
-
-    def _tap_shifts(self) -> Iterator[Shift]:
-        """Yield a free shift per kernel tap; in a kernel's gradient, of the result's cotangent."""
+        # A reduced loop in the index of a window counts kernel taps. In the gradient of a kernel it
+        # runs over the result's cotangent, whose size follows from the image's.
         for place, index, rule in self.shifted:
             for name, stride in index.terms:
                 if name in self.loop_at and name not in rule.result_loops:
                     yield Shift(place, self.loop_at[name], abs(stride), free=True)
-
-    def _block_shifts(self) -> Iterator[Shift]:
-        """Yield free shifts from a block read to a block written.
-
-        A real Fourier transform makes n//2 + 1 of n, or 2n - 2.
-        """
+        # A block that is read and another that is written: a real Fourier transform returns
+        # n//2 + 1 of n elements, and its inverse 2n - 2.
         for rule in self.rules:
             for read in sorted(rule.whole & rule.operand_loops - rule.result_loops):
                 for made in sorted(rule.whole & rule.result_loops - rule.operand_loops):
@@ -218,16 +230,6 @@ class _IndexSorter:
                 for dim, size in enumerate(rule.shape(tensor) or ()):
                     found[position, dim] = size
         return found
-
-
-def _likely_constants(index: Index, rule: Rule, stride: int) -> tuple[int, ...]:
-    """Return the likely constants of a shift.
-
-    They are those without padding at the end, with equal padding, and for `ceil(size / stride)`. A
-    window of `span` elements fits `floor((size + low + high - span) / stride) + 1` times.
-    """
-    span, low = _span(index, rule), -index.constant
-    return low - span + stride, 2 * low - span + stride, stride - 1
 
 
 def _span(index: Index, rule: Rule) -> int:

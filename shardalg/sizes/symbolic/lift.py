@@ -65,16 +65,16 @@ class Lifted:
 def lift(graph: Graph, argument_dims: Sequence[Shape], second: Retrace | None = None) -> Lifted:
     """Return formulas for every dimension of a normalised graph that was traced at the hints.
 
-    Dimensions on one loop of a row have one size. Reshapes give products, joined and split
-    dimensions sums; slices, padding and windows an affine formula. So a name propagates along
-    loops, never because two numbers are equal. Sizes that no argument determines remain numbers and
-    are listed.
+    Dimensions on one loop of a row have one size. A reshape implies equal products of sizes, and a
+    concatenation or a split a sum. Slices, padding and windows give an affine formula. A name
+    propagates along these relations, never because two numbers are equal. Sizes that no argument
+    determines remain numbers, which are listed in `Lifted.constants`.
 
     Args:
       argument_dims: per flattened argument, an int or a sympy expression in `dims` per dimension.
       second: the function traced at other sizes. One trace cannot distinguish `x[:S-1]` from
-        `x[:1023]`, or say which factor of `reshape(B, S, 8, M//8)` is the number; two can. Give it
-        whenever it can be made; without it, the likelier reading is used.
+        `x[:1023]`, nor show which factor of `reshape(B, S, 8, M//8)` is a number. Without a second
+        trace, the likelier formula is used.
 
     Raises:
       SymbolError: declared sizes do not fit the arguments, a hint is 1, two sizes meet on one
@@ -128,6 +128,7 @@ def compare(
 
 
 def _wrong_sizes(lifted: Lifted, second: Retrace, aligned: Alignment) -> Iterator[Difference]:
+    """Yield a difference per value whose formulas do not give its shape in the second trace."""
     producer = lifted.graph.producer
     for value, shape in enumerate(lifted.shapes_at(second.values)):
         other = aligned.partner[value]
@@ -175,6 +176,7 @@ def _check_declared(graph: Graph, argument_dims: Sequence[Shape]) -> None:
 
 
 def _with_formulas(names: Names) -> Lifted:
+    """Return the graph with the formulas of its solved classes of equal sizes."""
     graph = names.graph
     classes = [names.root(slot) for slot in range(names.base[-1])]
     formula = {root: names.formula(root) for root in set(classes)}
@@ -213,6 +215,7 @@ def _constants(names: Names, classes: list[int]) -> Iterator[Constant]:
 
 
 def _constant(names: Names, root: int, value: int) -> Constant:
+    """Return the constant of a class of sizes, with the source line of a node at `value`."""
     graph = names.graph
     nodes = [graph.producer[value], *graph.users[value]]
     source = next((graph.nodes[n].source for n in nodes if n is not None), "")

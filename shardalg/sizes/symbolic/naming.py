@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 
 import sympy
@@ -27,7 +28,14 @@ class Names:
             self.base.append(len(self.number))
         self.aligned = Alignment(graph, second.graph) if second else None
         self.other = self._second_numbers()
-        self.trip = {r.index: self._trip(r.index) for r in graph.regions if r.kind == "scan"}
+        # The length of a loop is the leading size of its stacked values. It needs a slot too,
+        # because a loop may have no stacked values.
+        self.trip: dict[int, int] = {}
+        for region in graph.regions:
+            if region.kind == "scan":
+                self.trip[region.index] = len(self.number)
+                self.number.append(_length(graph, region.index))
+                self.other.append(_length(second.graph, region.index) if second else None)
         self.parent = list(range(len(self.number)))
         self.name: list[sympy.Expr | None] = [None] * len(self.number)
         self.fixed: set[int] = set()
@@ -51,12 +59,6 @@ class Names:
             rank = len(value.type.shape)
             numbers += values[other].type.shape if other >= 0 else [None] * rank
         return numbers
-
-    def _trip(self, region: int) -> int:
-        """Return a new slot for the length of a loop."""
-        self.number.append(_length(self.graph, region))
-        self.other.append(_length(self.second.graph, region) if self.second else None)
-        return len(self.number) - 1
 
     def root(self, slot: int) -> int:
         """Return the representative of the class of `slot`."""
@@ -97,6 +99,11 @@ class Names:
         self._join_pieces()
 
     def _add_relations(self, node: Node, at: tuple[int, ...]) -> None:
+        """Store the equations and shifts of an operator's rows, in slots.
+
+        Args:
+          at: the operands of the node, then its results.
+        """
         found = extents(node.signature)
         first = len(self.number)
         for size in found.inner:  # a slot for each loop that is no dimension
@@ -148,6 +155,7 @@ class Names:
                     self._join(self.trip[body], base[stacked], node)
 
     def _join(self, first: int, second: int, node: Node) -> None:
+        """Unite the classes of two slots; raise SymbolError if they have different formulas."""
         a, b = self.root(first), self.root(second)
         if a == b:
             return
@@ -160,6 +168,7 @@ class Names:
         self.parent[b] = a
 
     def _clash(self, node: Node, pair: tuple[sympy.Expr, sympy.Expr], number: int) -> SymbolError:
+        """Return the error for two formulas of one loop, which have one number at the hints."""
         value = self.graph.values[node.results[0]].name
         return SymbolError(
             f"two sizes meet on one loop of {value} ({node.source or 'unknown line'}): {pair[0]} "
@@ -177,6 +186,7 @@ class Names:
             pass
 
     def _fix(self, slots: Iterator[int]) -> bool:
+        """Make the sizes of unnamed slots numbers; return whether there was one."""
         before = len(self.fixed)
         for slot in slots:
             root = self.root(slot)
@@ -186,6 +196,7 @@ class Names:
         return len(self.fixed) > before
 
     def _known(self, slot: int) -> sympy.Expr | None:
+        """Return the formula of a slot, 1 for a size of 1, or None if it is not known yet."""
         root = self.root(slot)
         return self.name[root] or (ONE if self._is_one(root) else None)
 
@@ -194,12 +205,16 @@ class Names:
         return self.number[root] == 1 and self.other[root] in (None, 1)
 
     def _solve_equations(self) -> bool:
+        """Solve the equations with one unknown; return whether an equation was finished."""
         before = len(self.equations)
         self.equations = [e for e in self.equations if not self._solve_equation(*e)]
         return len(self.equations) < before
 
     def _solve_equation(self, node: Node, kind: str, sides: tuple[list[int], list[int]]) -> bool:
-        """Return whether an equation is finished: everything is known, or cannot become known."""
+        """Solve an equation for its only unknown; return whether the equation is finished.
+
+        An equation without unknowns is checked, and finished too.
+        """
         unknown = [s for side in sides for s in side if self._known(s) is None]
         # A size of 0 makes a product useless for a division.
         if len(unknown) > 1 or not all(self.number[s] for side in sides for s in side):
@@ -227,16 +242,26 @@ class Names:
         return len(kept) < before
 
     def _reading(self, known: sympy.Expr, at: tuple[int, int], shift: Shift) -> sympy.Expr | None:
+        """Return the formula of a shift's target size; None if no candidate fits.
+
+        Args:
+          known: the formula of the source's size.
+          at: the slots of source and target.
+        """
         s, n = (self.number[slot] for slot in at)
         if known.is_Integer:
             return sympy.Integer(n)
         readings = _readings(known, (s, n), shift)
         if self.second is None:
-            return _likely_reading(readings, (s, n), shift)
+            return _reading_from_hints(readings, (s, n), shift)
         # Two traces decide: keep the first reading that gives the second trace's size.
         actual = self.other[self.root(at[1])]
-        values = self.second.values
-        return next((e for e in readings if _has(e, values, actual)), None)
+        for reading in readings:
+            # A reading that is no integer at the second trace's sizes, such as S/2, is wrong.
+            with suppress(SymbolError):
+                if evaluate(reading, self.second.values) == actual:
+                    return reading
+        return None
 
     def _match_pairs(self) -> bool:
         """Name sizes by their numbers in both traces, if only one known formula has them."""
@@ -257,17 +282,16 @@ class Names:
         return bool(found)
 
     def _fix_leaves(self) -> bool:
-        """Fix sizes of values without array operands, which Python gave.
+        """Make the sizes of values without array operands numbers, if there is no second trace.
 
-        Only without a second trace.
+        Python code chose such a size, for example of an iota. A second trace would show whether it
+        depends on an argument.
         """
         if self.second is not None:
             return False
         values = self.graph.values
         made = [i for i, _ in self.graph.constants]
         for node in self.graph.nodes:
-            # A value without array operands (an iota, a random number) has the shape that Python
-            # wrote.
             if not node.bodies and not any(values[v].type.shape for v in node.operands):
                 made.extend(node.results)
         slots = (s for v in made for s in range(self.base[v], self.base[v + 1]))
@@ -292,6 +316,7 @@ class Names:
 
 
 def _length(graph: Graph, region: int) -> int:
+    """Return a loop's own iterations: its trip count without the loops around it."""
     body = graph.regions[region]
     return body.trip_count // max(graph.regions[body.parent or 0].trip_count, 1)
 
@@ -309,20 +334,30 @@ def _readings(known: sympy.Expr, sizes: tuple[int, int], shift: Shift) -> Iterat
     yield known * sympy.Rational(n, s)
 
 
-def _likely_reading(
+def _reading_from_hints(
     readings: Iterator[sympy.Expr], sizes: tuple[int, int], shift: Shift
 ) -> sympy.Expr | None:
-    """Return one reading without evidence: an even share, most of the size, or None."""
+    """Return the likeliest formula of a size that a shift gives; None if the hints leave it open.
+
+    This is a guess for functions without a second trace, whose sizes would decide.
+
+    Args:
+      readings: the formulas that are right at the hints: floors with the likeliest constant first,
+        and last the quotient, `known * n / s`.
+      sizes: s of the source and n of the target, at the hints.
+    """
     s, n = sizes
     found = list(readings)
-    cuts = shift.stride == shift.base == 1 and n < s
+    # The row does not relate the two sizes of a free shift, so no formula is likely.
     if shift.free:
         return None
-    if not cuts:
+    # A window or padding: the likeliest constant decides.
+    if n >= s or not shift.stride == shift.base == 1:
         return found[0]
-    # An exact share of at most 8 parts is read as a quotient, a short cut as a difference.
+    # A slice `x[:n]`: an exact share of at most 8 parts is a quotient, such as `S/2` of a split.
     if s % n == 0 and s // n <= 8:
         return found[-1]
+    # A slice that cuts off at most a fifth is a difference, such as `S - 1` of shifted labels.
     return found[0] if 4 * (s - n) <= n else None
 
 
@@ -337,13 +372,6 @@ def _solve_for(kind: str, more: tuple[sympy.Expr, ...], less: tuple[sympy.Expr, 
 @lru_cache(maxsize=4096)
 def _at_hints(expression: sympy.Expr) -> int:
     return evaluate(expression, {})
-
-
-def _has(expression: sympy.Expr, values: Mapping[str, int], number: int | None) -> bool:
-    try:
-        return evaluate(expression, values) == number
-    except SymbolError:
-        return False
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,13 @@
 """Named sizes of a traced function: its second trace, and the points at which `at` evaluates it.
 
-A symbolic plan is made at its hints; its symbols enter afterwards, as prices. Planning itself notes
-the facts that make the plan valid at other sizes (`planner.guards`), and they are compared there.
+A symbolic plan is computed at its hints. Formulas of the named sizes enter afterwards, in prices.
+Planning stores the facts that make the plan valid at other sizes (`planner.guards`), and `at`
+checks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -37,7 +38,7 @@ class Symbols:
 
     Attributes:
       dims: per flattened argument, its declared shape.
-      lifted: the formulas of all values; trip counts; the sizes that remained numbers.
+      lifted: the formulas of all values, trip counts, and the sizes that remained numbers.
       second: the sizes at which a second trace was the same program; empty in a loaded plan.
       tracer: function that traces at other sizes; None in a loaded plan.
     """
@@ -141,6 +142,7 @@ def numbers_only(graph: Graph) -> Symbols:
 
 
 def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
+    """Raise SymbolError if a declared dimension has a size with the hint 1."""
     for path, shape in zip(graph.argument_paths, dims, strict=True):
         ones = [name for name, size in sizes_of(shape).items() if size.hint == 1]
         if ones:
@@ -153,7 +155,10 @@ def _check_hints(graph: Graph, dims: Sequence[Shape]) -> None:
 def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None, list[str]]:
     """Return the first trace at other sizes that succeeds, and the errors of the ones before it."""
     faults: list[str] = []
-    for values in _second_points(sizes):
+    # Coprime sizes tell apart formulas that agree at related sizes. Some functions need sizes that
+    # divide each other (multiples of the hints) or fit a table of fixed length (smaller sizes).
+    points = second_hints(sizes), second_hints(sizes, multiples=True), _below(sizes)
+    for values in points:
         try:
             return Retrace(tracer(values), values), faults
         except Exception as error:  # the user's function may raise anything at sizes it cannot take
@@ -161,14 +166,6 @@ def _second_trace(sizes: Sequence[Size], tracer: Tracer) -> tuple[Retrace | None
             what = f"{type(error).__name__}{user_line(error)}: {reason:.160}"
             faults.append(f"at {_text(values)}: {what}")
     return None, faults
-
-
-def _second_points(sizes: Sequence[Size]) -> Iterator[Mapping[str, int]]:
-    """Yield coprime sizes above the hints, multiples of the hints, and coprime sizes below them."""
-    # Coprime sizes tell apart formulas that agree at related sizes.
-    yield second_hints(sizes)
-    yield second_hints(sizes, multiples=True)
-    yield _below(sizes)
 
 
 def _below(sizes: Sequence[Size]) -> dict[str, int]:
@@ -186,6 +183,7 @@ def _below(sizes: Sequence[Size]) -> dict[str, int]:
 
 
 def _text(point: Mapping[str, int]) -> str:
+    """Return sizes as text, such as "B=8, S=16"."""
     return ", ".join(f"{name}={number}" for name, number in point.items())
 
 

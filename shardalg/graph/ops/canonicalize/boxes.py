@@ -48,14 +48,6 @@ def starts_written(graph: Graph) -> Graph:
     return replace_nodes(graph, rewrites)
 
 
-def _dynamic_slice(known: KnownValues, node: Node) -> Node | None:
-    """Return the slice that a `dynamic_slice` at constant starts computes, or None."""
-    starts = known.integers(node.operands[1:])
-    if starts is None:
-        return None
-    return _slice(node, _clamped(node, starts, node.signature.results[0].shape))
-
-
 def _gather(known: KnownValues, node: Node) -> Node | None:
     """Return the slice that a gather of one box computes, or None.
 
@@ -77,15 +69,6 @@ def _slice(node: Node, starts: Starts) -> Node | None:
     signature = node.signature
     sliced = Signature("slice", params, signature.operands[:1], signature.results)
     return replace(node, signature=sliced, operands=node.operands[:1])
-
-
-def _dynamic_update_slice(known: KnownValues, node: Node) -> Node | None:
-    """Return the pad that a `dynamic_update_slice` of a fill computes, or None."""
-    starts = known.integers(node.operands[2:])
-    if starts is None:
-        return None
-    inside = _clamped(node, starts, node.signature.operands[1].shape)
-    return _pad(known, node, node.operands[1], inside)
 
 
 def _scatter(known: KnownValues, node: Node) -> Node | None:
@@ -135,16 +118,29 @@ def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool
     return inside if clips or inside == starts else None
 
 
-def _clamped(node: Node, starts: list[int], box: tuple[int, ...]) -> list[int]:
-    """Return the starts moved so that the box is inside the node's first operand."""
+def _clamped(node: Node, starts: list[int] | None, box: tuple[int, ...]) -> list[int] | None:
+    """Return the starts moved so that the box is inside the node's first operand.
+
+    None if the starts are unknown.
+    """
+    if starts is None:
+        return None
     whole = node.signature.operands[0].shape
     return [max(0, min(a, n - b)) for a, n, b in zip(starts, whole, box, strict=True)]
 
 
 _BOX_REWRITES: dict[str, Callable[[KnownValues, Node], Node | None]] = {
-    "dynamic_slice": _dynamic_slice,
+    # XLA clamps the starts of dynamic slices and updates, so that the box is always inside.
+    "dynamic_slice": lambda known, node: _slice(
+        node, _clamped(node, known.integers(node.operands[1:]), node.signature.results[0].shape)
+    ),
     "gather": _gather,
-    "dynamic_update_slice": _dynamic_update_slice,
+    "dynamic_update_slice": lambda known, node: _pad(
+        known,
+        node,
+        node.operands[1],
+        _clamped(node, known.integers(node.operands[2:]), node.signature.operands[1].shape),
+    ),
     "scatter": _scatter,
 }
 

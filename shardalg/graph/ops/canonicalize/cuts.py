@@ -72,17 +72,15 @@ def _chain(graph: Graph, last: Node) -> list[Node]:
         chain.insert(0, before)
         if before.primitive in _MOVES:
             return chain
-        if not _is_pointwise(before.signature):
+        # A slice moves past an operator only if each result element depends on one element of one
+        # array, and on scalars. A second array would need a slice of its own.
+        operator = before.signature
+        builder = BUILDERS.get(operator.primitive)
+        shapes = [type_.shape for type_ in operator.operands if type_.shape]
+        if builder is not pointwise.pointwise and operator.primitive != "convert_element_type":
             return []
-
-
-def _is_pointwise(signature: Signature) -> bool:
-    """Return whether each result element depends on one element of one operand, and on scalars."""
-    builder = BUILDERS.get(signature.primitive)
-    same = builder is pointwise.pointwise or signature.primitive == "convert_element_type"
-    shapes = [type_.shape for type_ in signature.operands if type_.shape]
-    one = len(shapes) == len(signature.results) == 1 and shapes[0] == signature.results[0].shape
-    return same and one
+        if shapes != [type_.shape for type_ in operator.results] or len(shapes) != 1:
+            return []
 
 
 def _array_operand(node: Node) -> int:

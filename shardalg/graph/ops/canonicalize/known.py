@@ -85,7 +85,13 @@ def _folded_number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
         dtype = dtypes.get(type_.dtype) or np.dtype(type_.dtype)
     except TypeError:
         return None
-    if not _converts_exactly(arrays[0], dtype) or not _is_defined(node.primitive, arrays):
+    if dtype.kind in "iu" and arrays[0].dtype.kind not in "biu":
+        # A float beyond the range of an integer type: numpy wraps around and XLA saturates.
+        info, value = np.iinfo(dtype), float(arrays[0].astype(complex).real)
+        # Compare integers: the ends of a 64-bit range would be rounded as floats.
+        if not isfinite(value) or not info.min <= int(value) <= info.max:
+            return None
+    if not _is_defined(node.primitive, arrays):
         return None
     # Overflow and division by zero have defined results in IEEE 754; they are no errors here.
     with np.errstate(all="ignore"):
@@ -107,18 +113,6 @@ def _is_defined(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
 def _is_subnormal(array: np.ndarray) -> bool:
     """Return whether XLA may replace the number by zero."""
     return is_subnormal(array.item(), str(array.dtype))
-
-
-def _converts_exactly(array: np.ndarray, dtype: np.dtype) -> bool:
-    """Return whether the truncated number is in the range of an integer type.
-
-    Beyond the range numpy wraps around and XLA saturates.
-    """
-    if dtype.kind not in "iu" or array.dtype.kind in "biu":
-        return True
-    info, value = np.iinfo(dtype), float(array.astype(complex).real)
-    # Compare integers: the ends of a 64-bit range would be rounded as floats.
-    return isfinite(value) and info.min <= int(value) <= info.max
 
 
 # Function from a node to its replacement; None if the node stays.

@@ -6,7 +6,7 @@ later, by the same rewriter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from types import MappingProxyType
@@ -219,7 +219,16 @@ class _GraphRewriter:
             values=tuple(self.values),
             nodes=tuple(self.nodes),
             regions=regions,
-            region_arguments=tuple(self._region_arguments()),
+            region_arguments=tuple(
+                RegionArgument(
+                    self.node_of[tie.call][-1],
+                    tie.kind,
+                    self.value_of[tie.source],
+                    self.value_of[tie.target],
+                )
+                for tie in old.region_arguments
+                if self.live[tie.call]
+            ),
             arguments=tuple(self.value_of[v] for v in old.arguments),
             results=tuple(self.value_of[v] for v in old.results),
             sites=tuple(
@@ -293,8 +302,15 @@ class _GraphRewriter:
         # Many nodes have equal signatures, so each is examined once.
         kept = self._kept.get(signature)
         if kept is None:
-            shared = shared_signature(signature)
-            kept = self._kept[signature] = (shared, self._is_normal(signature))
+            # A node stays as it is, except for renumbering, if no step of `_normal_form` applies.
+            changes = (
+                len(joined_operands(signature)) < len(signature.operands)
+                or broadcast_operands(signature)
+                or unread_cut(signature)
+                or first_elements(signature)
+                or self._wide_sum(signature)
+            )
+            kept = self._kept[signature] = (shared_signature(signature), not changes)
         signature, is_normal = kept
         if node.index in self.orders:
             *before, signature = staged(signature, self.orders[node.index])
@@ -315,13 +331,6 @@ class _GraphRewriter:
     def _wide_sum(self, signature: Signature) -> WideSum | None:
         """Return the sum in float32; None if the operator stays."""
         return wide_sum(signature) if self.wide_sums else None
-
-    def _is_normal(self, signature: Signature) -> bool:
-        """Return whether nodes with this signature stay, except for renumbering."""
-        whole = len(joined_operands(signature)) == len(signature.operands)
-        cut = unread_cut(signature) or first_elements(signature)
-        changes = broadcast_operands(signature) or cut or self._wide_sum(signature)
-        return whole and not changes
 
     def _normal_form(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
         """Add all nodes of a node's normal form except the last; return the last and its operands.
@@ -455,13 +464,6 @@ class _GraphRewriter:
             results=tuple(self.value_of[v] for v in region.results),
             nodes=nodes,
         )
-
-    def _region_arguments(self) -> Iterator[RegionArgument]:
-        """Yield the region arguments of live calls with their new numbers."""
-        for tie in self.old.region_arguments:
-            if self.live[tie.call]:
-                source, target = self.value_of[tie.source], self.value_of[tie.target]
-                yield RegionArgument(self.node_of[tie.call][-1], tie.kind, source, target)
 
 
 def replace_operands(signature: Signature, types: tuple[ValueType, ...]) -> Signature:

@@ -170,8 +170,8 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
         total = math.prod(left.sizes)
         cuts = sorted({total, 1, *left.strides, *right.strides}, reverse=True)
         nested = all(a % b == 0 for a, b in itertools.pairwise(cuts))
-        fill = _nested_indices if nested else _flat_indices
-        fill(extents, cuts, ((left, read), (right, write)))
+        set_indices = _set_nested_indices if nested else _set_flat_indices
+        set_indices(extents, cuts, ((left, read), (right, write)))
     return extents, read, write
 
 
@@ -195,6 +195,8 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
     return found
 
 
+# For the source and the target of a reshape: a range of dimensions, and the list with the indices
+# of all dimensions of this side.
 Sides = tuple[tuple[DimensionRange, list[Index]], ...]
 
 
@@ -206,8 +208,12 @@ def _add_loop(extents: dict[str, int], extent: int) -> str:
     return name
 
 
-def _nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
-    """Add one loop between any two neighbouring strides, and extend the indices that contain it."""
+def _set_nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
+    """Set the indices of a group of dimensions to sums of nested loops.
+
+    Two neighbouring strides in `cuts` make one new loop of `extents`. On each side, the loop
+    belongs to the dimension that contains both strides: `[2*i+j] -> [i, j]` for (6,) -> (3, 2).
+    """
     for high, low in itertools.pairwise(cuts):
         name = _add_loop(extents, high // low)
         for span, maps in sides:
@@ -217,8 +223,17 @@ def _nested_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> N
                     maps[span.start + k] += Index.of(name) * (low // stride)
 
 
-def _flat_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
-    """Add one loop over all elements; dimensions have floors and modulos of it as indices."""
+def _set_flat_indices(extents: dict[str, int], cuts: list[int], sides: Sides) -> None:
+    """Set the indices of a group of dimensions to floors and modulos of one loop over its elements.
+
+    This is the case of strides that do not divide each other: (6, 4) -> (4, 6) has the new loop i
+    of 24 and the indices `[i//4, i%4] -> [i//6, i%6]`.
+
+    Args:
+      extents: the extent by loop, to which the new loop is added.
+      cuts: strides of both sides, largest first; the first is the group's number of elements.
+      sides: per side of the reshape, the group's dimensions and the list that gets the indices.
+    """
     name = _add_loop(extents, cuts[0])
     for span, maps in sides:
         for k, (size, stride) in enumerate(zip(span.sizes, span.strides, strict=True)):
