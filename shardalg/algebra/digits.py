@@ -109,6 +109,7 @@ def overlap(first: Digit, second: Digit) -> bool:
         return first.size > 1
     if nested(first, second):
         return False
+    # The criterion above: the gcd of both periods divides neither stride.
     common = math.gcd(first.stride * first.size, second.stride * second.size)
     return bool(first.stride % common and second.stride % common)
 

@@ -228,6 +228,7 @@ class Sharding(Layout):
 
         Two shardings on one mesh place the same elements on each device if their keys are equal.
         """
+        # Digits that are explicitly replicated place no elements, so the key has no third class.
         return (self.shape, *self.canonical_dims, *(self.classes[:2]))
 
     @cached_property
@@ -340,6 +341,7 @@ class Sharding(Layout):
         return replace(self, dims=dims)
 
     def _checked(self, dim: int) -> int:
+        """Return the number of a dimension; raise ShardingError if the tensor does not have it."""
         if not 0 <= dim < len(self.shape):
             raise ShardingError(
                 f"dimension {dim} is not a dimension of shape {self.shape}, whose dimensions are "

@@ -86,7 +86,7 @@ def _has_a_source_per_window(
 
 
 def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
-    """Return whether all reduced operands have one shape; the start values come last."""
+    """Return whether the reduced operands, which come before the start values, have one shape."""
     return len({type_.shape for type_ in operands[: len(results)]}) <= 1
 
 

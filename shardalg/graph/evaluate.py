@@ -257,7 +257,13 @@ _HINTED = {
 
 @dataclass(frozen=True)
 class _Run:
-    """One evaluation; the nodes of a body may read `constants` from outside."""
+    """One evaluation of a graph.
+
+    Attributes:
+      annotate: see `evaluate`.
+      constants: array by value of the graph's constants, which bodies may read.
+      scope: the context in which a node runs.
+    """
 
     graph: Graph
     annotate: Annotate
@@ -300,8 +306,8 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     )
 
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        made = run.body(body.index, *constants, *carry, *xs)
-        return made[:carried], made[carried:]
+        results = run.body(body.index, *constants, *carry, *xs)
+        return results[:carried], results[carried:]
 
     length, reverse = node.signature.param("length"), node.signature.param("reverse")
     carry, ys = lax.scan(step, carry, xs, length=length, reverse=reverse)

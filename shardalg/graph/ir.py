@@ -110,6 +110,7 @@ class Signature:
         return default
 
 
+# Keys and values are weak references, so that a signature is freed with the last graph that has it.
 _SHARED: WeakKeyDictionary[Signature, ref[Signature]] = WeakKeyDictionary()
 
 
@@ -375,6 +376,7 @@ class Graph:
 
         A loop of known length runs its condition once more than its body.
         """
+        # Trip counts of regions include the loops around the call: divide by the call's own count.
         condition, body = (self.regions[index].trip_count for index in loop.bodies)
         return None if condition == body else body // max(self.trip_count(loop), 1)
 

@@ -220,6 +220,7 @@ def _overlap(first: Sharding, second: Sharding) -> Failure | None:
                     if not nested(a, b):
                         if overlap(a, b):
                             return Failure("overlap", (here, there))
+                        # Two digits of one mesh nest or overlap: these belong to two meshes.
                         crossing = True
     # Two chains of digits are balanced if no pair overlaps. Digits of three meshes are not, so
     # count the tiles over one period of all digits.

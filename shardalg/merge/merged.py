@@ -157,7 +157,8 @@ def from_table(table: Rows, first: Sharding, second: Sharding) -> Sharding:
 
 def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
     """Return the sharding of a table on `mesh`; None if digits of its positions cannot write it."""
-    # The row of the table, sorted by device id, for each position of the mesh.
+    # For each position of the mesh, the rank of its device id, which is the device's row in the
+    # table. A second `argsort` inverts the first one.
     devices = np.argsort(np.argsort(np.array(mesh.order)))
     places = tuple(rows.parts)
     ids = tuple(rows.ids[place][devices] for place in places)
@@ -169,6 +170,7 @@ def on_mesh(rows: Rows, like: Sharding, mesh: Mesh) -> Sharding | None:
 
 def on_own_order(rows: Rows, like: Sharding) -> Sharding:
     """Return the sharding of a balanced table on unnamed devices that are ordered tile by tile."""
+    # `lexsort` sorts by its last key first, so the places are reversed.
     order = np.lexsort(tuple(rows.ids[place] for place in reversed(rows.parts)))
     # In this order each place is one digit, the first place the major one.
     digits, stride = {}, rows.size

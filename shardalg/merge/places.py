@@ -77,6 +77,7 @@ class Monomial:
 
     def divides(self, other: Monomial) -> bool:
         """Return whether this product divides the other one for all sizes."""
+        # Sizes are independent: no power of one name makes up for a missing factor of another.
         theirs = dict(other.powers)
         return other.number % self.number == 0 and all(
             power <= theirs.get(name, 0) for name, power in self.powers

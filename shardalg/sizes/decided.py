@@ -176,6 +176,7 @@ class Replaced:
         made = [self(value) for value in values]
         if all(a is b for a, b in zip(made, values, strict=True)):
             return values
+        # A named tuple takes its items as separate arguments.
         return tuple(made) if type(values) is tuple else type(values)(*made)
 
     def mesh(self, mesh: Mesh) -> Mesh:
@@ -215,6 +216,7 @@ class Guards:
         host.call.facts = {**dict.fromkeys(more), **whole.facts}
         self.traced = tuple(traced)
         self.beside = tuple(beside)
+        # A call is recorded after the calls inside it, so inner calls come first. The run is last.
         self.calls = (*host.calls.found.values(), *self.beside, host.call)
         self.asked: dict[Fact, list[DecidedCall]] = {}
         for call in self.calls:

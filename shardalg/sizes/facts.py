@@ -142,6 +142,8 @@ class Facts:
             is_plain = all(type(c) is int and all(e > 0 for _, e in m) for m, c in terms)
             sides.append((formula, _ONE) if is_plain else formula.fraction)
         # Index 0 is the number 1, which pads shorter products.
+        # A numerator without terms is 0 and has one row, because `np.add.reduceat` needs at least
+        # one row per fact.
         above = [(m, c) for side, _ in sides for m, c in (side.terms or {frozenset(): 0}).items()]
         counts = [max(len(side.terms), 1) for side, _ in sides]
         scale = [int(next(iter(below.terms.values()))) for _, below in sides]

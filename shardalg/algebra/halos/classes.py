@@ -74,6 +74,8 @@ class Runs:
             ends = [row + positions_of(classes.held, each) for each in ids]
             found.append(np.stack(ends, axis=1))
         pairs = np.concatenate(found)
+        # The intervals do not depend on the other digits of the mesh: each of their values has a
+        # copy of the pairs.
         rest = complement((*classes.held, *classes.rows), classes.devices)
         assert rest is not None  # `classes_of` takes digits of one mesh
         copies = positions_of(rest, np.arange(parts(rest)))
@@ -83,6 +85,7 @@ class Runs:
 
 def positions_of(digits: Digits, ids: np.ndarray) -> np.ndarray:
     """Return the positions with these partition ids whose other digits are 0."""
+    # `partition_id` is Horner's scheme; here it runs backwards, from the minor digit on.
     position, rest = np.zeros_like(ids), ids
     for digit in reversed(digits):
         position, rest = position + rest % digit.size * digit.stride, rest // digit.size
@@ -360,5 +363,6 @@ def _period(exchange: Exchange) -> tuple[int, int] | None:
 
 def _within(start: np.ndarray, step: int, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the last `k` with `bounds[0] <= start + k*step < bounds[1]`."""
+    # With a negative step the upper bound gives the first k.
     low, high = bounds[0] - start, bounds[1] - 1 - start
     return (-(-low // step), high // step) if step > 0 else (-(high // -step), low // step)

@@ -295,8 +295,11 @@ class SelectedDimension:
         Args:
           drops: whether an invalid start drops the update (scatter).
         """
+        # A window of the global operator may begin before the device's block. The block therefore
+        # has a margin of `width` elements in front, which starts in the block count too.
         valid = (0, self.symbol.high)
         clamp = valid if self.symbol.mode == CLIP else None
+        # After the shift, a start that is globally invalid could look valid in the margin.
         within = valid if drops and clamp is None and self.width else None
         return IndexShift(1, self.component, self.loop, -1, clamp, self.width, within)
 
@@ -323,7 +326,7 @@ def selections(
 
 
 def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
-    """Return (dimension, loop, width) of each selected window."""
+    """Return `Emission.margins`: (dimension, loop, width) of each window of several elements."""
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 

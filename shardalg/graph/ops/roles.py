@@ -51,6 +51,7 @@ def roles(graph: Graph, argument_roles: Sequence[str | None] | None) -> tuple[st
     has_data_dimension = _data_dimensions(graph, given)
     found = []
     for i in range(len(graph.values)):
+        # A mask such as [B, S] has the shape of the data, and is computed from no argument's data.
         is_mask = has_data_dimension[i] and not of_data[i] and not of_unknown[i]
         if not of_arguments[i] or is_mask:
             found.append(CONSTANT)

@@ -174,6 +174,7 @@ class Rule:
     @cached_property
     def operands(self) -> dict[int, tuple[Index, ...]]:
         """Indices with which each operand is read: as data, start value or run-time number."""
+        # A number as the start value is no operand.
         init = [self.init] if isinstance(self.init, Access) else []
         # If an operand is read in several ways, the first one of this list decides.
         accesses: list[Access | Symbol] = [

@@ -68,9 +68,10 @@ def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tup
         weights = jnp.where(seen, weights, 0.0)
     # A row without any visible key has the sum 0 and the result 0.
     sums = jnp.maximum(jnp.sum(weights, -1, keepdims=True), 1e-37)
-    made = jnp.einsum("bkgts,bskh->btkgh", (weights / sums).astype(v.dtype), v)
-    batch, length, groups, heads, size = made.shape
-    result = _as_given(made.reshape(batch, length, groups * heads, size), params)
+    # Grouped-query attention: the g query heads of a group k share one head of key and value.
+    outputs = jnp.einsum("bkgts,bskh->btkgh", (weights / sums).astype(v.dtype), v)
+    batch, length, groups, heads, size = outputs.shape
+    result = _as_given(outputs.reshape(batch, length, groups * heads, size), params)
     if not params["is_training"]:
         return (result,)
     return result, (most + jnp.log(sums)).reshape(batch, groups * heads, length)
@@ -88,6 +89,8 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     scores, seen = _scores(q, k, bias, rest[:2], params)
     batch, length, heads, size = q.shape
     groups = k.shape[2]
+    # `sums` has the logarithms from the forward pass, log(sum(exp(scores))) per row. The difference
+    # therefore gives the normalised weights without a second reduction.
     rows = sums.reshape(batch, groups, heads // groups, length, 1)
     weights = jnp.exp(scores - rows)
     if seen is not None:
@@ -99,6 +102,8 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     d_result = grouped(gradient)
     d_v = jnp.einsum("bkgts,btkgh->bskh", weights.astype(v.dtype), d_result)
     d_weights = jnp.einsum("btkgh,bskh->bkgts", d_result, v, preferred_element_type=jnp.float32)
+    # The gradient of a softmax p is p * (dp - sum(p * dp)). FlashAttention-2 replaces the sum over
+    # keys by the sum of `gradient * result` over the head size, which is equal and much shorter.
     product = gradient.astype(jnp.float32) * result.astype(jnp.float32)
     means = jnp.sum(grouped(product), -1).transpose(0, 2, 3, 1)[..., None]
     d_scores = weights * (d_weights - means)
@@ -108,6 +113,7 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
     found = tuple(_as_given(x, params) for x in (d_q, d_k, d_v))
     if not params["variadic_args"][1]:
         return found
+    # A bias dimension of size 1 is broadcast in the forward pass, so its gradient is a sum.
     whole = d_scores.reshape(batch, heads, *d_scores.shape[-2:])
     summed = [d for d, n in enumerate(given_bias.shape) if n == 1 and whole.shape[d] != 1]
     d_bias = jnp.sum(whole, summed, keepdims=True).astype(given_bias.dtype)

@@ -252,6 +252,8 @@ def _tiled(
     """Add the tiled form of an all-gather or a reduce-scatter."""
     parts, params = builder.parts, {**equation.params, "tiled": True}
     type_, size = parts.values[operands[0]].type, int(params["axis_size"])
+    # The tiled form keeps the rank: it multiplies or divides a dimension by the number of devices.
+    # Without `tiled`, JAX adds or removes a dimension of this size.
     shape = list(type_.shape)
     if "scatter_dimension" in params:
         shape[params["scatter_dimension"]] //= size

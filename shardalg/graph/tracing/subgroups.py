@@ -62,7 +62,11 @@ def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Seq
 
 
 def evaluated(body: Any, *operands: Any) -> list[Any]:
-    """Evaluate a body, without JAX's types of copies, and with nested regions rewritten too."""
+    """Return the results of a body, with nested regions rewritten to whole values too.
+
+    JAX's types say along which manual axes a value varies. Whole values have no such types, so the
+    primitives that only change them are left out.
+    """
     jaxpr, consts = getattr(body, "jaxpr", body), getattr(body, "consts", ())
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 
@@ -83,7 +87,7 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
 def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
     """Return the results of one equation."""
     primitive, params = equation.primitive, equation.params
-    # These change only JAX's types of copies.
+    # `pvary` and `pcast` change only JAX's type of a value: the axes along which it varies.
     if primitive.name in _COPIES:
         return operands
     if primitive.name == "shard_map":
@@ -206,7 +210,7 @@ def _sum_after_branches(
 
 
 def _without_types(param: Any) -> Any:
-    """Return a parameter in which bodies have no types of copies."""
+    """Return a parameter whose bodies are traced again, without types of varying axes."""
     if isinstance(param, tuple | list):
         return type(param)(map(_without_types, param)) if type(param) in (tuple, list) else param
     if not isinstance(param, ClosedJaxpr | Jaxpr):
@@ -226,6 +230,8 @@ def _on_whole_values(
 ) -> Callable[..., list[Any]]:
     """Return the function of whole values for a body that computes on blocks."""
     blocks: Callable[..., Any] = partial(evaluated, body)
+    # The last axis is the innermost `vmap`, so that the blocks' leading dimensions have the order
+    # of the axes, as in `_to_blocks`.
     for name, size in reversed(axes):
         # A value that the axis splits has its blocks along the leading dimension.
         in_axes, out_axes = (
@@ -330,6 +336,8 @@ def _batch_reduction(
         if len(axes) > 1:
             raise NotImplementedError(f"groups along {axes} at once")
         return _reduce_in_groups(primitive, x, dim, np.asarray(groups))
+    # Devices along the mapped axis are the elements of the dimension `dim`. A value without it is
+    # equal on all of them, so that its sum is `size` times the value.
     if axis.name in axes:
         of_dimension, of_equal = _REDUCED[primitive]
         x, dim = of_equal(x, axis.size) if dim is None else of_dimension(x, dim), None
@@ -405,6 +413,7 @@ def _batch_movement(
 
 def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the blocks in another order, with zeros for devices that receive nothing."""
+    # JAX counts negative device numbers from the end.
     size = len(stack)
     sources = {target % size: source % size for source, target in params["perm"]}
     return lax.concatenate(list(_pieces(stack, sources, size)), 0), 0

@@ -9,8 +9,11 @@ Quotients: maps a*p + (r*p + b) // m, the closed form of halos and interval star
 
 from shardalg.merge.lemmas.lemma import Lemma
 
+# Hypotheses of many lemmas: D elements in n blocks of s = ceil(D, n), and the number i of a block.
 BLOCK = "D >= 1, n >= 1, s == ceil(D, n), 0 <= i < n"
 
+# A lemma whose hypotheses contradict each other would be true of everything. Each mutant must
+# therefore be refuted: it is the lemma with one bound changed by the smallest step.
 BLOCKS = (
     Lemma(
         "offset_zero",
@@ -84,6 +87,8 @@ BLOCKS = (
         shows="i == x // s, 0 <= i < n",
         mutants=(("x < (i + 1)*s", "x <= (i + 1)*s"), ("i < n", "i < n - 1")),
     ),
+    # Refinement of one split by another. The dimension has coarse blocks of s elements, and each of
+    # these has m fine blocks of f elements.
     Lemma(
         "refine_if",
         "where a coarse block is m fine blocks, ceil(D/n) = m*ceil(D/(n*m)), fine block q*m + r "

@@ -173,6 +173,7 @@ def place_value(digits: Digits, position: Number) -> Number:
 
     Only for concrete sizes.
     """
+    # For positive divisors, `/` and `%` of z3 integers round like `//` and `%` in Python.
     total: Number = z3.IntVal(0)
     for digit in digits:
         total = total * digit.size + (position / digit.stride) % digit.size

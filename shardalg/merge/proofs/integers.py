@@ -181,10 +181,12 @@ def _constant(reader: _ConditionReader, node: ast.Constant) -> Value:
 
 
 def _min(x: Value, y: Value) -> Value:
+    """Return the term of the smaller number."""
     return z3.If(x <= y, x, y)
 
 
 def _max(x: Value, y: Value) -> Value:
+    """Return the term of the larger number."""
     return z3.If(x >= y, x, y)
 
 
@@ -410,6 +412,7 @@ def equal(left: Number, right: Number | int) -> Formula:
 
 def less(left: Number, right: Number | int) -> Formula:
     """Return the formula `left < right`."""
+    # Numbers are whole, so the strict inequality is `left + 1 <= right`.
     return Compare(Number.of(right) - left - 1, ">=")
 
 

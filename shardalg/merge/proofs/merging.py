@@ -45,6 +45,8 @@ def _agreement(claim: MergeClaim, devices: Devices) -> Obligation:
     pairs: list[tuple[Sharding, DimOrClass]] = []
     for place in (*range(len(claim.result.shape)), *CLASSES[:2]):
         operands = [s for s in claim.operands if digits_at(s, place)]
+        # If no operand splits the dimension, the result must not split it either. Classes must be
+        # equal everywhere. In both cases the result is compared with every operand.
         if not operands or not isinstance(place, int):
             operands = list(claim.operands)
         pairs += [(operand, place) for operand in operands]

@@ -84,6 +84,7 @@ class _Encoder:
             return z3.Int(atom)
         if isinstance(atom, PartitionId):
             return self.partition_id(atom)
+        # Divisors are positive, so that z3 rounds the quotient down, as `FloorQuotient` does.
         inner = self.number(atom.number)
         return inner / atom.by if isinstance(atom, FloorQuotient) else inner % atom.by
 

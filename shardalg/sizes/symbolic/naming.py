@@ -128,6 +128,7 @@ class Names:
             if shift.start is not None and shift.start >= 0:
                 pieces.setdefault(source, {})[shift.start] = target, node
         for source, found in pieces.items():
+            # Each slice must begin where the one before it ends, from 0 to the size of the value.
             starts = sorted(found)
             targets = [found[start][0] for start in starts]
             ends = [a + self.number[t] for a, t in zip(starts, targets, strict=True)]
@@ -276,6 +277,8 @@ class Names:
                     known.setdefault(pair, set()).add(name)
                 elif not self._is_one(slot):
                     unknown.append((slot, pair))
+        # Sizes of the second trace are unrelated to each other, so equal numbers in both traces are
+        # hardly a coincidence. If two formulas have these numbers, the size stays open.
         found = [(slot, known[pair]) for slot, pair in unknown if len(known.get(pair, ())) == 1]
         for slot, (name,) in found:
             self.name[slot] = name

@@ -275,6 +275,8 @@ def _slice_of_pad(node: Node, inner: Node) -> Node | None:
     for (low, high, interior), (a, b, s), n in zip(pads, _cut(node), padded, strict=True):
         if s > 1:
             return None
+        # XLA inserts interior padding before edge padding. A negative edge width then removes
+        # elements of the dilated operand, exactly as the slice does.
         config.append((low - a, high - (n - b), interior))
     return _merged_node(node, (("padding_config", tuple(config)),), inner, inner)
 
@@ -291,6 +293,7 @@ def _pad_of_slice(node: Node, inner: Node) -> Node | None:
     for (low, high, interior), (a, b, s), n in zip(pads, _cut(inner), shape, strict=True):
         if s > 1 or (a and low > 0) or (n - b and high > 0):
             return None
+        # An element that is cut off also takes away the `interior` elements next to it.
         config.append((low - a * (interior + 1), high - (n - b) * (interior + 1), interior))
     return _merged_node(node, (("padding_config", tuple(config)),), inner, node)
 

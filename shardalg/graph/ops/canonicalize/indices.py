@@ -66,7 +66,7 @@ def _as_reshape(counting: _Counting, node: Node) -> Node | None:
 def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Node | None:
     """Return the node with counting index components as batch dimensions; None if it has none.
 
-    A scatter that applies code stays: its function cannot be rebuilt from the new parameters.
+    A scatter that applies a user's code stays as it is.
     """
     # Its function cannot be rebuilt from the new parameters.
     if applies_code(node.signature):

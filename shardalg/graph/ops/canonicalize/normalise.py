@@ -446,6 +446,8 @@ class _GraphRewriter:
         """
         old, kept = self.old, []
         for region in old.regions:
+            # A live call refers to its bodies by number, so that even an empty body stays. A remat
+            # span has no call and disappears with its last node.
             owned = region.node is None or self.live[region.node]
             nodes = [i for n in region.nodes if self.live[n] for i in self.node_of[n]]
             if region.index == 0 or (owned and (nodes or region.node is not None)):

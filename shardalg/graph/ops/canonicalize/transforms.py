@@ -58,6 +58,8 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
     if kind == REAL and last in split:
         # The exchange for the last dimension determines how the other dimensions are sharded.
         return ((last,), tuple(others))
+    # An inverse real transform needs complex operands everywhere except at its end: the dimension
+    # that becomes real is transformed last.
     ends = last if kind == INVERSE_REAL else None
     whole = tuple(dim for dim in dims if dim not in split and dim != ends)
     one_by_one = [(dim,) for dim in reversed(dims) if dim in split and dim != ends]

@@ -168,6 +168,8 @@ def arg(signature: Signature) -> tuple[Rule, ...]:
     """
     row = _reduction_row(signature, ARGS[signature.primitive])
     (value,), (position,) = signature.operands, signature.results
+    # Positions are exact up to the end of an integer type's range, or up to the largest number
+    # below which a floating-point type has all integers.
     most = integers(position.dtype).stop or counted(position.dtype) or 0
     counts = all(value.shape[axis] <= most for axis in signature.param("axes"))
     return (replace(row, local=frozenset(() if counts else row.reduced)),)

@@ -179,6 +179,7 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
     windows = n.window_of(len(found))
     result = dict(zip(spans, batch, strict=True)) | {t: f"w{d}" for d, t in windows.items()}
     extents = {name: shape[d] for d, name in sorted(result.items())}
+    # A dropped read is an iteration that does not exist, so the result keeps its start value.
     fill = fill_value(signature) if how == DROP else None
     return (
         Rule(
@@ -249,6 +250,7 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
             ((access(2, (reads[d] for d in rank)),),),
             (chosen.dims,),
             combine,
+            # The operand is the start value: elements that no update selects keep it.
             access(0, chosen.dims),
             chosen.guards,
             chosen.symbols,

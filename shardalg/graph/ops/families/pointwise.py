@@ -95,12 +95,14 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
 def linearity(signature: Signature) -> dict[str, Any]:
     """Return the fields `linear`, `addends` and `scaled` of the row."""
     primitive, dtype = signature.primitive, signature.results[0].dtype
+    # An integer quotient is truncated: 1//2 + 1//2 is not (1 + 1)//2.
     truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype
     if truncates or not is_number(dtype):
         return {}
     if primitive in SCALING:
         return scaling(signature, *LINEAR[primitive])
     if primitive in ADDED or primitive == "select_n":
+        # Operand 0 of `select_n` selects the case, so only the cases may be partial sums.
         added = frozenset(range(primitive == "select_n", len(signature.operands)))
         return {"linear": added, "addends": added}
     return {"linear": frozenset(LINEAR.get(primitive, ()))}

@@ -231,6 +231,8 @@ def _selection_row(
         # A window of one tap with stride 1 and without padding needs no loops of its own.
         moves = (taps.count, taps.stride, taps.low) != (1, 1, 0)
         inner |= {f"r{d}": taps.count, f"q{d}": taps.count} if moves else {}
+        # Element d is tap r of the window that starts at d - r. Window o starts at
+        # `stride*o - low`, so the source is read at o = (d - r + low)/stride, if that is whole.
         first = Index.of(f"d{d}") - (f"r{d}" if moves else 0)
         source.append((first + taps.low).over(taps.stride))
         block.append(first + (f"q{d}" if moves else 0))
