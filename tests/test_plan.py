@@ -139,7 +139,11 @@ def swapped(digit):
 
 def test_cost(plan):
     cost = plan.cost("tpu_v3")
-    assert cost.step_time_s == cost.compute_s + cost.communication_s
+    assert cost.step_time_s == pytest.approx(cost.compute_s + sum(cost.exposed_s.values()))
+    at_the_data_sheet = plan.cost("tpu_v3", software="datasheet")
+    assert at_the_data_sheet.step_time_s == (
+        at_the_data_sheet.compute_s + at_the_data_sheet.communication_s
+    )
     assert cost.communication_s > 0
     table = plan.collectives()
     assert cost.wire_bytes == (table["wire_bytes"] * table["executions"]).sum()

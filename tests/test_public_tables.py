@@ -189,8 +189,10 @@ def test_a_chip_is_named_with_its_devices_and_its_origin(name, plan):
 
 
 def test_a_text_names_the_topology_or_its_absence(plan):
-    assert "each mesh axis on links of its own" in repr(plan.cost("v3"))
-    assert "joined as tpu_v3:2x2" in repr(plan.cost("v3:2x2"))
+    assert "joined as tpu_v3:2x2" in repr(plan.cost("v3"))
+    own_links = load("v3").with_own_links()
+    assert "each mesh axis on links of its own" in repr(plan.cost(own_links))
+    assert plan.cost("v3").step_time_s == plan.cost("v3:2x2").step_time_s
     assert "joined as tpu_v3:2x2" in plan.overview("v3:2x2").sentence
 
 

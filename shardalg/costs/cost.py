@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.analyses.crossing import largest, largest_near, less, turns
+from shardalg.costs.calibration.constants import EXPOSED, Calibration
 from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
+from shardalg.costs.network.collective_seconds import DCN, NETWORK
 from shardalg.costs.network.placement import LINK
 from shardalg.errors import TableError
-from shardalg.sizes.amounts import number
+from shardalg.sizes.amounts import number, times
 from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
 from shardalg.sizes.recorded import total
 from shardalg.tables import Table, bytes_text, html_part, seconds_text
 
 if TYPE_CHECKING:
+    from shardalg.costs.analyses.limits import StepLimits
     from shardalg.costs.symbolic import Sizes
 
 
@@ -28,6 +31,8 @@ FORMATTING = "formatting"
 # Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
 # device's own memory, whichever takes longer. `costs.network.collective_seconds` has the others.
 MATRIX, MEMORY = "matrix", "memory"
+# The overlap by the shares of communication that were measured on the chip.
+MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Item:
         over all executions.
       seconds: seconds by cause. A local operator has "matrix" or "memory", whichever is longer.
         A collective has "link", "network" (between islands), "dcn" (between slices), "latency".
+      slices: number of slices that a collective joins.
     """
 
     kind: str
@@ -51,6 +57,7 @@ class Item:
     flops: Any
     wire_bytes: Any
     seconds: tuple[tuple[str, Any], ...]
+    slices: float = 1
 
     @property
     def time_s(self) -> Any:
@@ -61,6 +68,48 @@ class Item:
     def is_communication(self) -> bool:
         """True if the item is a collective."""
         return self.kind in RING_BYTES
+
+
+def exposed_s(item: Item, calibration: Calibration) -> Any:
+    """Return the seconds of a collective that a step waits for, by the shares that were measured.
+
+    Bytes on links count by the role of the moved value, bytes between islands and between slices by
+    shares of their own, and hops as they are. All seconds of an all-reduce have the share of its
+    slowest network: which of its algorithms is faster moves seconds from bytes to hops, so that
+    one share for both keeps formulas exact.
+    """
+    shares = {
+        DCN: calibration["exposed_slices"] + calibration["exposed_per_slice"] * item.slices,
+        NETWORK: calibration["exposed_network"],
+        LINK: calibration.exposed(item.kind, item.role),
+    }
+    if item.kind == "all_reduce":
+        causes = {cause for cause, _ in item.seconds}
+        slowest = next((cause for cause in shares if cause in causes), LINK)
+        return times(item.time_s, shares[slowest])
+    return total(times(seconds, shares.get(cause, 1.0)) for cause, seconds in item.seconds)
+
+
+def measured_step_s(items: Iterable[Item], calibration: Calibration) -> Any:
+    """Return computation plus exposed communication, and at least the whole communication.
+
+    Only computation hides communication, so that no step is shorter than its communication.
+    """
+    found = tuple(items)
+    computed = total(item.time_s for item in found if not item.is_communication)
+    sent = [item for item in found if item.is_communication]
+    waits = [exposed_s(item, calibration) for item in sent]
+    return larger(computed + total(waits), whole_communication_s(sent, calibration))
+
+
+def whole_communication_s(items: Iterable[Item], calibration: Calibration) -> Any:
+    """Return the seconds of all collectives if nothing hides them.
+
+    Links that were measured to take longer than the data sheet says take as long here.
+    """
+    shares = {n: max(1.0, calibration[n]) for n in EXPOSED}
+    longer = calibration.changed(**shares)
+    return total(exposed_s(item, longer) for item in items if item.is_communication)
 
 
 @dataclass(frozen=True)
@@ -141,6 +190,7 @@ class Cost:
       sizes: the named sizes; None in a plan in numbers.
       by_module: returns the table by module; None if the program comes from no plan.
       elsewhere: the plan at other sizes; None if the program comes from no plan.
+      analysis: returns the parts of the step's time; None if the program comes from no plan.
       overlap: overlap of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
@@ -157,6 +207,7 @@ class Cost:
     scheduled_s: float | None = None
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
     elsewhere: Elsewhere | None = field(default=None, compare=False)
+    analysis: Callable[[], StepLimits] | None = field(default=None, compare=False)
     counted_once: tuple[str, ...] = field(default=(), compare=False)
     unpriced: tuple[str, ...] = field(default=(), compare=False)
     fused: tuple[str, ...] = field(default=(), compare=False)
@@ -207,6 +258,80 @@ class Cost:
         return {name: self._shown(seconds) for name, seconds in self.totals.seconds().items()}
 
     @cached_property
+    def exposed_s(self) -> dict[str, Any]:
+        """Seconds of communication that the step waits for, by mesh axes, as in "X,Y"."""
+        constants = self.hardware.calibration
+        found: dict[str, list[Any]] = {}
+        for item in self.items:
+            if item.is_communication:
+                waits = exposed_s(item, constants) if self.overlap == MEASURED else item.time_s
+                found.setdefault(",".join(item.axes), []).append(waits)
+        return {name: self._shown(total(amounts)) for name, amounts in found.items()}
+
+    @cached_property
+    def limits(self) -> StepLimits:
+        """The parts of the step's time, at the hints: products, memory, exposed communication.
+
+        Bubbles, recomputation, padding and idle devices are parts of their own. Each has the
+        seconds that removing it would save (`costs.analyses.limits`).
+
+        Raises:
+          TableError: no plan made the program.
+        """
+        if self.analysis is None:
+            raise TableError("no plan made this program: ask the cost of a plan, plan.cost(...).")
+        return self.analysis()
+
+    @property
+    def mfu(self) -> float:
+        """Model flops utilization: flops of the mathematical step over those of the peak.
+
+        `model_flops / (devices * peak * step_time_s)`, at the hints. Recomputation, bubbles,
+        padding and repeated work do not count (PaLM, arXiv:2204.02311, appendix B).
+        """
+        return self._utilisation(self.limits.model_s)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware flops utilization: the same of all flops that the devices carry out."""
+        found = self.limits
+        return self._utilisation(found.model_s * found.executed_flops / (found.model_flops or 1))
+
+    def _utilisation(self, seconds_at_peak: float) -> float:
+        """Return the share of a step of all devices that some work takes at the peak."""
+        step = float(self.at_hints.step_time_s)
+        return seconds_at_peak / (self.hints.devices * step) if step else 0.0
+
+    def tokens_per_s(self, tokens_per_step: float) -> float:
+        """Return the tokens per second of all devices, at the hints."""
+        return tokens_per_step / float(self.at_hints.step_time_s)
+
+    def days(self, tokens: float, tokens_per_step: float) -> float:
+        """Return the days that a number of tokens takes, at the hints."""
+        return tokens / self.tokens_per_s(tokens_per_step) / 86400
+
+    @property
+    def expected_error(self) -> tuple[float, float] | None:
+        """Median and worst error of the step time on published runs, as shares of it.
+
+        They are leave-one-out errors of the runs that the chip's constants were fitted on
+        (`Calibration.errors`). None at the rates of the data sheet.
+        """
+        return self.hardware.calibration.errors if self.overlap == MEASURED else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Least and most seconds of the step, at the hints, by the worst expected error.
+
+        None if there is no expected error.
+        """
+        if self.expected_error is None:
+            return None
+        # An error is predicted / measured - 1, so that measured = predicted / (1 + error).
+        step, worst = float(self.at_hints.step_time_s), min(self.expected_error[1], 0.9)
+        return step / (1 + worst), step / (1 - worst)
+
+    @cached_property
     def formatting_s(self) -> Any:
         """Seconds of slices, pads and masks that the partitioning adds, part of `compute_s`."""
         chosen = (item.time_s for item in self.items if item.kind == FORMATTING)
@@ -229,9 +354,13 @@ class Cost:
         """Return the step time of some totals, a number or a formula."""
         compute, sent = (totals.sum("time_s", communication=c) for c in (False, True))
         if self.overlap == "none":
-            return compute + sent
+            constants = self.hardware.calibration
+            is_plain = constants.is_datasheet
+            return compute + (sent if is_plain else whole_communication_s(totals.items, constants))
         if self.overlap == "full":
             return larger(compute, sent)
+        if self.overlap == MEASURED:
+            return measured_step_s(totals.items, self.hardware.calibration)
         # The schedule was made at the hints, so only their totals have a step time.
         if totals is not self.hints:
             raise FormulaError(
@@ -417,7 +546,7 @@ class Cost:
     def __repr__(self) -> str:
         at = self.at_hints
         room = "fits in" if at.fits else "does not fit:"
-        full = f" ({room} {bytes_text(self.hardware.hbm_bytes)})"
+        full = f" ({room} {bytes_text(self.hardware.hbm_bytes)}, nothing reserved)"
         names = f" in {', '.join(sorted(self.sizes.hints))}; at the hints" if self.sizes else ""
         lines = ", ".join(self.counted_once)
         once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
@@ -426,14 +555,36 @@ class Cost:
         if self.unpriced:
             once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
             once += "Options(prices={target: KernelPrice(flops=...)})"
+        sent = f"communication {seconds_text(at.communication_s)}"
+        if self.overlap == MEASURED:
+            exposed = seconds_text(sum(at.exposed_s.values()))
+            sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
         return (
             f"Cost{names} on {self.machine_text}: step "
-            f"{seconds_text(at.step_time_s)} = compute {seconds_text(at.compute_s)} + "
-            f"communication {seconds_text(at.communication_s)}, peak memory "
+            f"{seconds_text(at.step_time_s)}{self._error_text} = compute "
+            f"{seconds_text(at.compute_s)} + {sent}, peak memory "
             f"{bytes_text(at.peak_memory_bytes)}{full}, "
             f"flops utilization {at.flops_utilization:.1%}{once}"
         )
 
+    @property
+    def _error_text(self) -> str:
+        """The expected error of the step time, with the runs that it is from; "" if unknown."""
+        if self.overlap != MEASURED:
+            return ""
+        constants = self.hardware.calibration
+        if self.expected_error is None or self.interval is None:
+            return f" (constants of {constants.software}, expected error unknown)"
+        low, high = map(seconds_text, self.interval)
+        runs = len(constants.provenance["rows"])
+        of = f"{runs} published runs"
+        if constants.borrowed:
+            of = f"not calibrated: twice the errors of {of} on {constants.borrowed}"
+        median, worst = self.expected_error
+        errors = f"median {median:.1%}, worst {worst:.1%}"
+        return f" ({low} to {high}; {constants.software}, {of}: {errors})"
+
     def _repr_html_(self) -> str:
         table = self.formulas() if self.sizes else self.table()
-        return html_part(repr(self)) + html_part(table)
+        limits = html_part(self.limits.table()) if self.analysis else ""
+        return html_part(repr(self)) + limits + html_part(table)

@@ -8,6 +8,7 @@ values take no memory and no traffic. The operations on them, forward and backwa
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -19,7 +20,7 @@ from shardalg.costs.kernels.kernel_price import at_shapes, is_kernel, price_of
 from shardalg.costs.walk import walk
 from shardalg.graph.ir import ITEM_SIZES, Graph, Signature, once_per_graph
 from shardalg.graph.ops.rows import rules
-from shardalg.spmd.instruction import Block, Collective, Instruction
+from shardalg.spmd.instruction import Block, Collective, Instruction, is_a
 from shardalg.spmd.instructions import (
     Apply,
     Control,
@@ -37,7 +38,7 @@ SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
 # Instructions that write their results to memory and read their operands from memory.
 APART = frozenset({*kinds(Collective), *kinds(Control)})
 # Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`).
-VIEWS = frozenset(("annotate", "optimization_barrier", "reshape", "squeeze", "transpose"))
+VIEWS = frozenset(("annotate", "name", "optimization_barrier", "reshape", "squeeze", "transpose"))
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 CAST = "convert_element_type"
 # Products that convert their operands and results themselves.
@@ -82,7 +83,7 @@ UPDATES = {
     "scatter-add": Update(2, 2),
 }
 # Operators whose results are their operands, in the same memory.
-SAME_BUFFER = frozenset({"annotate", "optimization_barrier"})
+SAME_BUFFER = frozenset({"annotate", "name", "optimization_barrier"})
 BARRIER = "optimization_barrier"
 # The name of the sites that mark values which a kernel keeps on the chip.
 ON_CHIP = "on_chip"
@@ -407,6 +408,7 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
     cast = casts(program, graph)
     # A product writes the cast of its result, so that the cast's result is in memory.
     inside = {*fused(program, graph)}.difference(cast.written.values())
+    inside |= rebuilt_stacks(program, graph)
     for step in walk(program):
         if is_view(step.instruction):
             for value, made in viewed(step.instruction):
@@ -472,3 +474,73 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
         written = [instruction.operands[update.position]] * update.times
         return written + [v for v in instruction.operands[1:] if v not in inside]
     return [value for value in values if value not in inside]
+
+
+def rebuilt_stacks(program: SpmdProgram, graph: Graph) -> frozenset[int]:
+    """Return the values in loop bodies that reach another loop through a stack, with arguments.
+
+    Constants of loops that are made again inside are returned too. The forward loop of a scanned
+    model writes what the backward loop reads into stacks:
+
+        forward loop:  x -> v = f(x) -> stack v          backward loop:  v of the stack -> g(v)
+
+    If f and g are pointwise, an unrolled program keeps x alone and runs f again in front of g,
+    because fused operators have no results in memory. So it is here: the scanned and the unrolled
+    program have one price. The stack still counts in the memory of a device (`costs.memory`).
+    """
+    found: set[int] = set()
+    for block in blocks(program.block):
+        found.update(_of_block(block, graph))
+    return frozenset(found)
+
+
+def _of_block(block: Block, graph: Graph) -> set[int]:
+    """Return the values of the loops of one block that are rebuilt."""
+    loops = [one for one in block.instructions if is_a(one, Loop)]
+    if not loops:
+        return set()
+    kept = {id(loop): _read_outside(loop.attributes.body, graph) for loop in loops}
+    # Readers of each stack: arguments of later bodies, or None for any other reader.
+    readers: dict[int, list[tuple[int, int] | None]] = defaultdict(list)
+    for instruction in block.instructions:
+        for place, operand in enumerate(instruction.operands):
+            reader: tuple[int, int] | None = None
+            if is_a(instruction, Loop):
+                attributes = instruction.attributes
+                if place >= attributes.num_consts + attributes.num_carry:
+                    reader = id(instruction), attributes.body.arguments[place]
+            readers[operand].append(reader)
+    for result in block.results:
+        readers[result].append(None)
+    found: set[int] = set()
+    # A constant of a loop that fused instructions make, such as a mask, is made again in its body.
+    made, read = _made_and_read(block, graph)
+    for loop in loops:
+        for place in range(loop.attributes.num_consts):
+            argument = loop.attributes.body.arguments[place]
+            is_fused = loop.operands[place] in made and loop.operands[place] not in read
+            if is_fused and argument not in kept[id(loop)]:
+                found.add(argument)
+    for loop in loops:
+        body, carries = loop.attributes.body, loop.attributes.num_carry
+        inner = {v for one in body.instructions for v in one.results}
+        for place in range(carries, len(body.results)):
+            value, taken = body.results[place], readers[loop.results[place]]
+            # A value that the body gives away twice, or that is an argument, stays in memory.
+            is_alone = value in inner and body.results.count(value) == 1
+            if not is_alone or value in kept[id(loop)] or not taken:
+                continue
+            arguments = [one for one in taken if one is not None and one[1] not in kept[one[0]]]
+            if len(arguments) == len(taken):
+                found.update((value, *(argument for _, argument in arguments)))
+    return found
+
+
+def _read_outside(body: Block, graph: Graph) -> frozenset[int]:
+    """Return the values of a body that instructions which do not fuse make or read."""
+    # The results of the body do not count: they are what this module asks about.
+    inner = Block(body.arguments, body.instructions, ())
+    made_apart = {
+        value for one in body.instructions if not fuses(one, graph) for value in one.results
+    }
+    return materialised(inner, graph) | made_apart

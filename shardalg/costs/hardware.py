@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.constants import DATASHEET, NOTHING, Calibration
+from shardalg.costs.calibration.constants import from_json as read_calibration
 from shardalg.costs.calibration.operator_rates import DATA_SHEET, OPERATOR_UNITS, OperatorRates
 from shardalg.costs.matrix_unit import ANY_SIZE, MatrixUnit, read_unit
 from shardalg.costs.network.interconnect import UNKNOWN, Interconnect, read
@@ -39,6 +41,8 @@ UNITS = {
 ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
 MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
+# Source of a figure that `dataclasses.replace` changed.
+REPLACED = "replaced by the user"
 # Flops per byte if arithmetic takes no time: any byte then outweighs all flops.
 _MOST = 1 << 40
 
@@ -89,6 +93,8 @@ class Hardware:
       sources: the source of each figure, conflicting ones included.
       interconnect: links between chips of this kind, which a `Topology` is built from.
       matrix_unit: block sizes that products are rounded up to.
+      calibration: the constants that prices use (`costs.calibration.constants`); `on` changes them.
+      calibrations: the constants of each software stack that the chip's file has.
 
     Raises:
       HardwareError: a figure is negative, not a number, or zero (only a latency may be zero).
@@ -115,6 +121,8 @@ class Hardware:
     cores: float = math.inf
     operators: OperatorRates = DATA_SHEET
     matrix_unit: MatrixUnit = ANY_SIZE
+    calibration: Calibration = NOTHING
+    calibrations: tuple[Calibration, ...] = ()
 
     def __post_init__(self) -> None:
         bad = {name: value for name, value in self._figures() if not _possible(name, value)}
@@ -129,6 +137,31 @@ class Hardware:
         yield from ((f"link_bytes_per_s.{axis}", v) for axis, v in self.axis_link_bytes_per_s)
         yield from self.operators.figures
         yield from ((name, getattr(self, name)) for name in UNITS if name != "peak_flops_per_s")
+
+    def on(self, software: str) -> Hardware:
+        """Return the chip with the constants of a software stack.
+
+        Args:
+          software: "xla" (jax.jit), "pytorch" (FSDP), or "datasheet" for the rates of the data
+            sheet alone: products at their peak, and every collective exposed.
+
+        Raises:
+          HardwareError: the chip has no constants of that software.
+
+        >>> load("h100").on("pytorch").calibration.software
+        'pytorch'
+        >>> load("h100").on("datasheet").calibration.values
+        ()
+        """
+        if software == DATASHEET:
+            return replace(self, calibration=NOTHING)
+        for found in self.calibrations:
+            if found.software == software:
+                return replace(self, calibration=found)
+        known = ", ".join((*(one.software for one in self.calibrations), DATASHEET))
+        raise HardwareError(
+            f"no constants of {self.name!r} under software {software!r}: there are {known}."
+        )
 
     def peak(self, dtype: str) -> float:
         """Return the floating-point operations per second on items of `dtype`."""
@@ -205,23 +238,52 @@ class Hardware:
         """Return separate links under each axis of a mesh; a `Topology` knows shared links."""
         return UnplacedAxes(mesh, self.speeds(mesh), self.latency_s)
 
+    def with_own_links(self) -> Hardware:
+        """Return the chip without its arrangement: each mesh axis has links of its own.
+
+        Prices of a bare chip place the mesh on the vendor's slices or islands; formulas in named
+        axes cannot, so that they are compared with prices of this chip.
+
+        >>> load("h100").with_own_links().interconnect.island
+        0
+        """
+        return replace(self, interconnect=replace(self.interconnect, dimensions=(), island=0))
+
     def with_links(self, links: Mapping[str, float]) -> Hardware:
         """Return the same device with other links along named mesh axes, in bytes per second."""
         return replace(self, axis_link_bytes_per_s=tuple(links.items()))
 
+    @property
+    def current_sources(self) -> tuple[Source, ...]:
+        """The sources, with an entry of its own for each figure that was replaced since.
+
+        >>> fast = replace(load("tpu_v3"), link_bytes_per_s=1e12)
+        >>> [(s.value, s.source) for s in fast.current_sources][:1]
+        [(1000000000000.0, 'replaced by the user')]
+        """
+        recorded = {s.figure: s.value for s in reversed(self.sources)}
+        # A figure without a source is given by the constructor, which is its own source.
+        replaced = [
+            Source(figure, value, REPLACED)
+            for figure, value in self._figures()
+            if figure in recorded and recorded[figure] != value
+        ]
+        return (*replaced, *self.sources)
+
     def table(self) -> Table:
         """Return every figure with unit and source; `used` is False for a conflicting value."""
-        first = {s.figure: s for s in reversed(self.sources)}
+        sources = self.current_sources
+        first = {s.figure: s for s in reversed(sources)}
         rows = (
             (s.figure, s.value, ALL_UNITS[s.figure.split(".")[0]], s is first[s.figure], s.source)
-            for s in self.sources
+            for s in sources
         )
         return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads; a missing source is the hardware's name."""
         found: dict[str, list[dict[str, Any]]] = {}
-        for s in self.sources:
+        for s in self.current_sources:
             found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
         for figure, value in self._figures():
             given = math.isfinite(value) and (value or figure == "latency_s")
@@ -229,7 +291,14 @@ class Hardware:
                 found[figure] = [{"value": value, "source": self.name}]
         plain = {"schema": SCHEMA, "name": self.name, "rebuilds": self.rebuilds}
         joined = self.interconnect.to_json()
-        more = {"interconnect": joined, "matrix_unit": self.matrix_unit.to_json()}
+        software: dict[str, Any] = {one.software: one.to_json() for one in self.calibrations}
+        if any(one.borrowed for one in self.calibrations):
+            software = {"like": self.calibrations[0].borrowed}
+        more = {
+            "interconnect": joined,
+            "matrix_unit": self.matrix_unit.to_json(),
+            "software": software,
+        }
         return {**plain, **{name: part for name, part in more.items() if part}, "figures": found}
 
 
@@ -242,7 +311,8 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     """Return a `Hardware` from plain data.
 
     The data is `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source":
-    ...}]}}`. Optional keys are "rebuilds" (a boolean), "interconnect" (see
+    ...}]}}`. Optional keys are "rebuilds" (a boolean), "software" (constants
+    by software stack, or {"like": a chip}), "interconnect" (see
     `network.interconnect.read`) and "matrix_unit" (see `matrix_unit.read_unit`).
 
     The first value of a figure is used, the others are kept as conflicting sources.
@@ -264,6 +334,7 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
     links = tuple((k[len(link) :], v) for k, v in used.items() if k.startswith(link))
     plain = {k: v for k, v in used.items() if k in UNITS}
     measured = [(k, v) for k, v in used.items() if k.split(".")[0] in OPERATOR_UNITS]
+    calibrations = _calibrations(data.get("software", {}), where)
     return Hardware(
         data["name"],
         tuple(reversed(peaks)),
@@ -275,8 +346,24 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
         if "interconnect" in data
         else Interconnect(),
         matrix_unit=read_unit(data.get("matrix_unit"), where),
+        calibrations=calibrations,
+        # The first stack of the file is the one that prices use unless another is asked for.
+        calibration=calibrations[0] if calibrations else NOTHING,
         **plain,
     )
+
+
+def _calibrations(data: Any, where: str) -> tuple[Calibration, ...]:
+    """Return the constants of each software stack, or of the chip that the file names."""
+    if not isinstance(data, dict):
+        raise HardwareError(f"{where}: 'software' is {data!r:.80}; write constants by software.")
+    like = data.get("like")
+    if like is None:
+        return tuple(read_calibration(part, name, where) for name, part in data.items())
+    if len(data) > 1 or like not in names():
+        raise HardwareError(f"{where}: 'software' is like {like!r}; write a chip's name alone.")
+    # A chip without measured steps has the shares of the most similar chip, and wider errors.
+    return tuple(replace(one, borrowed=like) for one in load(like).calibrations)
 
 
 def _sources(data: Any, where: str) -> Iterable[Source]:

@@ -18,6 +18,8 @@ from shardalg.costs.analyses.overlap import (
     together,
 )
 from shardalg.costs.analyses.peaks import candidate_peaks
+from shardalg.costs.calibration.by_cause import Chains, chains
+from shardalg.costs.calibration.constants import NOTHING, SKIPPED, Calibration
 from shardalg.costs.calibration.operator_rates import operator_class, size_class
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import (
@@ -28,21 +30,44 @@ from shardalg.costs.compute import (
     signature_flops,
     windows,
 )
-from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Cost, Item, Totals
-from shardalg.costs.fusion import NO_CASTS, Casts, casts, kernel_bytes, traffic, unwritten
+from shardalg.costs.cost import (
+    FORMATTING,
+    MATRIX,
+    MEASURED,
+    MEMORY,
+    Cost,
+    Item,
+    Totals,
+    exposed_s,
+)
+from shardalg.costs.fusion import (
+    NO_CASTS,
+    Casts,
+    casts,
+    kernel_bytes,
+    on_chip,
+    traffic,
+    unwritten,
+)
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.fused_attention import fused_attention, with_recomputed
+from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
 from shardalg.costs.memory import liveness
-from shardalg.costs.network.collective_seconds import COLLECTIVES, LATENCY
+from shardalg.costs.network.collective_seconds import (
+    COLLECTIVES,
+    LATENCY,
+    slices_joined,
+)
 from shardalg.costs.network.placement import LINK, UnplacedAxes, Wiring
+from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.symbolic import Sizes, Symbolised
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph, Node, Signature
 from shardalg.graph.ops.rule import Rule
 from shardalg.pause import collection_paused
-from shardalg.sizes.amounts import over
+from shardalg.sizes.amounts import number, over, quotient
 from shardalg.sizes.amounts import times as multiplied
 from shardalg.sizes.formula import Formula
 from shardalg.sizes.maximum import larger
@@ -60,21 +85,23 @@ def estimate(
     *,
     roles: Sequence[str] | None = None,
     donated: Sequence[int] = (),
-    overlap: str = "none",
+    overlap: str | None = None,
 ) -> Cost:
     """Return the time and memory of one call of a program on devices of one kind.
 
-    A contraction takes `max(flops / peak, bytes / memory bandwidth)`. Other operators are fused
-    into chains, of which only the ends move bytes to and from memory. A collective takes its ring
-    bytes over the link's bandwidth, plus the latency of its hops. The estimate is no bound before
-    calibration: matrix units run at their peak, which makes it shorter, and only `overlap` hides
-    communication, which makes it longer.
+    With the constants of a chip (`Hardware.calibration`) a contraction takes
+    `flops / (peak * efficiency) + weight * bytes / memory bandwidth`; at the data sheet's rates it
+    takes the longer of both. Other operators are fused into chains, of which only the ends move
+    bytes to and from memory. A collective takes its ring bytes over the link's bandwidth, plus the
+    latency of its hops.
 
     Args:
       program: a program in numbers, or the result of `costs.symbolic.symbolise` for formulas.
       roles: role of each graph value, for the classes of memory; None gives "unknown".
       donated: positions of the flattened arguments whose buffers the program may take over.
-      overlap: "none" runs one instruction after the other. "dependences" runs collectives while
+      overlap: "measured" exposes the shares of communication that the chip's constants give; it is
+        the default if there are constants. "none", the default otherwise, runs one instruction
+        after the other. "dependences" runs collectives while
         compute runs that does not wait for them. "asynchronous" does so only for collectives that
         the chip's compiler starts ahead (`analyses.overlap`). "full" takes the longer of compute
         and communication.
@@ -82,11 +109,14 @@ def estimate(
     Raises:
       HardwareError: the overlap is unknown, or the mesh does not tile the topology.
     """
+    has_constants = not hardware.chip.calibration.is_datasheet
+    has_constants = has_constants and not hardware.chip.operators.figures
+    overlap = overlap or (MEASURED if has_constants else "none")
     check_overlap(overlap)
     named = program if isinstance(program, Symbolised) else None
     hints = program.hints if isinstance(program, Symbolised) else program
     hardware = hardware.shared(hints.mesh.size)
-    chip = hardware.chip
+    chip = _of_step(hardware.chip, graph)
     held = liveness(hints, graph, roles=roles, donated=donated, rebuild=chip.rebuilds)
     numbers = pricing(hints, graph, hardware)
     formulas = numbers
@@ -94,7 +124,8 @@ def estimate(
         formulas = replace(numbers, program=named.program, sizes=named.sizes, rows=named.rows)
     runs = formulas.runs()
     prices = numbers.prices(runs)
-    beside = numbers.scheduled_s(overlap) if overlap not in ("none", "full") else None
+    is_schedule = overlap not in (MEASURED, "none", "full")
+    beside = numbers.scheduled_s(overlap) if is_schedule else None
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
         return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
@@ -108,33 +139,54 @@ def estimate(
     return Cost(chip, totals, at_hints, named.sizes, overlap=overlap, scheduled_s=beside)
 
 
+def _of_step(chip: Hardware, graph: Graph) -> Hardware:
+    """Return the chip with the constants of a step whose layers are pipelined, if they are."""
+    if not pipeline_loops(graph):
+        return chip
+    return replace(chip, calibration=chip.calibration.pipelined())
+
+
 class Timed(NamedTuple):
-    """An instruction, its kind (as `Item.kind`), and the seconds of one execution."""
+    """An instruction, its kind (as `Item.kind`), and the seconds of one execution.
+
+    Attributes:
+      exposed_s: the part of the seconds that a step waits for, by the chip's constants.
+      memory_s: the part of the seconds that is traffic to and from a device's own memory.
+    """
 
     step: Execution
     kind: str
     axes: tuple[str, ...]
     seconds: float
+    exposed_s: float
+    memory_s: float
 
 
 def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> tuple[Timed, ...]:
     """Return every instruction of a program in numbers with its seconds, in the order of `walk`.
 
-    The sum of `seconds * step.count` is the step time of `estimate`.
+    The sum of `seconds * step.count` is the step time of `estimate` without overlap. The sum of
+    `exposed_s * step.count` is the one with the measured overlap, unless communication is longer.
     """
     priced = pricing(program, graph, hardware)
     places = dict.fromkeys(range(len(priced.steps)), 1)
-    return tuple(
-        Timed(step, price.key.kind, price.key.axes, float(priced.took(price)))
-        for step, price in zip(priced.steps, priced.prices(places), strict=True)
-    )
+    found = []
+    for step, price in zip(priced.steps, priced.prices(places), strict=True):
+        item = priced.priced_alone(price)
+        waits = exposed_s(item, priced.hardware.calibration)
+        exposed = waits if item.is_communication else item.time_s
+        memory = float(dict(item.seconds).get(MEMORY, 0.0))
+        whole = float(item.time_s)
+        found.append(Timed(step, item.kind, item.axes, whole, float(exposed), memory))
+    return tuple(found)
 
 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
     """Return the prices of the instructions of a program in numbers."""
     hardware = hardware.shared(program.mesh.size)
     inside, wiring = unwritten(program, graph), hardware.wiring(program.mesh)
-    return Pricing(program, graph, hardware.chip, inside, wiring, casts=casts(program, graph))
+    chip = _of_step(hardware.chip, graph)
+    return Pricing(program, graph, chip, inside, wiring, casts=casts(program, graph))
 
 
 class _Key(NamedTuple):
@@ -184,6 +236,23 @@ class Pricing:
         steps = walk(self.program)
         return tuple(s for s in steps if not isinstance(s.instruction.attributes, Control))
 
+    @property
+    def calibration(self) -> Calibration:
+        """The constants of the chip; measured rates of operators come before them."""
+        return NOTHING if self.hardware.operators.figures else self.hardware.calibration
+
+    @cached_property
+    def kernels(self) -> frozenset[int]:
+        """Values that an attention kernel keeps on the chip."""
+        return on_chip(self.program, self.graph)
+
+    @cached_property
+    def chains(self) -> Chains | None:
+        """Chains of fused operators; None if memory has one weight beside and apart of products."""
+        if self.calibration["traffic"] == self.calibration["passes"]:
+            return None
+        return chains(self.program, self.graph, self.fused)
+
     @cached_property
     def rings(self) -> dict[int, RingTimes]:
         """Seconds of each ring, by the `id` of the ring's collective."""
@@ -229,6 +298,7 @@ class Pricing:
                 again.get(instruction.node or 0) if again else None,
                 *(instruction.role, instruction.phase, step.count),
                 self.company(instruction, types) if id(instruction) in joined else None,
+                self.place_in_kernels(instruction),
                 rings.get(id(instruction)) if rings else None,
                 tuple([codes[v] for v in values]),
                 # An operand that is read twice moves once, so equal positions are part of the key.
@@ -236,6 +306,17 @@ class Pricing:
             )
             times[first.setdefault(key, place)] += 1
         return dict(times)
+
+    def is_kernel(self, instruction: Instruction) -> bool:
+        """Return whether an instruction is a kernel call, whose flops are what it carries out."""
+        node = instruction.node
+        return node is not None and is_kernel(self.graph.nodes[node].signature)
+
+    def place_in_kernels(self, instruction: Instruction) -> tuple[bool, bool]:
+        """Return whether an instruction is part of an attention kernel, and runs with a product."""
+        values = instruction.operands + instruction.results
+        inside = bool(self.kernels) and not self.kernels.isdisjoint(values)
+        return inside, self.chains is None or self.chains.along(instruction)
 
     @cached_property
     def operators(self) -> list[int | None]:
@@ -309,18 +390,22 @@ class Pricing:
 
     def item(self, key: _Key, sums: dict[Any, Any]) -> Item:
         """Return the item of one kind; amounts with a rate become seconds."""
-        count, flops, sent = (sums.pop(name, 0) for name in ("count", "flops", "wire_bytes"))
+        names = ("count", "flops", "wire_bytes", "slices")
+        count, flops, sent, slices = (sums.pop(name, 0) for name in names)
         by_cause: dict[str, list[Any]] = {}
         for (cause, rate), amount in sums.items():
             by_cause.setdefault(cause, []).append(self.seconds(amount, rate))
         seconds = tuple((cause, total(found)) for cause, found in by_cause.items())
-        return Item(*key, count, flops, sent, seconds)
+        joined = number(quotient(slices, count)) if slices else 1
+        return Item(*key, count, flops, sent, seconds, joined)
+
+    def priced_alone(self, price: _Price) -> Item:
+        """Return the item of one execution."""
+        return self.item(price.key, summed(Counter((*amount, 1) for amount in price.amounts)))
 
     def took(self, price: _Price) -> Any:
         """Return the seconds of one execution."""
-        return self.item(
-            price.key, summed(Counter((*amount, 1) for amount in price.amounts))
-        ).time_s
+        return self.priced_alone(price).time_s
 
     def seconds(self, amount: Any, rate: float) -> Any:
         """Return the seconds of an amount at a rate; a formula if prices are formulas."""
@@ -338,7 +423,12 @@ class Pricing:
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
-        amounts = tuple(((cause, 1.0), seconds) for cause, seconds in taken.items())
+        amounts: tuple[tuple[Any, Any], ...] = tuple(
+            ((cause, 1.0), seconds) for cause, seconds in taken.items()
+        )
+        # All-reduces that are sent with another one are counted too, so that each joins as many.
+        if (joined := slices_joined(self.wiring.spans(attributes.digits))) != 1:
+            amounts += (("slices", joined),)
         measured = self.hardware.operators.collective(attributes.sent_as, axes)
         # Measured rates replace the spans: seconds of each execution, and ring bytes at a rate.
         if measured is not None and whole is not None:
@@ -364,6 +454,20 @@ class Pricing:
         key = _Key(self.sort(instruction), (), "", instruction.phase)
         if self.hardware.operators.figures:
             return self.as_measured(instruction, key)
+        constants = self.calibration
+        if not constants.is_datasheet:
+            kernel, along = self.place_in_kernels(instruction)
+            of_its_own = key.kind == "contraction" and self.is_kernel(instruction)
+            kind = "kernel" if kernel or of_its_own else "matrix"
+            rate = peak * constants[f"{kind}_efficiency"]
+            # A causal mask hides a half of an attention's products, which its kernel skips.
+            kept = multiplied(kept, SKIPPED) if kernel and not of_its_own else kept
+            weight = constants["traffic" if along else "passes"]
+            # A sum, not a maximum: measured steps wait for memory in addition to products. Only
+            # products count operations, because others take less time for them than for bytes.
+            worked = [((MATRIX, rate), kept)] if key.kind == "contraction" else []
+            moved = [((MEMORY, speed / weight), n) for n in sizes] if weight else []
+            return _Price(key, (("count", 1), ("flops", flops), *worked, *moved))
         if by_traffic is None:
             # Roofline: the longer of arithmetic and memory traffic counts, as in one kernel both
             # run at the same time.

@@ -136,6 +136,10 @@ class Topology:
         """The chip that the topology consists of."""
         return self.hardware
 
+    def on(self, software: str) -> Topology:
+        """Return the topology with the constants of a software stack; see `Hardware.on`."""
+        return replace(self, hardware=self.hardware.on(software))
+
     def shared(self, devices: int) -> Topology:
         """Return the topology unchanged: its devices do not share cores."""
         return self
@@ -431,6 +435,33 @@ def machine(given: str | Machine) -> Machine:
     return load(given)
 
 
+def arranged(given: str | Machine, mesh: Mesh) -> Machine:
+    """Return a chip alone as the vendor joins so many of them: islands, or a slice as sold.
+
+    A topology is returned unchanged. So is a chip of which the vendor sells no such number, whose
+    links are unknown, or whose slice the mesh does not tile: each mesh axis has links of its own
+    then. So it is with named axes, whose prices are formulas for all sizes.
+
+    >>> arranged("h100", Mesh({"fsdp": 16})), arranged("h100", Mesh({"fsdp": 12})).name
+    (Topology(h100:2x8), 'h100')
+    """
+    found = machine(given)
+    joined = found.chip.interconnect
+    cores = joined.cores_per_chip
+    is_known = joined.dimensions or joined.island
+    own_links = found.chip.axis_link_bytes_per_s
+    if isinstance(found, Topology) or not is_known or own_links or mesh.symbolic:
+        return found
+    if mesh.size % cores or joined.default(mesh.size // cores) is None:
+        return found
+    made = Topology(found, chips=mesh.size // cores)
+    try:
+        made.spans(mesh)
+    except HardwareError:
+        return found
+    return made
+
+
 # The source in `chip_text` of a chip that the options of the plan name.
 OF_OPTIONS = "the chip of the plan's options"
 
@@ -446,15 +477,23 @@ def chip_text(asked: str | Machine, devices: int | str, source: str = "as asked 
     return f"{devices} x {machine(asked).chip.name} ({source}; devices of the mesh)"
 
 
-def machine_text(asked: str | Machine, devices: int | str, source: str = "as asked for") -> str:
+def machine_text(
+    asked: str | Machine,
+    devices: int | str,
+    source: str = "as asked for",
+    mesh: Mesh | None = None,
+) -> str:
     """Return the text of `chip_text`, followed by the links between the devices.
+
+    Args:
+      mesh: places a chip alone as `arranged` does; None gives each axis links of its own.
 
     >>> machine_text("v3", 8)
     '8 x tpu_v3 (as asked for; devices of the mesh), each mesh axis on links of its own'
     >>> machine_text("v3:2x2", 8)
     '8 x tpu_v3 (as asked for; devices of the mesh), joined as tpu_v3:2x2'
     """
-    given = machine(asked)
+    given = machine(asked) if mesh is None else arranged(asked, mesh)
     joined = "each mesh axis on links of its own"
     if isinstance(given, Topology):
         joined = f"joined as {given.text}"

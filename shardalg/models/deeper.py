@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.calibration.by_cause import LOCAL, MOVED, ProgramAmounts, amounts
-from shardalg.costs.calibration.constants import Calibration, calibration_of
-from shardalg.costs.cost import MATRIX, MEMORY, Cost, Item, Totals
+from shardalg.costs.analyses.limits import StepLimits
+from shardalg.costs.calibration.by_cause import ProgramAmounts, amounts, items
+from shardalg.costs.cost import MEASURED, Cost, Item, Totals
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Alive, Liveness, Scan
 from shardalg.costs.topology import Topology, machine
@@ -235,11 +235,6 @@ def _moved(more: list[int], high: Sequence[Key], i: int, shift: int, run: int) -
         more[at] += run
 
 
-OVERLAPS = ("measured", "none", "full")
-_BOOKED = {
-    **dict.fromkeys(("matrix", "rereads", "kernel", "kernel_rereads"), MATRIX),
-    **dict.fromkeys(("traffic", "passes"), MEMORY),
-}
 # Numbers of layers of the two plans between which costs are interpolated.
 SHALLOW = (2, 3)
 
@@ -281,25 +276,28 @@ def chip_of(on: Topology | Hardware) -> Hardware:
     return on.hardware if isinstance(on, Topology) else on
 
 
-def priced(
-    depth: int, plans: Mapping[int, Plan], on: Topology | Hardware
-) -> tuple[ProgramAmounts, Totals]:
-    """Return the amounts of work of a model with so many layers, and its totals without seconds.
+def work_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> ProgramAmounts:
+    """Return the amounts of work of a model with so many layers.
 
     Args:
       plans: by layers: of `depth`, or of two numbers of layers.
     """
     done = {n: amounts(plan.program, plan.graph, on) for n, plan in plans.items()}
-    totals = {n: plan.cost(on).totals for n, plan in plans.items()}
     if depth in plans:
-        return done[depth], totals[depth]
+        return done[depth]
     low, high = sorted(plans)
     # Each further layer adds the same amounts, so that the line through two depths is exact.
+    return interpolated_amounts(done[low], done[high], (depth - low) // (high - low))
+
+
+def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) -> Totals:
+    """Return the priced totals of a model with so many layers; see `work_of`."""
+    found = {n: plan.cost(on).totals for n, plan in plans.items()}
+    if depth in plans:
+        return found[depth]
+    low, high = sorted(plans)
     share = (depth - low) // (high - low)
-    memory = _memory(plans[low], plans[high], share, on)
-    return interpolated_amounts(done[low], done[high], share), _totals(
-        totals[low], totals[high], share, memory
-    )
+    return _totals(found[low], found[high], share, _memory(plans[low], plans[high], share, on))
 
 
 def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:
@@ -315,12 +313,33 @@ def _memory(low: Plan, high: Plan, share: int, on: Topology | Hardware) -> Liven
     return deeper(one, other, share)
 
 
+_SUMS = ("count", "flops", "wire_bytes")
+
+
 def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
+    """Return the totals on the line through two models of few layers."""
+
     def line(one: Any, other: Any) -> Any:
         return one + (other - one) * share
 
+    def key(item: Item) -> tuple[str, tuple[str, ...], str, str]:
+        return item.kind, item.axes, item.role, item.phase
+
+    made = []
+    before, after = ({key(item): item for item in totals.items} for totals in (low, high))
+    for each in dict.fromkeys((*before, *after)):
+        # A kind of work that one model does not have counts as none of it.
+        one, other = (
+            side.get(each) or Item(*each, count=0, flops=0, wire_bytes=0, seconds=())
+            for side in (before, after)
+        )
+        seconds = [dict(item.seconds) for item in (one, other)]
+        causes = dict.fromkeys((*seconds[0], *seconds[1]))
+        by_cause = tuple((c, line(*(side.get(c, 0.0) for side in seconds))) for c in causes)
+        sums = {n: line(getattr(one, n), getattr(other, n)) for n in _SUMS}
+        made.append(Item(*each, **sums, seconds=by_cause, slices=max(one.slices, other.slices)))
     return Totals(
-        (),
+        tuple(made),
         line(low.useful_flops, high.useful_flops),
         line(low.useful_s, high.useful_s),
         low.devices,
@@ -328,34 +347,48 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     )
 
 
-def calibrated(
-    done: ProgramAmounts, totals: Totals, calibration: Calibration, overlap: str
-) -> Totals:
-    """Return the totals with calibrated seconds by cause.
-
-    Raises:
-      StrategyError: an unknown overlap.
-    """
-    if overlap not in OVERLAPS:
-        raise StrategyError(f"overlap {overlap!r}: write one of {', '.join(OVERLAPS)}.")
-    weights = calibration.weights(done, overlap)
-    items = []
-    for key, row in done.rows.items():
-        seconds: dict[str, float] = {}
-        for cause in (*LOCAL, *MOVED):
-            if row.get(cause):
-                name = _BOOKED.get(cause, cause)
-                seconds[name] = seconds.get(name, 0.0) + weights[cause] * row[cause]
-        count, flops, sent = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
-        items.append(Item(*key, count, flops, sent, tuple(seconds.items())))
-    return replace(totals, items=tuple(items))
+def from_amounts(done: ProgramAmounts, devices: int, memory: Liveness, chip: Hardware) -> Cost:
+    """Return the cost of amounts of work by the constants of a chip, without useful flops."""
+    used = chip.calibration.pipelined() if done.pipelined else chip.calibration
+    found = Totals(items(done, used), 0, 0, devices, memory)
+    overlap = "none" if used.is_datasheet else MEASURED
+    return Cost(replace(chip, calibration=used), found, found, overlap=overlap)
 
 
 def cost_on(
-    depth: int, plans: Mapping[int, Plan], on: Topology | Hardware, overlap: str = "measured"
+    depth: int,
+    plans: Mapping[int, Plan],
+    on: Topology | Hardware,
+    overlap: str | None = None,
 ) -> Cost:
-    """Return the calibrated cost of a model with so many layers; see `priced`."""
-    done, totals = priced(depth, plans, on)
-    chip = chip_of(on.shared(totals.devices))
-    found = calibrated(done, totals, calibration_of(chip.name), overlap)
-    return Cost(chip, found, found)
+    """Return the cost of a model with so many layers; see `totals_of`.
+
+    Raises:
+      StrategyError: a schedule as overlap, for a model that is interpolated between two others.
+    """
+    if depth in plans:
+        return plans[depth].cost(on, overlap=overlap)
+    if overlap in ("dependences", "asynchronous"):
+        raise StrategyError(
+            f"overlap {overlap!r} is a schedule of one program: write 'measured', 'none' or "
+            "'full', or ask model.plan(...).cost(...)."
+        )
+    # The cost of few layers has the machine's text, the constants and the default overlap.
+    found = totals_of(depth, plans, on)
+    costs = {n: plan.cost(on, overlap=overlap) for n, plan in plans.items()}
+    analysis = partial(_limits_of, depth, costs)
+    return replace(
+        next(iter(costs.values())),
+        totals=found,
+        hints=found,
+        by_module=None,
+        elsewhere=None,
+        analysis=analysis,
+    )
+
+
+def _limits_of(depth: int, costs: Mapping[int, Cost]) -> StepLimits:
+    """Return the parts of a step of many layers on the line through two models of few layers."""
+    low, high = sorted(costs)
+    share = (depth - low) // (high - low)
+    return costs[low].limits * (1 - share) + costs[high].limits * share

@@ -216,7 +216,7 @@ class DenseTransformer:
         hardware: str | Hardware | Topology,
         *,
         strategy: str = "finalized",
-        overlap: str = "measured",
+        overlap: str | None = None,
     ) -> Cost:
         """Step time, memory and utilisation, by the constants that were fitted for the chip.
 

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from shardalg.costs.pipelines.overheads import SHIFTED
+from shardalg.costs.pipelines.loops import SHIFTED
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.errors import PipelineError
 from shardalg.graph.annotate import annotate_dims

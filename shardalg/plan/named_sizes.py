@@ -181,7 +181,7 @@ def conditions_table(plan: Plan) -> Table:
 
 
 def sweep(
-    plan: Plan, hardware: str | Hardware | Topology, overlap: str, sizes: Mapping[str, Any]
+    plan: Plan, hardware: str | Hardware | Topology, overlap: str | None, sizes: Mapping[str, Any]
 ) -> Sweep:
     """Return step time, peak memory and validity at arrays of named sizes; see `Plan.sweep`.
 
@@ -211,7 +211,9 @@ def sweep(
     return Sweep(chip.chip, swept, seconds, peak, holds, doubtful, on)
 
 
-def _sweeper(plan: Plan, chip: Hardware | Topology, overlap: str, known: dict[str, int]) -> Sweeper:
+def _sweeper(
+    plan: Plan, chip: Hardware | Topology, overlap: str | None, known: dict[str, int]
+) -> Sweeper:
     """Return the formulas and facts on a chip, with the sizes that are not swept put in."""
     from shardalg.costs.analyses.sweep import Sweeper
     from shardalg.sizes.facts import NONZERO, Fact

@@ -160,7 +160,7 @@ def overview(plan: Plan, hardware: str | Hardware | None) -> Overview:
     if hardware is not None:
         return Overview(plan, plan.cost(hardware), hardware, text)
     chip = plan.options.hardware
-    return Overview(plan, cost_on(plan, machine(chip)), chip, text)
+    return Overview(plan, cost_on(plan, plan._stages.machine()), chip, text)
 
 
 def headline(plan: Plan) -> str:
@@ -239,7 +239,7 @@ def drawn_plan(plan: Plan) -> DrawnPlan:
     """Return a plan's program with the title of its drawing."""
     from shardalg.show.figures import DrawnPlan
 
-    cost = cost_on(plan, machine(plan.options.hardware))
+    cost = cost_on(plan, plan._stages.machine())
     numbers = cost.at_hints
     note = (
         f"{plan.mesh!r}: {bytes_text(numbers.wire_bytes)} sent per device and step, "

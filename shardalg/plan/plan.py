@@ -471,7 +471,11 @@ class Plan:
         return formatting(self, hardware)
 
     def cost(
-        self, hardware: str | Hardware | Topology | None = None, *, overlap: str = "none"
+        self,
+        hardware: str | Hardware | Topology | None = None,
+        *,
+        overlap: str | None = None,
+        software: str | None = None,
     ) -> Cost:
         """Return step time, communication, peak memory and flops on a chip.
 
@@ -484,17 +488,24 @@ class Plan:
         the bytes that it allocates (median 0.93). `plan.lower().compiled.memory_analysis()`
         compiles the step and returns these bytes.
 
+        Prices use the constants that were fitted for the chip on published steps. A chip without
+        such steps has the constants of the most similar chip, and wider expected errors.
+
         Args:
-          overlap: of compute and collectives: "none", "dependences" (as far as the program allows)
-            or "full".
+          overlap: of compute and collectives: "measured" (the share of communication that was found
+            exposed), "none", "dependences" (as far as the program allows), "asynchronous" or
+            "full". None is "measured" if the chip has constants, else "none".
+          software: the software stack: "xla" (the default of every chip that has it), "pytorch"
+            (FSDP), or "datasheet" for the rates of the data sheet without constants.
 
         Raises:
-          HardwareError: an unknown chip, a mesh that does not tile the topology, or a product of an
-            item type for which the chip has no peak. (`overview` uses the slowest peak instead.)
+          HardwareError: an unknown chip or software, a mesh that does not tile the topology, or
+            a product of an item type for which the chip has no peak. (`overview` uses the slowest
+            peak instead.)
         """
         from shardalg.plan.pricing import cost
 
-        return cost(self, hardware, overlap)
+        return cost(self, hardware, overlap, software)
 
     def timeline(self, hardware: str | Hardware | Topology | None = None) -> Timeline:
         """Return the events of each pipeline stage: a table, a figure, a Chrome trace.
@@ -769,7 +780,7 @@ class Plan:
         return guards(self._stages, self.options, lambda: self._symbolised)
 
     def sweep(
-        self, hardware: str | Hardware | Topology, *, overlap: str = "none", **sizes: Any
+        self, hardware: str | Hardware | Topology, *, overlap: str | None = None, **sizes: Any
     ) -> Sweep:
         """Return step time, peak memory and validity of the plan at arrays of named sizes.
 
@@ -780,7 +791,7 @@ class Plan:
         buffers of the hints.
 
         Args:
-          overlap: "none" or "full", as in `cost`.
+          overlap: "measured", "none" or "full", as in `cost`.
 
         Raises:
           SymbolError: no such name, or arrays that are not sizes or do not broadcast.

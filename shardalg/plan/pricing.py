@@ -21,26 +21,35 @@ if TYPE_CHECKING:
     from shardalg.tables import DataFrame
 
 
-def cost(plan: Plan, hardware: str | Hardware | Topology | None, overlap: str) -> Cost:
+def cost(
+    plan: Plan,
+    hardware: str | Hardware | Topology | None,
+    overlap: str | None,
+    software: str | None,
+) -> Cost:
     """Return the cost of a plan on a chip; see `Plan.cost`.
 
     Raises:
       HardwareError: an unknown chip or topology, or a chip without a peak for a product's type.
     """
-    chip = machine(hardware)  # type: ignore[arg-type]  # None is named there
+    if hardware is None:
+        machine(hardware)  # type: ignore[arg-type]  # raises an error that names the chips
+    chip = plan._stages.machine(hardware)
+    chip = chip if software is None else chip.on(software)
     # The check is not in `cost_on`, because the overview prices such products at the slowest peak.
     check_products(plan.graph, chip.chip)
     return cost_on(plan, chip, overlap=overlap, text=chip_of(plan, hardware))
 
 
 def cost_on(
-    plan: Plan, chip: Hardware | Topology, *, overlap: str = "none", text: str | None = None
+    plan: Plan, chip: Hardware | Topology, *, overlap: str | None = None, text: str | None = None
 ) -> Cost:
     """Return the cost on a chip; products of a type without a peak run at the slowest peak.
 
     Args:
       text: names the machine and its source; None is the machine of the plan's options.
     """
+    from shardalg.costs.analyses.limits import step_limits
     from shardalg.costs.cost import Elsewhere
     from shardalg.show.tables import costs_by_module
 
@@ -51,6 +60,7 @@ def cost_on(
         made,
         by_module=partial(costs_by_module, plan._stages, chip),
         elsewhere=Elsewhere(partial(_fits, plan, chip)),
+        analysis=partial(step_limits, plan.program, plan.graph, chip),
         machine=chip_of(plan, None) if text is None else text,
     )
 
@@ -71,9 +81,10 @@ def chip_of(plan: Plan, hardware: object) -> str:
     Args:
       hardware: the chip that is asked for; None: the one of the plan's options.
     """
+    mesh = None if plan._stages.has_own_links else plan.mesh
     if hardware is not None:
-        return machine_text(hardware, plan.mesh.size)  # type: ignore[arg-type]
-    return machine_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS)
+        return machine_text(hardware, plan.mesh.size, mesh=mesh)  # type: ignore[arg-type]
+    return machine_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS, mesh)
 
 
 def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline:
@@ -85,7 +96,7 @@ def timeline(plan: Plan, hardware: str | Hardware | Topology | None) -> Timeline
     from shardalg.costs.pipelines.events import events
     from shardalg.show.timeline import Timeline
 
-    chip = machine(plan.options.hardware if hardware is None else hardware)
+    chip = plan._stages.machine(hardware)
     check_products(plan.graph, chip.chip)
     of = f"predicted on {chip_of(plan, hardware)}"
     return Timeline(events(plan.program, plan.graph, chip), str(plan.program.mesh), of)
@@ -112,5 +123,7 @@ def formatting(plan: Plan, hardware: str | Hardware | None) -> DataFrame:
     """Return what slices, pads, masks and halos add to the program; see `Plan.formatting`."""
     from shardalg.show.formatting import formatting
 
-    on_chip = None if hardware is None else priced(plan._traced, plan.program, hardware)
+    on_chip = None
+    if hardware is not None:
+        on_chip = priced(plan._traced, plan.program, plan._stages.machine(hardware))
     return formatting(plan.program, plan.graph, on_chip).df

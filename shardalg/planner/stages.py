@@ -167,6 +167,9 @@ class Stages:
       hardware: the chip by whose seconds and memory plans are compared (`Options.hardware`).
       streams: whether loops fetch one layer of a stack per iteration (`Options.stream_layers`).
       kept: gathered copies that stay for the backward pass (`Switches.keep_below_peak`).
+      has_own_links: whether a chip alone gives each mesh axis links of its own. So it is with named
+        axes and with plans at values of these: a formula holds for all sizes of an axis, and no
+        arrangement of chips does.
     """
 
     traced: Traced
@@ -176,6 +179,18 @@ class Stages:
     hardware: str
     streams: bool = False
     kept: Kept = NONE
+    has_own_links: bool = False
+
+    def machine(self, hardware: str | Hardware | Topology | None = None) -> Hardware | Topology:
+        """Return the machine that prices are for: a chip alone in the vendor's arrangement.
+
+        Args:
+          hardware: a chip or topology; None is the chip of the options.
+        """
+        from shardalg.costs.topology import arranged, machine
+
+        given = self.hardware if hardware is None else hardware
+        return machine(given) if self.has_own_links else arranged(given, self.mesh)
 
     @property
     def graph(self) -> Graph:
@@ -195,7 +210,7 @@ class Stages:
     @cached_property
     def cost(self) -> Cost:
         """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
-        return priced(self.traced, self.program, self.hardware)
+        return priced(self.traced, self.program, self.machine())
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -442,17 +457,18 @@ def planned_at(
     """
     from shardalg.sizes.symbolic.symbols import mesh_at
 
+    own = hints.mesh.symbolic or hints.has_own_links
     mesh = mesh_at(hints.mesh, point)
     there = hints.traced.on(mesh, before=hints.mesh)
     traced, constant = _traced_at(there, point)
     # Within one trace, annotations move by axis names. A new trace has sites of its own.
     if there is hints.traced:
         annotations = annotations_at(hints.annotations, traced.graph, mesh)
-        return planned(traced, annotations, options), constant
+        return replace(planned(traced, annotations, options), has_own_links=own), constant
     graphs = hints.graph, traced.graph
     annotations = annotations_on_mesh(graphs, hints.annotations, mesh, traced.first_mesh)
     constant = other_blocks(*graphs, mesh.shape) or constant
-    return planned(traced, annotations, options), constant
+    return replace(planned(traced, annotations, options), has_own_links=own), constant
 
 
 def _traced_at(traced: Traced, point: Mapping[str, int]) -> tuple[Traced, Difference | None]:
@@ -470,9 +486,12 @@ def priced(
     program: Symbolised | SpmdProgram,
     hardware: str | Hardware | Topology,
     *,
-    overlap: str = "none",
+    overlap: str | None = None,
 ) -> Cost:
-    """Return the cost of a function's program on a chip, or on a machine of many chips."""
+    """Return the cost of a function's program on a chip, or on a machine of many chips.
+
+    A chip alone gives each mesh axis links of its own; `Stages.machine` arranges it.
+    """
     from shardalg.costs.step_time import estimate
     from shardalg.costs.topology import machine
 

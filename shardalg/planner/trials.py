@@ -90,7 +90,12 @@ class Trials:
         """Return the plan under these annotations."""
         if annotations == self.stages.annotations:
             return self.stages
-        return planned(self.stages.traced, annotations, self.options)
+        return self._planned(annotations, self.options)
+
+    def _planned(self, annotations: Annotations, options: Options) -> Stages:
+        """Return the plan under other annotations or options, priced on the same links."""
+        made = planned(self.stages.traced, annotations, options)
+        return replace(made, has_own_links=self.stages.has_own_links)
 
     def outcome(self, annotations: Annotations) -> TrialOutcome:
         """Return the outcome of the plan under these annotations."""
@@ -121,7 +126,7 @@ class Trials:
     def deferred(self) -> TrialOutcome:
         """The outcome of the plan that defers sums out of loops (`Switches.defer_in_loops`)."""
         options = Options.of({**self.options.settings, "defer_in_loops": True})
-        return TrialOutcome.of(planned(self.stages.traced, self.stages.annotations, options))
+        return TrialOutcome.of(self._planned(self.stages.annotations, options))
 
     @cached_property
     def other_layers(self) -> TrialOutcome | None:
@@ -135,7 +140,7 @@ class Trials:
         if stages.is_named or not (stages.streams or by_layer(stages.sharded)):
             return None
         options = replace(self.options, stream_layers=not stages.streams)
-        return TrialOutcome.of(planned(stages.traced, stages.annotations, options))
+        return TrialOutcome.of(self._planned(stages.annotations, options))
 
     @property
     def now(self) -> TrialOutcome:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardalg.costs.collectives import group_size, is_collective, wire_bytes
 from shardalg.costs.step_time import timed
-from shardalg.costs.topology import machine
 from shardalg.costs.walk import Execution, local_bytes, sent_bytes, walk
 from shardalg.errors import TableError
 from shardalg.graph.ir import Graph, Node
@@ -366,19 +365,20 @@ Amounts = tuple[str, tuple[()], tuple[Any, ...]]
 def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
     program, graph = stages.program, stages.graph
     owners = modules(graph)
-    for step, _, _, seconds in timed(program, graph, machine(hardware)):
+    for step, _, _, seconds, exposed_s, _ in timed(program, graph, stages.machine(hardware)):
         node = maker(program, graph, step.instruction)
-        attributes, time_s = step.instruction.attributes, seconds * step.count
+        attributes, time_s = step.instruction.attributes, exposed_s * step.count
         sent = 0
         if is_collective(attributes):
             sent = step.count * wire_bytes(attributes, sent_bytes(program, step.instruction))
-        split = (0.0, time_s) if is_collective(attributes) else (time_s, 0.0)
+        whole_s = seconds * step.count
+        split = (0.0, whole_s) if is_collective(attributes) else (whole_s, 0.0)
         yield "" if node is None else owners[node.index], (), (sent, 0, *split, time_s)
 
 
 def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
     graph, owners = stages.graph, modules(stages.graph)
-    for alive in priced(stages.traced, stages.program, hardware).memory.alive:
+    for alive in priced(stages.traced, stages.program, stages.machine(hardware)).memory.alive:
         origin = stages.program.locals[alive.local].origin
         node = None if origin is None else graph.producer[origin]
         # An argument has no producer; it belongs to its first reader.

@@ -226,9 +226,10 @@ def test_what_divides_is_listed_once(ffn):
 
 
 def test_costs_are_sympy_and_the_numbers_at_the_hints(ffn):
-    found = estimate(symbolised(ffn), ffn.graph, load("tpu_v3"), roles=ffn.traced.roles)
+    chip = load("tpu_v3").on("datasheet")
+    found = estimate(symbolised(ffn), ffn.graph, chip, roles=ffn.traced.roles)
     hints = {symbol: symbol.hint for symbol in found.sizes.symbols.values()}
-    numbers = estimate(ffn.program, ffn.graph, load("tpu_v3"), roles=ffn.traced.roles)
+    numbers = estimate(ffn.program, ffn.graph, chip, roles=ffn.traced.roles)
     for name in (
         "step_time_s", "compute_s", "communication_s", "wire_bytes", "flops", "useful_flops",
         "peak_memory_bytes", "devices", "flops_utilization",

@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
 from shardalg.cli import main
-from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.topology import arranged
 
 PROGRAM = """
 import jax
@@ -51,7 +51,7 @@ def planned(schedule):
 def test_bubbles_are_those_of_the_formula(schedule):
     plan = planned(schedule)
     timeline, cost = plan.timeline("tpu_v3"), plan.cost("tpu_v3")
-    spent = overheads(plan.program, plan.graph, load("tpu_v3"))
+    spent = overheads(plan.program, plan.graph, arranged("tpu_v3", plan.mesh))
     assert timeline.step_s == pytest.approx(cost.step_time_s)
     assert timeline.stages == schedule.stages
     for stage in range(schedule.stages):
@@ -180,7 +180,7 @@ def test_loops_of_ones_own(case):
     mesh = sa.Mesh({"L": 4, "X": 2})
     plan = sa.plan(fn, *arguments, mesh=mesh, in_shardings=(P("L"), P()))
     timeline = plan.timeline("tpu_v3")
-    spent = overheads(plan.program, plan.graph, load("tpu_v3"))
+    spent = overheads(plan.program, plan.graph, arranged("tpu_v3", plan.mesh))
     assert timeline.step_s == pytest.approx(plan.cost("tpu_v3").step_time_s)
     assert timeline.bubbles == pytest.approx(bubbles, rel=2e-2)
     assert timeline.bubbles == pytest.approx(spent.bubbles)
@@ -193,7 +193,8 @@ def test_stages_are_counted_without_what_vmap_added():
     arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     mesh = sa.Mesh({"L": 4, "X": 2})
     plan = sa.plan(jax.vmap(pipe), *arguments, mesh=mesh, in_shardings=(P(None, "L"), None))
-    timeline, spent = plan.timeline("tpu_v3"), overheads(plan.program, plan.graph, load("tpu_v3"))
+    timeline = plan.timeline("tpu_v3")
+    spent = overheads(plan.program, plan.graph, arranged("tpu_v3", plan.mesh))
     assert timeline.stages == 4
     for stage in range(4):
         waits = timeline.seconds("bubble", stage)
@@ -214,5 +215,5 @@ def test_pipelines_of_other_stages_wait_as_long_on_every_row():
     waits = [timeline.seconds("bubble", stage) / timeline.step_s for stage in range(4)]
     assert waits == pytest.approx([timeline.bubbles] * 4)
     assert timeline.bubbles == pytest.approx(
-        overheads(plan.program, plan.graph, load("tpu_v3")).bubbles
+        overheads(plan.program, plan.graph, arranged("tpu_v3", plan.mesh)).bubbles
     )

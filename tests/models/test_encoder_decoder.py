@@ -3,7 +3,7 @@
 import pytest
 
 import shardalg as sa
-from shardalg.costs.pipelines.overheads import pipeline_loops
+from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models.published.encoder_decoder import FIGURE_2, EncoderDecoder
 from shardalg.models.published.moe import MoEConfig

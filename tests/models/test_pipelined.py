@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import shardalg as sa
-from shardalg.costs.hardware import load
 from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
 from shardalg.models import transformer
@@ -76,7 +75,8 @@ def full(stages, batches, mesh):
 
 def test_shares_of_the_whole_step():
     plan = full(8, 32, {"L": 8, "X": 16, "Y": 2})
-    spent, cost = overheads(plan.program, plan.graph, load("tpu_v3")), plan.cost("tpu_v3")
+    cost = plan.cost("tpu_v3")
+    spent = overheads(plan.program, plan.graph, arranged("tpu_v3", plan.mesh))
     assert spent.step_s == pytest.approx(cost.step_time_s, rel=1e-9)
     formula = Schedule(8, 32).bubble_ratio
     assert spent.bubble_s / spent.pipelined_s == pytest.approx(formula, rel=1e-9)

@@ -233,7 +233,7 @@ def permute_s(
     return {over[0].cause: sent / (rate * cores), LATENCY: over[0].latency_s}
 
 
-OVERLAPS = ("none", "asynchronous", "dependences", "full")
+OVERLAPS = ("measured", "none", "asynchronous", "dependences", "full")
 
 
 def check_overlap(overlap: str) -> None:
@@ -244,7 +244,8 @@ def check_overlap(overlap: str) -> None:
     """
     if overlap not in OVERLAPS:
         raise HardwareError(
-            f"overlap={overlap!r}: write 'none' (one after the other), 'dependences' (collectives "
+            f"overlap={overlap!r}: write 'measured' (the shares of communication that were found "
+            "exposed on the chip), 'none' (one after the other), 'dependences' (collectives "
             "run during compute that does not wait for them), 'asynchronous' (the same, only for "
             "collectives that the chip's compiler starts ahead) or 'full' (the longer of both)."
         )

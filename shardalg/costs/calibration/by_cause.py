@@ -1,4 +1,4 @@
-"""Seconds of a program at the datasheet's rates, by cause; chains of fused operators.
+"""Seconds of a program at the data sheet's rates, by cause; chains of fused operators.
 
 A chain consists of pointwise operators and reductions with no memory in between. A chain without
 a reduction next to a product runs together with the product, while the matrix unit works.
@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardalg.costs.analyses.overlap import together
+from shardalg.costs.calibration.constants import SKIPPED, Calibration
 from shardalg.costs.collectives import axis_names, moves, seconds_by_cause, wire_bytes
 from shardalg.costs.compute import multiplies, operand_type, shaped_flops
-from shardalg.costs.cost import FORMATTING
+from shardalg.costs.cost import FORMATTING, MATRIX, MEMORY, Item, measured_step_s
 from shardalg.costs.fusion import (
     casts,
     fuses,
@@ -33,12 +35,14 @@ from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.fused_attention import with_recomputed
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
+from shardalg.costs.network.collective_seconds import slices_joined
 from shardalg.costs.network.placement import UnplacedAxes, Wiring
-from shardalg.costs.pipelines.overheads import pipeline_loops
+from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.topology import Topology
 from shardalg.costs.walk import Execution, sent_bytes, walk
 from shardalg.graph.ir import Graph
 from shardalg.pause import collection_paused
+from shardalg.sizes.amounts import times
 from shardalg.spmd.instruction import Collective, Instruction
 from shardalg.spmd.instructions import Apply, Control
 from shardalg.spmd.program import SpmdProgram
@@ -111,14 +115,14 @@ class _UnionFind:
         self.above[self.first(one)] = self.first(other)
 
 
-LOCAL = ("matrix", "rereads", "kernel", "kernel_rereads", "traffic", "passes")
+LOCAL = ("matrix", "kernel", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
-# Causes of time. "matrix": operations of products at the peak. "rereads": one byte of the memory on
-# the chip per operation of a product. "kernel", "kernel_rereads": the same for products that a
-# kernel keeps on the chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains that
-# run together with products, move from and to memory. "passes": bytes of all other chains. "link",
-# "network", "dcn": bytes of collectives over links, between hosts and between slices. "latency":
-# their hops.
+SLICES = "slices"
+# Causes of time. "matrix": operations of products at the peak. "kernel": the same for products that
+# a kernel keeps on the chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains
+# that run together with products, move from and to memory. "passes": bytes of all other chains.
+# "link", "network", "dcn": bytes of collectives over links, between hosts and between slices.
+# "latency": their hops. The quantity "slices" is the number of slices that a collective joins.
 CAUSES = (*LOCAL, *MOVED)
 
 
@@ -131,13 +135,13 @@ class Key(NamedTuple):
     phase: str
 
 
-# Amounts by "count", "flops", "wire_bytes" and the names in `CAUSES`; a missing amount is 0.
+# Amounts by "count", "flops", "wire_bytes", "slices" and the names in `CAUSES`; else 0.
 Quantities = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ProgramAmounts:
-    """Amounts of a program's work, with the datasheet's seconds by cause.
+    """Amounts of a program's work, with the data sheet's seconds by cause.
 
     Attributes:
       rows: quantities by kind, axes, role and phase.
@@ -178,13 +182,24 @@ def _sum(one: Quantities | None, other: Quantities | None) -> Quantities:
 
 @dataclass(frozen=True)
 class _Moved:
-    """Quantities of a collective, as a function of the bytes on a device and the executions."""
+    """Quantities of a collective, as a function of bytes on a device and of the executions.
+
+    All-reduces that are sent as one (`analyses.overlap.together`) have the time of one message,
+    which counts for the first of them; the others take no time.
+    """
 
     attributes: Collective
     wiring: Wiring | UnplacedAxes
 
-    def __call__(self, size: Any, count: Any) -> dict[str, float]:
-        found = seconds_by_cause(self.attributes, size, wiring=self.wiring)
+    def __call__(self, size: Any, *together_and_count: Any) -> dict[str, float]:
+        """Return the quantities, given the operand's bytes, those of the message, and the count."""
+        *message, count = together_and_count
+        found = dict(seconds_by_cause(self.attributes, sum(message), wiring=self.wiring))
+        if not message:
+            found = {}
+        # Published steps grow linearly with the number of slices, at the same bytes per slice.
+        if (joined := slices_joined(self.wiring.spans(self.attributes.digits))) != 1:
+            found[SLICES] = joined
         sent = {"count": 1, "wire_bytes": wire_bytes(self.attributes, size), **found}
         return {name: float(amount * count) for name, amount in sent.items()}
 
@@ -196,15 +211,21 @@ class _Computed:
     Attributes:
       rates: for each amount, the name of its quantity and the rate that turns it into seconds;
         the rate is None for a quantity that is not in seconds.
+      is_roofline: whether only the longest of the times counts, as at the rates of the data sheet.
     """
 
     rates: tuple[tuple[str, float | None], ...]
+    is_roofline: bool = False
 
     def __call__(self, *amounts: Any) -> dict[str, float]:
         *given, count = amounts
         found = {"count": 1.0 * count}
         for (name, rate), amount in zip(self.rates, given, strict=True):
             found[name] = float(amount * count) if rate is None else float(amount) / rate * count
+        if self.is_roofline:
+            times = [(found.pop(name), name) for name, rate in self.rates if rate is not None]
+            longest, name = max(times, default=(0.0, "matrix"))
+            found[name] = longest
         return found
 
 
@@ -250,9 +271,16 @@ def amounts(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) ->
 
 
 @collection_paused()
-def work(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Work:
-    """Return the work of a program whose sizes are numbers or recorded sizes."""
-    split = _Split(program, graph, machine.shared(program.mesh.size))
+def work(
+    program: SpmdProgram, graph: Graph, machine: Hardware | Topology, *, as_priced: bool = False
+) -> Work:
+    """Return the work of a program whose sizes are numbers or recorded sizes.
+
+    Args:
+      as_priced: whether a chip without constants has the times of its prices, the longer of
+        arithmetic and traffic of each instruction. Constants are fitted on the times apart.
+    """
+    split = _Split(program, graph, machine.shared(program.mesh.size), as_priced)
     steps = tuple(
         split.moved(step) if moves(step) else split.computed(step)
         for step in walk(program)
@@ -264,12 +292,17 @@ def work(program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> Wo
 class _Split:
     """Work of single instructions of a program."""
 
-    def __init__(self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology) -> None:
+    def __init__(
+        self, program: SpmdProgram, graph: Graph, machine: Hardware | Topology, as_priced: bool
+    ) -> None:
         self.program, self.graph, self.chip = program, graph, machine.chip
         self.kept = on_chip(program, graph)
         self.inside, self.casts = unwritten(program, graph), casts(program, graph)
         self.chains = chains(program, graph, self.inside)
         self.wiring = machine.wiring(program.mesh)
+        self.together = together(program.block)
+        # Without constants a price takes the longer of arithmetic and traffic (`step_time`).
+        self.is_roofline = as_priced and self.chip.calibration.is_datasheet
 
     def moved(self, step: Execution[Collective]) -> InstructionWork:
         """Return the work of a collective."""
@@ -277,7 +310,9 @@ class _Split:
         axes = axis_names(self.program.mesh, attributes.digits)
         key = Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         size = sent_bytes(self.program, instruction)
-        return InstructionWork(key, _Moved(attributes, self.wiring), (size, step.count))
+        message = self.together.get(id(instruction), (instruction,))
+        sizes = (sent_bytes(self.program, one) for one in message)
+        return InstructionWork(key, _Moved(attributes, self.wiring), (size, *sizes, step.count))
 
     def computed(self, step: Execution) -> InstructionWork:
         """Return the work of a local operator."""
@@ -295,18 +330,51 @@ class _Split:
             flops = shaped_flops(signature, shapes)
             found["flops"] = flops, None
             kind = "other compute"
-            if multiplies(signature):
-                kind, peak = "contraction", product_peak(self.chip, operand_type(signature))
+            is_product, dtype = multiplies(signature), operand_type(signature)
+            if is_product or self.is_roofline:
+                kind = "contraction" if is_product else kind
+                peak = product_peak(self.chip, dtype) if is_product else self.chip.peak(dtype)
                 kept = is_kernel(signature) or not self.kept.isdisjoint(values)
-                arithmetic, rereads = (
-                    ("kernel", "kernel_rereads") if kept else ("matrix", "rereads")
-                )
                 whole = padded_flops(signature, shapes, self.chip.matrix_unit)
                 flops, whole = (
                     with_recomputed(self.graph, instruction.node, n) for n in (flops, whole)
                 )
                 found["flops"] = flops, None
-                found |= {arithmetic: (whole, peak), rereads: (flops, self.chip.sram_bytes_per_s)}
+                if kept and not self.is_roofline:
+                    # A mask hides a part of an attention's products, which its kernel skips.
+                    done = whole if is_kernel(signature) else times(whole, SKIPPED)
+                    found["kernel"] = done, peak
+                else:
+                    found["matrix"] = whole, peak
         rates = tuple((name, rate) for name, (_, rate) in found.items())
         sizes = (*(amount for amount, _ in found.values()), step.count)
-        return InstructionWork(Key(kind, (), "", instruction.phase), _Computed(rates), sizes)
+        computed = _Computed(rates, self.is_roofline)
+        return InstructionWork(Key(kind, (), "", instruction.phase), computed, sizes)
+
+
+def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
+    """Return the items of a cost: seconds of computation by the constants, and of the wire."""
+    # Products, and the products inside of kernels, reach a share of their peak.
+    weights = {
+        "matrix": (MATRIX, 1 / calibration["matrix_efficiency"]),
+        "kernel": (MATRIX, 1 / calibration["kernel_efficiency"]),
+        "traffic": (MEMORY, calibration["traffic"]),
+        "passes": (MEMORY, calibration["passes"]),
+    }
+    found = []
+    for key, row in done.rows.items():
+        seconds: dict[str, float] = defaultdict(float)
+        for cause in CAUSES:
+            if row.get(cause):
+                name, weight = weights.get(cause, (cause, 1.0))
+                seconds[name] += weight * row[cause]
+        count, flops, sent = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
+        slices = row.get(SLICES, 0) / count if count and row.get(SLICES) else 1
+        found.append(Item(*key, count, flops, sent, tuple(seconds.items()), slices))
+    return tuple(found)
+
+
+def step_time_s(done: ProgramAmounts, calibration: Calibration) -> float:
+    """Return the seconds of a step by the constants of a chip and its software."""
+    used = calibration.pipelined() if done.pipelined else calibration
+    return float(measured_step_s(items(done, used), used))

@@ -1,21 +1,25 @@
-"""Constants that the datasheet's seconds are multiplied with, per family of chips."""
+"""Constants that turn a data sheet's seconds into the seconds of real steps.
+
+A constant belongs to a chip and its software stack ("xla", "pytorch"), never to a model. Each has
+a source: a fit on published steps, a data sheet, or a value that several chips share. The chip's
+file (`costs/chips/`) has the values, the rows that they were fitted on, and the error of every row
+when all other rows were fitted (leave-one-out).
+"""
 
 from __future__ import annotations
 
-import json
+import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from shardalg.costs.calibration.by_cause import MOVED, ProgramAmounts
 from shardalg.errors import HardwareError
 
-SCHEMA = "shardalg.calibration/1"
-FILES = Path(__file__).parent / "families"
+DATASHEET = "datasheet"
 # Share of an attention kernel's products that a causal mask hides; the kernel skips them.
 SKIPPED = 0.5
+# Expected errors of a chip that borrows the constants of another chip, as multiples of those.
+BORROWED = 2.0
 
 
 class Meaning(NamedTuple):
@@ -29,169 +33,176 @@ class Meaning(NamedTuple):
 
 
 CONSTANTS: Mapping[str, Meaning] = {
-    "matrix_efficiency": Meaning("1", 1.0, 0.3, 1.0, "share of its peak that products reach"),
-    "reread_bytes": Meaning(
-        "B/flop", 0.0, 0.0, 0.2, "traffic on the chip that a product waits for, per operation"
-    ),
-    "kernel_bytes": Meaning(
-        "B/flop", 0.0, 0.0, 0.5, "the same of products that a kernel keeps on the chip"
+    "matrix_efficiency": Meaning("1", 1.0, 0.1, 1.0, "share of its peak that products reach"),
+    "kernel_efficiency": Meaning(
+        "1", 1.0, 0.02, 1.5, "the same of attention kernels, for the half that a causal mask keeps"
     ),
     "traffic": Meaning(
-        "1",
-        1.0,
-        0.0,
-        5.0,
-        "time that products and their neighbours wait for memory, to that of all their bytes",
+        "1", 1.0, 0.0, 5.0, "memory time of products and their neighbours, to bytes / bandwidth"
     ),
     "passes": Meaning(
-        "1", 1.0, 0.0, 5.0, "the same of operators that no product can hide: norms, softmax, update"
+        "1", 1.0, 0.0, 5.0, "the same of operators apart from products: norms, softmax, update"
     ),
-    "exposed": Meaning(
-        "1",
-        1.0,
-        0.0,
-        4.0,
-        "time of bytes on links that nothing hides, to all of it at the link's speed",
+    "exposed_weights": Meaning(
+        "1", 1.0, 0.0, 4.0, "share of weight gathers and gradient scatters that nothing hides"
     ),
-    "hops": Meaning("1", 1.0, 0.0, 3.0, "time of hops that nothing hides, to all of their latency"),
+    "exposed_data": Meaning(
+        "1", 1.0, 0.0, 4.0, "the same of all-reduces of gradients (data parallelism)"
+    ),
+    "exposed_tensor": Meaning(
+        "1", 1.0, 0.0, 4.0, "the same of collectives on activations (tensor parallelism)"
+    ),
+    "exposed_network": Meaning("1", 1.0, 0.0, 4.0, "the same of bytes between islands of GPUs"),
+    "exposed_slices": Meaning(
+        "1", 1.0, 0.0, 8.0, "time of bytes between slices, to bytes / data sheet's bandwidth"
+    ),
+    "exposed_per_slice": Meaning(
+        "1", 0.0, 0.0, 4.0, "the same, in addition for each slice that the collective joins"
+    ),
     "pipelined": Meaning(
-        "1",
-        1.0,
-        0.5,
-        3.0,
-        "time of computation in a step whose layers are pipelined, to that of the same elsewhere",
+        "1", 1.0, 0.5, 3.0, "computation of a step with pipelined layers, to the same elsewhere"
     ),
 }
 PIPELINED = "pipelined"
-# Largest number of constants of a family.
-MOST = 4
+# Shares of communication; the part for each slice is added to the others.
+EXPOSED = tuple(n for n in CONSTANTS if n.startswith("exposed_") and n != "exposed_per_slice")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a family of chips, and where they are from.
+    """Constants of a chip under a software stack.
 
     Attributes:
-      name: name of the family.
-      chips: the chips that share the constants.
+      software: "xla", "pytorch", a name of the user's own, or "datasheet" for no constants.
       values: value of each constant; a missing constant keeps its default.
-      provenance: the fitted constants, the data, the errors, and the leave-one-out errors.
+      provenance: the source, the fitted constants, and per row its error and its leave-one-out
+        error. Plain data; it takes no part in comparisons.
+      borrowed: the chip whose rows gave the constants; "" for the chip itself.
 
     Raises:
-      HardwareError: a constant is unknown, a value is outside its bounds, or there are more than
-        four constants.
+      HardwareError: a constant is unknown, or a value is outside its bounds.
     """
 
-    name: str
-    chips: tuple[str, ...]
-    values: Mapping[str, float]
-    provenance: Mapping[str, Any]
+    software: str = DATASHEET
+    values: tuple[tuple[str, float], ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    borrowed: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.values, Mapping):
-            raise HardwareError(
-                f"calibration {self.name!r} has {self.values!r}: give numbers by constant, as in "
-                '{"exposed": 0.5}.'
-            )
-        unknown = [name for name in self.values if name not in CONSTANTS]
-        if unknown or len(self.values) > MOST:
-            raise HardwareError(
-                f"calibration {self.name!r} has the constants {', '.join(self.values)}: give at "
-                f"most {MOST} of {', '.join(CONSTANTS)}."
-            )
-        for name, value in self.values.items():
-            least, most = CONSTANTS[name].least, CONSTANTS[name].most
-            if not isinstance(value, int | float) or not least <= value <= most:
+        for name, value in self.values:
+            if name not in CONSTANTS:
                 raise HardwareError(
-                    f"calibration {self.name!r}: {name} is {value!r}; write {least} to {most}."
+                    f"calibration {self.software!r} has the constant {name!r}: the constants are "
+                    f"{', '.join(CONSTANTS)}."
                 )
+            least, most = CONSTANTS[name].least, CONSTANTS[name].most
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not least <= value <= most:
+                raise HardwareError(
+                    f"calibration {self.software!r}: {name} is {value!r}; write {least} to {most}."
+                )
+
+    @property
+    def is_datasheet(self) -> bool:
+        """True if prices are those of the data sheet alone."""
+        return self.software == DATASHEET
 
     def __getitem__(self, name: str) -> float:
         """Return a constant, or its default."""
-        return self.values.get(name, CONSTANTS[name].default)
+        for known, value in self.values:
+            if known == name:
+                return value
+        return CONSTANTS[name].default
 
-    def weights(self, done: ProgramAmounts, overlap: str = "measured") -> dict[str, float]:
-        """Return the factor of the seconds of each cause.
+    def changed(self, **values: float) -> Calibration:
+        """Return the calibration with other values of some constants, without their source.
 
-        A step takes at least as long as its communication, because only computation can hide it.
-        If the family has the constant "pipelined", the computation of a pipelined step takes longer
-        by this factor, and its communication has the datasheet's seconds.
+        >>> Calibration("xla", (("traffic", 1.5),)).changed(passes=0.5).values
+        (('traffic', 1.5), ('passes', 0.5))
+        """
+        return replace(self, values=tuple({**dict(self.values), **values}.items()), provenance={})
+
+    def pipelined(self) -> Calibration:
+        """Return the constants of a step whose layers are stages of a pipeline.
+
+        Its computation takes longer by the constant "pipelined". Its communication is not hidden
+        and has the data sheet's seconds. A calibration without this constant is returned unchanged.
+
+        >>> both = (("exposed_tensor", 2.0), ("pipelined", 1.5))
+        >>> Calibration("xla", both).pipelined()["exposed_tensor"]
+        1.0
+        """
+        if PIPELINED not in dict(self.values):
+            return self
+        slower = self[PIPELINED]
+        efficiencies = {n: self[n] / slower for n in ("matrix_efficiency", "kernel_efficiency")}
+        traffic = {n: self[n] * slower for n in ("traffic", "passes")}
+        exposed = dict.fromkeys(EXPOSED, 1.0)
+        kept = {n: v for n, v in self.values if n != PIPELINED}
+        found = {**kept, **exposed, **traffic, **efficiencies}
+        return replace(self, values=tuple(found.items()))
+
+    def exposed(self, kind: str, role: str) -> float:
+        """Return the share of a collective's bytes on links whose time nothing hides.
 
         Args:
-          overlap: "measured" exposes the measured share of communication. "none" exposes all of it,
-            or the measured share if that is larger. "full" exposes only the communication that
-            takes longer than the computation.
+          kind: kind of the collective; role: the role of the value that it moves.
 
-        >>> from shardalg.costs.calibration.by_cause import Key
-        >>> done = ProgramAmounts({Key("contraction", (), "", "forward"): {"matrix": 1.0}})
-        >>> NOTHING.weights(done)["matrix"], NOTHING.weights(done, "full")["link"]
-        (1.0, 0.0)
+        >>> one = Calibration("xla", (("exposed_weights", 0.3), ("exposed_tensor", 0.9)))
+        >>> one.exposed("all_gather", "weight"), one.exposed("all_gather", "activation")
+        (0.3, 0.9)
         """
-        apart = done.pipelined and PIPELINED in self.values
-        local = self._local(self[PIPELINED] if apart else 1.0)
-        seconds = done.by_cause()
-        computed = sum(weight * seconds[cause] for cause, weight in local.items())
-        moved = sum(seconds[cause] for cause in MOVED)
-        measured = CONSTANTS["exposed"].default if apart else self["exposed"]
-        wanted = {"measured": measured, "none": max(1.0, measured), "full": 0.0}[overlap]
-        # Computation hides at most its own seconds: exposed * moved >= moved - computed.
-        exposed = max(wanted, 1 - computed / moved) if moved else wanted
-        waits = {"measured": self["hops"], "none": max(1.0, self["hops"]), "full": exposed}
-        return {**local, **dict.fromkeys(MOVED, exposed), "latency": waits[overlap]}
+        # ZeRO gathers weights and scatters gradients along one axis, ahead of or behind the layer
+        # that needs them; plain data parallelism reduces gradients; the rest is on the critical
+        # path of the layers.
+        if role == "weight" or (role == "gradient" and kind == "reduce_scatter"):
+            return self["exposed_weights"]
+        return self["exposed_data" if role == "gradient" else "exposed_tensor"]
 
-    def _local(self, slower: float) -> dict[str, float]:
-        """Return the factor of the seconds of each cause of computation."""
-        share = slower / self["matrix_efficiency"]
-        return {
-            "matrix": share,
-            "rereads": slower * self["reread_bytes"],
-            "kernel": SKIPPED * share,
-            "kernel_rereads": slower * self["kernel_bytes"],
-            "traffic": slower * self["traffic"],
-            "passes": slower * self["passes"],
-        }
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """Expected errors of a step time: the median and the worst of the leave-one-out errors.
 
-    def step_time_s(self, done: ProgramAmounts) -> float:
-        """Return the seconds of a step: computation and exposed communication."""
-        seconds = done.by_cause()
-        return sum(weight * seconds[cause] for cause, weight in self.weights(done).items())
+        They are shares of the measured time. None if the constants have no rows.
+        """
+        rows = self.provenance.get("rows", {})
+        found = [abs(row["left_out"]) for row in rows.values()]
+        if not found:
+            return None
+        wider = BORROWED if self.borrowed else 1.0
+        return wider * statistics.median(found), wider * max(found)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return {"values": dict(self.values), "provenance": dict(self.provenance)}
 
 
-# No measurements: every constant is its default.
-NOTHING = Calibration("datasheet", (), {}, {})
+# Prices at the rates of the data sheet.
+NOTHING = Calibration()
 
 
-def from_json(data: Any, where: str = "calibration") -> Calibration:
-    """Return a `Calibration` from plain data.
+def from_json(data: Any, software: str, where: str = "calibration") -> Calibration:
+    """Return a `Calibration` from plain data: {"values": {constant: value}, "provenance": {...}}.
 
     Raises:
-      HardwareError: the schema is another one, a key is missing, or `Calibration` refuses a value.
+      HardwareError: a key is missing, or `Calibration` refuses a value.
 
-    >>> from_json(NOTHING.to_json()) == NOTHING
-    True
+    >>> from_json({"values": {"traffic": 1.5}, "provenance": {}}, "xla")["traffic"]
+    1.5
     """
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise HardwareError(f"{where}: schema {found!r}, but {SCHEMA!r} is read.")
-    names = ("name", "chips", "values", "provenance")
-    missing = [name for name in names if name not in data]
-    if missing:
-        raise HardwareError(f"{where}: {', '.join(missing)} is missing.")
-    return Calibration(data["name"], tuple(data["chips"]), data["values"], data["provenance"])
-
-
-@cache
-def families() -> tuple[Calibration, ...]:
-    """Return the calibrations of the package."""
-    found = sorted(FILES.glob("*.json"))
-    return tuple(from_json(json.loads(path.read_text()), str(path)) for path in found)
-
-
-def calibration_of(chip: str) -> Calibration:
-    """Return the calibration of a chip's family, or the datasheet's for an unknown chip."""
-    found = (one for one in families() if chip in one.chips)
-    return next(found, replace(NOTHING, chips=(chip,)))
+    entry = '{"values": {constant: number}, "provenance": {...}}'
+    values, provenance = (
+        (data.get("values"), data.get("provenance")) if isinstance(data, dict) else (None, None)
+    )
+    if not isinstance(values, dict) or not isinstance(provenance, dict):
+        raise HardwareError(f"{where}: calibration {software!r} is {data!r:.80}; write {entry}.")
+    rows = provenance.get("rows", {})
+    good = isinstance(rows, dict) and all(
+        isinstance(row, dict) and isinstance(row.get("left_out"), int | float)
+        for row in rows.values()
+    )
+    if not good:
+        raise HardwareError(
+            f'{where}: calibration {software!r} has rows without a number "left_out".'
+        )
+    return Calibration(software, tuple(values.items()), provenance)

@@ -1,6 +1,6 @@
 """Fits of constants and rates to measured steps, by least squares of relative errors.
 
-`fit` finds the constants of a family of chips, within their bounds, with leave-one-out errors.
+`fit` finds constants of chips, within their bounds, with leave-one-out errors.
 `rate_amounts` counts a program's use of each figure of `OperatorRates`, and `core_fit` finds
 the rates of one core from programs that ran on it.
 """
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardalg.costs.calibration.by_cause import ProgramAmounts
-from shardalg.costs.calibration.constants import CONSTANTS, MOST, Calibration
+from shardalg.costs.calibration.by_cause import ProgramAmounts, step_time_s
+from shardalg.costs.calibration.constants import CONSTANTS, Calibration
 from shardalg.costs.calibration.operator_rates import (
     MATMUL,
     POINTWISE,
@@ -29,6 +29,7 @@ from shardalg.costs.collectives import RING_BYTES
 from shardalg.costs.compute import operand_type, shaped_flops
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import Timed, timed
+from shardalg.costs.topology import Machine, Topology, machine
 from shardalg.errors import HardwareError, TableError
 from shardalg.graph.ir import Graph
 from shardalg.spmd.instructions import Apply
@@ -176,28 +177,53 @@ class Measured:
 
     Attributes:
       name: name of the step.
+      chip: name of the chip that it ran on.
       amounts: amounts of its plan, on the machine that it ran on.
       step_time_s: measured seconds.
     """
 
     name: str
+    chip: str
     amounts: ProgramAmounts
     step_time_s: float
 
 
+class Free(NamedTuple):
+    """Constants that have one value, to be fitted, and the chips that share it."""
+
+    constants: tuple[str, ...]
+    chips: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Fit:
-    """A calibration, and its errors.
+    """Fitted constants, and their errors.
 
     Attributes:
-      calibration: the fitted constants.
+      calibrations: the constants of each chip.
       errors: `predicted / measured - 1` of each step.
       left_out: the same error, with constants that are fitted on all other steps.
     """
 
-    calibration: Calibration
+    calibrations: Mapping[str, Calibration]
     errors: Mapping[str, float]
     left_out: Mapping[str, float]
+
+    def apply(self, hardware: str | Machine) -> Machine:
+        """Return a chip or topology with the fitted constants of its chip.
+
+        Raises:
+          HardwareError: no step ran on that chip.
+        """
+        found = machine(hardware)
+        chip = found.chip
+        if chip.name not in self.calibrations:
+            raise HardwareError(
+                f"no measured step ran on {chip.name!r}, but on {', '.join(self.calibrations)}."
+            )
+        own = self.calibrations[chip.name]
+        fitted = replace(chip, calibration=own, calibrations=(own, *chip.calibrations))
+        return replace(found, hardware=fitted) if isinstance(found, Topology) else fitted
 
     @property
     def median_left_out(self) -> float:
@@ -205,68 +231,89 @@ class Fit:
         return statistics.median(map(abs, self.left_out.values()))
 
 
-def fit(family: Calibration, measured: Sequence[Measured], constants: Sequence[str]) -> Fit:
-    """Return the named constants that predict the measured steps best.
+def fit(measured: Sequence[Measured], base: Mapping[str, Calibration], free: Sequence[Free]) -> Fit:
+    """Return the constants that predict the measured steps best.
 
     The method is least squares of relative errors, with each constant within its bounds (scipy's
     trust region).
 
     Args:
-      family: name and chips of the family. Its constants that are not fitted keep their values.
+      base: the constants of each chip before the fit; those that are not fitted keep their values.
+      free: the constants to fit.
 
     Raises:
       TableError: there are too few steps for the constants, or two steps have one name.
-      HardwareError: there are no constants or more than four, or one is unknown or given twice.
+      HardwareError: there are no constants, or one is unknown or given twice.
     """
-    listed = isinstance(constants, Sequence) and not isinstance(constants, str)
-    unknown = not listed or any(c not in tuple(CONSTANTS) for c in constants)
-    if unknown or not 1 <= len(constants) <= MOST or len({*constants}) < len(constants):
+    names = [name for one in free for name in one.constants]
+    places = [(name, chip) for one in free for chip in one.chips for name in one.constants]
+    unknown = any(name not in CONSTANTS for name in names)
+    if not free or unknown or len(set(places)) < len(places):
         raise HardwareError(
-            f"constants {constants!r}: give one to {MOST} of {', '.join(CONSTANTS)}, each once, "
-            'as in ["exposed"].'
+            f"constants {names!r}: give some of {', '.join(CONSTANTS)}, each once per chip, "
+            'as in ["matrix_efficiency"].'
         )
-    if len(measured) <= len(constants):
+    if len(measured) <= len(free):
         raise TableError(
-            f"{len(measured)} measured steps cannot tell {len(constants)} constants apart and "
+            f"{len(measured)} measured steps cannot tell {len(free)} constants apart and "
             "leave one out: give more rows, or fewer constants."
         )
     twice = [name for name, times in Counter(m.name for m in measured).items() if times > 1]
     if twice:
         raise TableError(f"measured steps of one name, {twice[0]!r}: give each its own.")
-    problem = _Problem(family, tuple(constants))
+    problem = _Problem(base, tuple(free))
     whole = problem.solved(measured)
     left = {
         one.name: _error(problem.solved([m for m in measured if m is not one]), one)
         for one in measured
     }
-    return Fit(whole, {one.name: _error(whole, one) for one in measured}, left)
+    return Fit(whole, errors_of(whole, measured), left)
 
 
-def _error(calibration: Calibration, one: Measured) -> float:
-    return calibration.step_time_s(one.amounts) / one.step_time_s - 1
+def errors_of(
+    calibrations: Mapping[str, Calibration], measured: Iterable[Measured]
+) -> dict[str, float]:
+    """Return `predicted / measured - 1` of each step, by its name."""
+    return {one.name: _error(calibrations, one) for one in measured}
+
+
+def _error(calibrations: Mapping[str, Calibration], one: Measured) -> float:
+    return step_time_s(one.amounts, calibrations[one.chip]) / one.step_time_s - 1
 
 
 @dataclass(frozen=True)
 class _Problem:
-    family: Calibration
-    constants: tuple[str, ...]
+    """A search for constants: the constants before it, and those that are free."""
 
-    def calibration(self, values: Any) -> Calibration:
-        """Return the calibration at a point of the search."""
-        given = dict(zip(self.constants, map(float, values), strict=True))
-        return replace(self.family, values={**self.family.values, **given}, provenance={})
+    base: Mapping[str, Calibration]
+    free: tuple[Free, ...]
 
-    def solved(self, measured: Sequence[Measured]) -> Calibration:
+    def calibrations(self, values: Any) -> dict[str, Calibration]:
+        """Return the calibrations at a point of the search."""
+        found = dict(self.base)
+        for (constants, chips), value in zip(self.free, map(float, values), strict=True):
+            for chip in chips:
+                found[chip] = found[chip].changed(**dict.fromkeys(constants, value))
+        return found
+
+    def solved(self, measured: Sequence[Measured]) -> dict[str, Calibration]:
         """Return the least-squares constants, searched in units of their bounds."""
         from scipy.optimize import least_squares
 
-        bounds = [(CONSTANTS[c].least, CONSTANTS[c].most) for c in self.constants]
+        bounds = [(CONSTANTS[c[0]].least, CONSTANTS[c[0]].most) for c, _ in self.free]
         low, high = np.array(bounds).T
 
         def errors(x: Any) -> list[float]:
-            one = self.calibration(low + x * (high - low))
-            return [_error(one, step) for step in measured]
+            at = self.calibrations(low + x * (high - low))
+            return [_error(at, step) for step in measured]
 
-        start = np.full(len(self.constants), 0.5)
-        found = least_squares(errors, start, bounds=(0.0, 1.0), xtol=1e-12, ftol=1e-12)
-        return self.calibration(low + found.x * (high - low))
+        # The search starts inside of the bounds, near the values of most chips.
+        start = [_START.get(c[0], CONSTANTS[c[0]].default) for c, _ in self.free]
+        start = (np.array(start) - low) / (high - low)
+        found = least_squares(
+            errors, np.clip(start, 0.02, 0.98), bounds=(0.0, 1.0), xtol=1e-10, ftol=1e-10
+        )
+        return self.calibrations(low + found.x * (high - low))
+
+
+_START = {"matrix_efficiency": 0.8, "kernel_efficiency": 0.4, "exposed_per_slice": 0.3}

@@ -86,6 +86,11 @@ def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
     return tuple(LinkStage(tuple(found[key])) for key in sorted(found))
 
 
+def slices_joined(spans: Sequence[DigitSpan]) -> Any:
+    """Return the number of slices that a collective over these spans joins; 1 inside a slice."""
+    return math.prod(span.count for span in spans if span.level.medium == SLICES)
+
+
 # Seconds by cause ("link", "network", "dcn" or "latency"), in numbers or formulas.
 Seconds = dict[str, Any]
 

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from shardalg.costs.analyses.overlap import executed
 from shardalg.costs.hardware import Hardware
-from shardalg.costs.pipelines.overheads import PipelineLoop, pipeline_loops
+from shardalg.costs.pipelines.loops import PipelineLoop, pipeline_loops
 from shardalg.costs.step_time import Timed, timed
 from shardalg.costs.topology import Topology
 from shardalg.graph.ir import Graph
@@ -105,7 +105,8 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
         return kind, each.axes, each.step.instruction.phase
 
     for (kind, axes, phase), run in groupby(steps, sort):
-        seconds = sum(each.seconds * each.step.count for each in run) / trips
+        # A collective takes the part of its time that a step waits for.
+        seconds = sum(each.exposed_s * each.step.count for each in run) / trips
         if seconds:
             yield EventGroup(kind, axes, phase, seconds)
 

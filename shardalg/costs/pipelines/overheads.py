@@ -16,9 +16,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.step_time import timed
 from shardalg.costs.topology import Topology
-from shardalg.graph.ir import Graph, Site
+from shardalg.graph.ir import Graph
 from shardalg.spmd.program import SpmdProgram
 
 BARRIER = "optimization_barrier"
@@ -86,23 +87,6 @@ def _reached(graph: Graph, seeds: set[int]) -> set[int]:
     return reached
 
 
-# The name of the site on the buffer that shifts.
-SHIFTED = "pipeline_state"
-
-
-@dataclass(frozen=True)
-class PipelineLoop:
-    """A loop that is a pipeline.
-
-    Attributes:
-      node: the graph node of the loop.
-      stages: size of the buffer's leading dimension, not counting dimensions that vmap added.
-    """
-
-    node: int
-    stages: int
-
-
 @dataclass(frozen=True)
 class Overheads:
     """Seconds of one step on one device.
@@ -131,29 +115,6 @@ class Overheads:
         return self.recompute_s / self.step_s if self.step_s else 0.0
 
 
-def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
-    """Return the pipelines of a function, by the node of their loop."""
-    found: dict[int, PipelineLoop] = {}
-    for site in graph.sites:
-        if site.name == SHIFTED:
-            shape = graph.values[graph.nodes[site.node].results[0]].type.shape
-            added, loop = graph.added_dims(site), _loop_around(graph, site)
-            stages = next((n for dim, n in enumerate(shape) if dim not in added), None)
-            if loop is not None and stages is not None:
-                found[loop] = PipelineLoop(loop, stages)
-    return found
-
-
-def _loop_around(graph: Graph, site: Site) -> int | None:
-    """Return the node of the loop around a site; None if its trip count is unknown."""
-    region = graph.regions[graph.nodes[site.node].region]
-    while region.kind in ("remat", "cond"):
-        parent = region.parent if region.node is None else graph.nodes[region.node].region
-        assert parent is not None, "only the whole program has no parent"
-        region = graph.regions[parent]
-    return region.node if region.kind == "scan" and region.trip_count else None
-
-
 def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Overheads:
     """Return the seconds that a program spends in bubbles and in recomputation.
 
@@ -163,7 +124,7 @@ def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology)
     loops, again = pipeline_loops(graph), recomputed(graph)
     step_s = pipelined_s = bubble_s = recompute_s = 0.0
     for each in timed(program, graph, hardware):
-        seconds = each.seconds * each.step.count
+        seconds = each.exposed_s * each.step.count
         step_s += seconds
         recompute_s += seconds * (each.step.instruction.node in again)
         around = next((i for i in each.step.loops if i.node in loops), None)

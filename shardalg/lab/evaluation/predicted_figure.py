@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardalg.costs.calibration.constants import calibration_of
-from shardalg.costs.hardware import load
 from shardalg.lab.evaluation.prediction import ANCHOR, STEP, TRAINED, Compared
-from shardalg.models.measured.measurements import published
+from shardalg.lab.evaluation.published_runs import published_runs
 from shardalg.pictures import png
 
 if TYPE_CHECKING:
@@ -58,11 +56,13 @@ def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
 def published_rows() -> dict[str, list[Point]]:
     """Return published steps on other chips, each priced by constants fitted on the other rows."""
     found: dict[str, list[Point]] = {}
-    for kind, name in (("tpu", "MaxText: TPU v4, v5e, v5p"), ("gpu", "llm-foundry: A100, H100")):
-        for row in published(kind):
-            left_out = calibration_of(load(row.chip).name).provenance["rows"][row.name]["left_out"]
-            point = Point(row.step_time_s, row.step_time_s * (1 + left_out))
-            found.setdefault(name, []).append(point)
+    for run in published_runs():
+        if run.skip:
+            continue
+        chip = run.machine.on(run.software).chip
+        left_out = chip.calibration.provenance["rows"][run.name]["left_out"]
+        point = Point(run.step_s, run.step_s * (1 + left_out))
+        found.setdefault(f"{chip.name}, {run.software}", []).append(point)
     return found
 
 

@@ -19,22 +19,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardalg.costs.calibration.by_cause import MOVED, amounts
-from shardalg.costs.calibration.constants import PIPELINED, Calibration
-from shardalg.costs.calibration.fit import Fit, Measured, fit
+from shardalg.costs.calibration.by_cause import amounts, items, step_time_s
+from shardalg.costs.calibration.constants import EXPOSED, PIPELINED, Calibration
+from shardalg.costs.calibration.fit import Fit, Free, Measured, fit
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.topology import Topology
 from shardalg.lab.evaluation.pipelined_columns import planned
 from shardalg.lab.evaluation.prediction import ANCHORS, STEP
 from shardalg.lab.evaluation.published import Column, column, columns
 from shardalg.lab.evaluation.two_dimensional import CHIP, plans, topology
-from shardalg.models.deeper import priced
+from shardalg.models.deeper import work_of
 
 if TYPE_CHECKING:
     from shardalg.costs.calibration.by_cause import ProgramAmounts
 
-FITTED = ("matrix_efficiency", "exposed")
-HELD = {"traffic": 0.0}
+# Communication has one share here: the tables have no columns without tensor parallelism.
+FITTED = (
+    Free(("matrix_efficiency",), (CHIP,)),
+    Free(("exposed_weights", "exposed_data", "exposed_tensor"), (CHIP,)),
+)
+HELD = Calibration("xla", (("traffic", 0.0),))
 TRAINING = 5
 PROVENANCE = "GSPMD (arXiv:2105.04663), step times of five columns of Tables 2 and 3"
 
@@ -47,13 +51,13 @@ def done(column: Column) -> ProgramAmounts:
 
 def done_on(column: Column, machine: Topology | Hardware) -> ProgramAmounts:
     """Return the work of the step by cause on another machine."""
-    return priced(column.facts["L"], plans(column), machine)[0]
+    return work_of(column.facts["L"], plans(column), machine)
 
 
 def measured(column: Column, machine: Hardware | None = None) -> Measured:
     """Return the column's measured step with its work, on its slice or on another machine."""
     amounts = done(column) if machine is None else done_on(column, machine)
-    return Measured(column.id, amounts, column.measured[STEP])
+    return Measured(column.id, CHIP, amounts, column.measured[STEP])
 
 
 def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Column, ...]:
@@ -81,17 +85,29 @@ def fitted(steps: Sequence[Measured]) -> Fit:
     Raises:
       TableError: fewer columns than constants.
     """
-    return fit(Calibration(CHIP, (CHIP,), HELD, {}), steps, FITTED)
+    return fit(steps, {CHIP: HELD}, FITTED)
 
 
-def with_pipelines(family: Calibration) -> Calibration:
+def with_pipelines(constants: Calibration) -> Calibration:
     """Add the constant of pipelined steps that gives the anchor's measured time."""
     anchor = column(ANCHORS[4])
     plan = planned(anchor)
     work = amounts(plan.program, plan.graph, topology(anchor))
-    seconds, weights = work.by_cause(), family.weights(work)
-    sent = sum(seconds[cause] for cause in MOVED)
-    computed = sum(seconds[c] * weight for c, weight in weights.items() if c not in MOVED)
-    values = {**family.values, PIPELINED: (anchor.measured[STEP] - sent) / computed}
-    provenance = {**family.provenance, PIPELINED: f"{anchor.id} of Table 4 alone, solved for"}
-    return replace(family, values=values, provenance=provenance)
+    # Communication of a pipelined step has the data sheet's seconds (`Calibration.pipelined`).
+    exposed = constants.changed(**dict.fromkeys(EXPOSED, 1.0))
+    sent = sum(i.time_s for i in items(work, exposed) if i.is_communication)
+    computed = step_time_s(replace(work, pipelined=False), exposed) - sent
+    value = (anchor.measured[STEP] - sent) / computed
+    provenance = {**constants.provenance, PIPELINED: f"{anchor.id} of Table 4 alone, solved for"}
+    return replace(constants.changed(**{PIPELINED: value}), provenance=provenance)
+
+
+def shipped() -> Calibration:
+    """Return the constants of TPU v3: fitted on five columns, and one column with a pipeline."""
+    found = fitted([measured(each) for each in training_columns()])
+    rows = {
+        name: {"error": e, "left_out": found.left_out[name]} for name, e in found.errors.items()
+    }
+    names = {name: [CHIP] for free in FITTED for name in free.constants}
+    provenance = {"source": PROVENANCE, "fitted": names, "held": "", "rows": rows}
+    return with_pipelines(replace(found.calibrations[CHIP], provenance=provenance))

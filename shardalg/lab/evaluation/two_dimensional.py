@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from shardalg.algebra.mesh import Mesh
-from shardalg.costs.calibration.constants import calibration_of
 from shardalg.costs.cost import Cost
+from shardalg.costs.hardware import load
 from shardalg.costs.topology import Topology
 from shardalg.lab.evaluation.prediction import (
     HELD_OUT,
@@ -56,7 +56,7 @@ def topology(column: Column) -> Topology:
 
 def trained() -> frozenset[str]:
     """Return the ids of the columns that the shipped constants were fitted on."""
-    return frozenset(calibration_of(CHIP).provenance.get("rows", ()))
+    return frozenset(load(CHIP).calibration.provenance.get("rows", ()))
 
 
 @cache

@@ -1,11 +1,10 @@
 """Measured steps of dense Transformers, read from tables: model, machine, strategy and seconds.
 
 A row is a mapping (of a list, a CSV or JSON file, a pandas table). It has the sizes of
-`DenseTransformer` by their names, or by those of the published tables that come with the package
-(`measurements.json`: MaxText's and llm-foundry's), a chip, a mesh, and one of `step_time_s`
-(seconds), `tokens_per_s` (of all devices) and `tflops_per_chip` (1e12 per second and chip; of
-6 flops per parameter and 12 L S N D per token, what is rematerialised not counted). A cell that is
-empty, None or NaN is not there.
+`DenseTransformer` by their names, or by those of MaxText's and llm-foundry's tables, a chip,
+a mesh, and one of `step_time_s` (seconds), `tokens_per_s` (of all devices) and `tflops_per_chip`
+(1e12 per second and chip; of 6 flops per parameter and 12 L S N D per token, without what is
+rematerialised). A cell that is empty, None or NaN is not there.
 
 Constants of a family of chips from a table of measured steps of dense Transformers.
 """
@@ -18,22 +17,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardalg.costs.calibration.constants import Calibration
-from shardalg.costs.calibration.fit import Fit, Measured, fit
+from shardalg.costs.calibration.by_cause import amounts
+from shardalg.costs.calibration.constants import CONSTANTS, EXPOSED, Calibration
+from shardalg.costs.calibration.fit import Fit, Free, Measured, fit
 from shardalg.costs.hardware import load
-from shardalg.errors import ShardalgError, TableError
-from shardalg.models.deeper import machine_for, priced
+from shardalg.costs.topology import Machine, arranged
+from shardalg.errors import HardwareError, ShardalgError, TableError
+from shardalg.models.deeper import machine_for, work_of
 from shardalg.models.dense import DenseTransformer
 from shardalg.models.dense_strategies import mesh_of
+from shardalg.plan.plan import Plan
 
 Row = Mapping[str, Any]
-PUBLISHED = Path(__file__).with_name("measurements.json")
 MEASURED = ("step_time_s", "tokens_per_s", "tflops_per_chip")
 _UNITLESS = {"step_time": "step_time_s", "time": "step_time_s", "tokens": "tokens_per_s"}
 _NAMES = {
@@ -217,13 +217,14 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
 def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     """Give each measurement a unique name; equal names are extended by the fields that differ.
 
-    >>> one = published("tpu")[0]
+    >>> sizes = dict(layers=1, model_dim=64, hidden_dim=128, heads=2, vocab=64, seq=16, batch=8)
+    >>> one = from_row({"chip": "h100", "model": "small", "gpus": 8, "step_time_s": 1.0, **sizes})
     >>> other = replace(one, model=replace(one.model, optimizer="sgd"))
     >>> for row in told_apart((one, other, other)):
     ...     print(row.name)
-    v5e 16B 2048 on fsdp=256, optimizer=adam
-    v5e 16B 2048 on fsdp=256, optimizer=sgd
-    v5e 16B 2048 on fsdp=256, optimizer=sgd, again 1
+    h100 small 16 on fsdp=8, optimizer=adam
+    h100 small 16 on fsdp=8, optimizer=sgd
+    h100 small 16 on fsdp=8, optimizer=sgd, again 1
     """
     alike: dict[str, list[MeasuredStep]] = {}
     for row in rows:
@@ -298,43 +299,108 @@ def _value(cell: Any) -> Any:
         return cell
 
 
-@cache
-def published(kind: str) -> tuple[MeasuredStep, ...]:
-    """Return the package's own measurements, with their sources: "tpu" or "gpu".
-
-    >>> len(published("tpu")), len(published("gpu"))
-    (7, 12)
-    """
-    return read(json.loads(PUBLISHED.read_text())[kind])
-
-
 def calibrate(
-    table: Any,
-    constants: Sequence[str] = ("matrix_efficiency", "exposed"),
+    steps: Any,
+    constants: Sequence[str] | None = None,
     *,
+    hardware: str | Machine | None = None,
     name: str = "calibrated",
     given: Mapping[str, float] | None = None,
 ) -> Fit:
-    """Fit the constants to measured steps; return them with their errors.
+    """Fit the constants of chips to measured steps; return them with their errors.
+
+    `calibrate(...).apply(hardware)` is the machine with the fitted constants.
 
     Args:
-      table: as `measurements.read` reads it: rows with the sizes of a `DenseTransformer`, a chip, a
-        mesh and one of step_time_s, tokens_per_s and tflops_per_chip.
-      constants: at most four, to be fitted (`costs.calibration.constants.CONSTANTS`).
-      name: of the family; given: constants that are held.
+      steps: pairs of a plan and the measured seconds of its step; or a table as `read` takes it:
+        rows with the sizes of a `DenseTransformer`, a chip, a mesh and one of step_time_s,
+        tokens_per_s and tflops_per_chip.
+      constants: the constants to fit (`costs.calibration.constants.CONSTANTS`); "exposed" is all
+        shares of communication in one, "memory" is traffic and passes in one. None chooses one
+        constant for every four steps, the share of the matrix unit's peak first.
+      hardware: the chip or topology that the plans ran on; a table names its chips itself.
+      name: of the software stack; given: constants that are held instead of the chip's own.
 
     Raises:
       TableError: rows without a unit, with no number, or fewer than constants.
-      HardwareError: an unknown chip or constant.
+      HardwareError: an unknown chip or constant, or plans without hardware.
+
+    >>> import jax, shardalg as sa
+    >>> mesh = sa.Mesh({"X": 2})
+    >>> sizes = [jax.ShapeDtypeStruct((n, n), "bfloat16") for n in (1024, 2048)]
+    >>> plans = [sa.plan(lambda x: x @ x, x, mesh=mesh) for x in sizes]
+    >>> found = calibrate([(plans[0], 6.5e-6), (plans[1], 3.8e-5)], hardware="h100")
+    >>> f"{found.apply('h100').calibration['matrix_efficiency']:.1f}"
+    '0.7'
     """
-    rows = told_apart(table if _is_read(table) else read(table))
-    steps = [_measured(number, row) for number, row in enumerate(rows)]
-    chips = tuple(dict.fromkeys(load(row.chip).name for row in rows))
-    family = Calibration(name, chips, given or {}, {})
-    found = fit(family, steps, constants)
+    pairs = _pairs(steps)
+    if pairs is not None:
+        if hardware is None:
+            raise HardwareError("calibrate of plans needs hardware=..., the machine they ran on.")
+        measured_steps = [_of_plan(n, plan, s, hardware) for n, (plan, s) in enumerate(pairs)]
+    else:
+        rows = told_apart(steps if _is_read(steps) else read(steps))
+        measured_steps = [_measured(number, row) for number, row in enumerate(rows)]
+    free = _chosen(constants, len(measured_steps))
+    chips = tuple(dict.fromkeys(step.chip for step in measured_steps))
+    base = {chip: _base(chip, name, given) for chip in chips}
+    found = fit(measured_steps, base, [Free(names, chips) for names in free])
     errors = {one: {"error": found.errors[one], "left_out": e} for one, e in found.left_out.items()}
-    provenance = {"fitted": list(constants), "rows": errors}
-    return replace(found, calibration=replace(found.calibration, provenance=provenance))
+    fitted = {constant: list(chips) for names in free for constant in names}
+    provenance = {"source": "steps of the user's own", "fitted": fitted, "rows": errors}
+    own = {c: replace(one, provenance=provenance) for c, one in found.calibrations.items()}
+    return replace(found, calibrations=own)
+
+
+# Names for several constants that are fitted as one.
+TOGETHER: Mapping[str, tuple[str, ...]] = {"exposed": EXPOSED, "memory": ("traffic", "passes")}
+# The constants that a few steps tell apart best come first.
+_FIRST = ("matrix_efficiency", "exposed", "memory")
+
+
+def _chosen(constants: Any, steps: int) -> list[tuple[str, ...]]:
+    """Return the constants to fit, each with those that have its value."""
+    if constants is None:
+        constants = _FIRST[: max(1, steps // 4)]
+    listed = isinstance(constants, Sequence) and not isinstance(constants, str)
+    known = (*CONSTANTS, *TOGETHER)
+    if not listed or not constants or not all(c in known for c in constants):
+        raise HardwareError(
+            f"constants {constants!r}: give some of {', '.join(known)}, each once, as in "
+            '["matrix_efficiency"].'
+        )
+    return [TOGETHER.get(name, (name,)) for name in constants]
+
+
+def _base(chip: str, name: str, given: Mapping[str, float] | None) -> Calibration:
+    """Return the constants of a chip before the fit: its own, or those that are given."""
+    if given is None:
+        return Calibration(name, load(chip).calibration.values)
+    if not isinstance(given, Mapping):
+        raise HardwareError(
+            f"calibration {name!r} has {given!r}: give numbers by constant, as in "
+            '{"exposed_weights": 0.5}.'
+        )
+    return Calibration(name, tuple(given.items()))
+
+
+def _pairs(steps: Any) -> list[tuple[Plan, float]] | None:
+    """Return pairs of a plan and its seconds, or None for a table of measurements."""
+    if not isinstance(steps, Sequence) or isinstance(steps, str) or not steps:
+        return None
+    if not all(isinstance(s, tuple) and len(s) == 2 and isinstance(s[0], Plan) for s in steps):
+        return None
+    for number, (_, seconds) in enumerate(steps):
+        if not _is_amount(seconds):
+            raise TableError(f"step {number} took {seconds!r} s: write a number above 0.")
+    return list(steps)
+
+
+def _of_plan(number: int, plan: Plan, seconds: float, hardware: str | Machine) -> Measured:
+    """Return the measured step of a plan with its amounts of work."""
+    on = arranged(hardware, plan.mesh)
+    done = amounts(plan.program, plan.graph, on)
+    return Measured(f"step {number}", on.chip.name, done, float(seconds))
 
 
 def _is_read(table: Any) -> bool:
@@ -353,6 +419,5 @@ def measured(row: MeasuredStep) -> Measured:
     """Return a measured step with the work of its plan."""
     mesh = mesh_of(row.mesh)
     on = machine_for(mesh, row.chip)
-    plans = row.model.shallow_plans(mesh, row.strategy)
-    done, _ = priced(row.model.layers, plans, on)
-    return Measured(row.name, done, row.step_time_s)
+    done = work_of(row.model.layers, row.model.shallow_plans(mesh, row.strategy), on)
+    return Measured(row.name, on.chip.name, done, row.step_time_s)

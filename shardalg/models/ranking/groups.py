@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardalg.costs.calibration.by_cause import Work, work
-from shardalg.costs.calibration.constants import calibration_of
-from shardalg.costs.cost import Cost, Totals
+from shardalg.costs.cost import Cost
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.memory import Liveness
 from shardalg.costs.topology import Topology
@@ -23,8 +22,8 @@ from shardalg.graph.ir import Signature
 from shardalg.models.deeper import (
     SHALLOW,
     Shallow,
-    calibrated,
     chip_of,
+    from_amounts,
     held_bytes,
     interpolated_amounts,
 )
@@ -82,7 +81,8 @@ class CandidatePricing:
         """Yield the prices of candidates of one kind (`template.kind_of`) on one mesh."""
         for group, templates in self.together(found):
             # Candidates with a template are priced by formulas; the others are planned one by one.
-            if templates:
+            # Measured rates of operators are priced by classes of sizes, which no formula has.
+            if templates and not on.chip.operators.figures:
                 yield from self._parted(group, templates, on)
                 continue
             self.alone += len(group)
@@ -211,12 +211,10 @@ class _StepPlan:
             key: {name: np.broadcast_to(n, len(peaks)).tolist() for name, n in row.items()}
             for key, row in amounts.rows.items()
         }
-        calibration = calibration_of(self.chip.name)
         for place, peak in enumerate(peaks):
             at = {k: {name: n[place] for name, n in row.items()} for k, row in rows.items()}
-            blank = Totals((), 0, 0, self.devices, Liveness(peak, None, (), 0, 0))
-            totals = calibrated(replace(amounts, rows=at), blank, calibration, "measured")
-            yield price(Cost(self.chip, totals, totals))
+            memory = Liveness(peak, None, (), 0, 0)
+            yield price(from_amounts(replace(amounts, rows=at), self.devices, memory, self.chip))
 
 
 def _planned(
@@ -238,7 +236,7 @@ def _planned(
             replace(one, model=replace(one.model, layers=layers)), step.at(sizes, signatures)
         )
         program, graph = stages.program, stages.graph
-        done[layers] = work(program, graph, on)
+        done[layers] = work(program, graph, on, as_priced=True)
         made[layers] = Shallow(program, graph, None, stages.traced.donated, chip.rebuilds)
     depth = one.model.layers
     if depth in made:

@@ -105,8 +105,8 @@ def _prices(
     hints: Stages, here: Stages, named: Symbolised, point: Mapping[str, int]
 ) -> Iterator[ChangeRow]:
     """Yield a row per total (bytes, flops, seconds) whose formula gives another number."""
-    by_formula = priced(hints.traced, named, hints.hardware).totals
-    found = priced(here.traced, here.program, here.hardware).totals
+    by_formula = priced(hints.traced, named, hints.machine()).totals
+    found = priced(here.traced, here.program, here.machine()).totals
     for name, quantity in _PRICES.items():
         formula = Formula.of(quantity(by_formula)).at(point)
         number = quantity(found)

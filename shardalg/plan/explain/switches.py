@@ -61,7 +61,7 @@ def cheaper_policy(trials: Trials, hardware: str | Hardware | Topology) -> str:
 
 def _outcome(stages: Stages, hardware: Hardware | Topology) -> TrialOutcome:
     """Return the figures of a plan on some hardware."""
-    cost = priced(stages.traced, stages.program, hardware)
+    cost = priced(stages.traced, stages.program, stages.machine(hardware))
     figures = {"step_time_s": cost.step_time_s, "fits": cost.fits}
     return replace(TrialOutcome.of(stages), peak_memory_bytes=cost.peak_memory_bytes, **figures)
 

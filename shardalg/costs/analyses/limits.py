@@ -1,0 +1,220 @@
+"""Causes of a step's time, each with the seconds that removing it would save.
+
+The parts add up to the step: an instruction's seconds belong to the first of these that explains
+them. A trip of a pipeline without a microbatch is a bubble. An operator of the backward pass that
+repeats the forward pass is recomputation. The same result on several devices is idle devices: as
+many could do other work. Blocks that are filled up with zeros are padding. What is left is traffic
+to and from memory, and products. Communication counts as far as nothing hides it, by mesh axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shardalg.costs.collectives import axis_names
+from shardalg.costs.compute import contracts, operand_type, shaped_flops, signature_flops
+from shardalg.costs.hardware import Hardware
+from shardalg.costs.pipelines.loops import pipeline_loops
+from shardalg.costs.pipelines.overheads import recomputed
+from shardalg.costs.step_time import Timed, timed
+from shardalg.costs.topology import Topology
+from shardalg.graph.ir import Graph
+from shardalg.spmd.instruction import Instruction
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
+from shardalg.tables import Table, html_part, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PRODUCTS, MEMORY = "matrix products", "memory traffic"
+RECOMPUTED, BUBBLES, PADDING = "recomputation", "pipeline bubbles", "padding"
+IDLE, EXPOSED = "idle devices", "exposed communication"
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The parts of a step's time, and its flops by class.
+
+    Attributes:
+      seconds: seconds of each part; together they are the step.
+      model_flops: flops of the mathematical step on all devices: without recomputation, bubbles,
+        padding and repeated work. Attention counts whole, its mask not heeded.
+      model_s: seconds that one device at its peak needs for `model_flops`.
+      executed_flops: flops that all devices carry out, everything included.
+    """
+
+    seconds: Mapping[str, float]
+    model_flops: float
+    model_s: float
+    executed_flops: float
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return sum(self.seconds.values())
+
+    def table(self) -> Table:
+        """Return a row per part: seconds, and share of the step; the largest first.
+
+        Removing a part alone saves its seconds: faster links, more memory bandwidth, no remat, more
+        microbatches, sizes that divide, an axis that is used.
+        """
+        step = self.step_s
+        ordered = sorted(self.seconds.items(), key=lambda part: -part[1])
+        rows = ((name, s, s / step if step else 0.0) for name, s in ordered if s > 0)
+        return Table(("part", "saves_s", "share_of_step"), tuple(rows))
+
+    def draw(self) -> Figure:
+        """Draw the parts of the step as one bar."""
+        from shardalg.drawing import Drawing
+
+        figure = Drawing(figsize=(7.2, 1.9), layout="constrained")
+        axes, left = figure.subplots(), 0.0
+        for name, seconds, share in self.table().rows:
+            label = f"{name}: {seconds_text(seconds)} ({share:.0%})"
+            axes.barh(0, 1e3 * seconds, left=left, height=0.6, label=label, color=_color(name))
+            left += 1e3 * seconds
+        axes.set(xlabel="ms of a step", yticks=(), xlim=(0, left or 1), ylim=(-0.5, 0.5))
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.9))
+        return figure
+
+    def __add__(self, other: StepLimits) -> StepLimits:
+        """Return the sum of both."""
+        names = dict.fromkeys((*self.seconds, *other.seconds))
+        seconds = {n: self.seconds.get(n, 0.0) + other.seconds.get(n, 0.0) for n in names}
+        sums = (getattr(self, n) + getattr(other, n) for n in _FLOPS)
+        return StepLimits(seconds, *sums)
+
+    def __mul__(self, factor: float) -> StepLimits:
+        """Return all parts times a factor."""
+        seconds = {name: factor * s for name, s in self.seconds.items()}
+        return StepLimits(seconds, *(factor * getattr(self, n) for n in _FLOPS))
+
+    def __repr__(self) -> str:
+        largest = list(self.table().rows)[:4]
+        return ", ".join(f"{name} {share:.0%}" for name, _, share in largest)
+
+    def _repr_html_(self) -> str:
+        return html_part(self.table())
+
+
+_FLOPS = ("model_flops", "model_s", "executed_flops")
+_COLORS = {
+    PRODUCTS: "#2e7d32",
+    MEMORY: "#00838f",
+    RECOMPUTED: "#8a9099",
+    BUBBLES: "#6a1b9a",
+    PADDING: "#c2185b",
+    IDLE: "#5d4037",
+}
+
+
+def _color(name: str) -> str:
+    """Return the colour of a part; all communication has one."""
+    return _COLORS.get(name, "#ef6c00")
+
+
+def step_limits(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> StepLimits:
+    """Return the parts of a step of a program in numbers."""
+    again = recomputed(graph)
+    bubbles = _bubbles(graph)
+    parts: dict[str, float] = defaultdict(float)
+    executed = 0.0
+    for each in timed(program, graph, hardware):
+        instruction, count = each.step.instruction, each.step.count
+        if each.axes:
+            parts[f"{EXPOSED} along {','.join(each.axes)}"] += each.exposed_s * count
+            continue
+        executed += _flops(program, graph, instruction) * count
+        idle = max((bubbles.get(i.node, 0.0) for i in each.step.loops), default=0.0)
+        seconds = each.seconds * count
+        parts[BUBBLES] += idle * seconds
+        if instruction.node in again:
+            parts[RECOMPUTED] += (1 - idle) * seconds
+            continue
+        for name, share in _shares(program, graph, each).items():
+            parts[name] += (1 - idle) * share * seconds
+    flops, seconds = _model(graph, hardware, again, bubbles)
+    return StepLimits(dict(parts), flops, seconds, executed * program.mesh.size)
+
+
+def _bubbles(graph: Graph) -> dict[int | None, float]:
+    """Return the share of idle trips of each pipeline loop, by the loop's node."""
+    found: dict[int | None, float] = {}
+    for node, loop in pipeline_loops(graph).items():
+        body = next(region for region in graph.regions if region.node == node)
+        around = graph.trip_count(graph.nodes[node])
+        trips = body.trip_count / around if around else 0
+        # L - 1 of T trips have no microbatch, with every schedule (`costs.pipelines.overheads`).
+        found[node] = min(1.0, (loop.stages - 1) / trips) if trips else 0.0
+    return found
+
+
+def _flops(program: SpmdProgram, graph: Graph, instruction: Instruction) -> float:
+    """Return the flops of one execution on one device, padding included."""
+    if type(instruction.attributes) is not Apply or instruction.node is None:
+        return 0
+    values = (*instruction.operands, *instruction.results)
+    shapes = tuple(program.locals[v].shape for v in values)
+    return float(shaped_flops(graph.nodes[instruction.node].signature, shapes))
+
+
+def _shares(program: SpmdProgram, graph: Graph, each: Timed) -> dict[str, float]:
+    """Return the shares of a local instruction's seconds: idle, padding, memory and products."""
+    memory = each.memory_s / each.seconds if each.seconds else 0.0
+    instruction = each.step.instruction
+    if each.kind != "contraction" or instruction.node is None:
+        return {MEMORY: memory, PRODUCTS: 1 - memory}
+    # Devices along an axis that no operand and no result is sharded on compute the same product.
+    mesh, held = program.mesh, program.locals
+    used: set[str] = set()
+    for value in (*instruction.operands, *instruction.results):
+        sharding = held[value].sharding
+        digits = (d for dim in (*sharding.dims, sharding.unreduced) for d in dim)
+        used.update(axis_names(mesh, tuple(digits)))
+    repeats = math.prod(size for name, size in mesh.axes if name not in used)
+    whole = signature_flops(graph.nodes[instruction.node].signature)
+    local = _flops(program, graph, instruction)
+    # Global flops over all distinct blocks, rounded up: more than 1 if blocks are filled up.
+    padded = local * mesh.size / repeats / whole if whole else 1.0
+    busy = 1 / repeats
+    useful = busy / max(1.0, padded)
+    return {
+        IDLE: 1 - busy,
+        PADDING: (busy - useful) * (1 - memory),
+        MEMORY: busy * memory,
+        PRODUCTS: useful * (1 - memory),
+    }
+
+
+def _model(
+    graph: Graph,
+    hardware: Hardware | Topology,
+    again: frozenset[int],
+    bubbles: Mapping[int | None, float],
+) -> tuple[float, float]:
+    """Return the flops of the mathematical step, and their seconds on one device at its peak."""
+    flops = seconds = 0.0
+    for node in graph.walk():
+        # As published utilisations do, only products count; a node that repeats the forward pass
+        # does not.
+        if node.index in again or not contracts(node.signature):
+            continue
+        region, share = graph.regions[node.region], 1.0
+        while region.parent is not None or region.node is not None:
+            share *= 1 - bubbles.get(region.node, 0.0)
+            parent = graph.nodes[region.node].region if region.node is not None else region.parent
+            if parent is None:
+                break
+            region = graph.regions[parent]
+        found = share * signature_flops(node.signature) * graph.trip_count(node)
+        flops += found
+        seconds += found / hardware.chip.peak(operand_type(node.signature))
+    return flops, seconds

@@ -1,0 +1,96 @@
+"""Published training steps of dense models, and their prices by the plan of a plain JAX function.
+
+`published_runs.json` has every run with its source: MaxText on TPU v4 to TPU7x and on H100,
+llm-foundry and torchtitan on A100 and H100. A run with `skip` is listed, never fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.calibration.fit import Measured
+from shardalg.costs.cost import Cost
+from shardalg.costs.topology import Topology
+from shardalg.lab.evaluation.llama_step import LlamaSizes, plan_step
+from shardalg.models.deeper import SHALLOW, cost_on, work_of
+from shardalg.plan.plan import Plan
+
+FILE = Path(__file__).with_name("published_runs.json")
+_SIZES = tuple(field.name for field in fields(LlamaSizes))
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A training step that others measured.
+
+    Attributes:
+      name: chip, model, sequence length, slices and chips.
+      software: "xla" or "pytorch".
+      chips: chips of one slice; slices: number of slices.
+      mesh: axis sizes. An axis "replica" repeats the weights, "fsdp" splits them.
+      step_s: measured seconds of a step.
+      skip: the reason why the run is not priced; "" if it is.
+      source: where the run was published.
+    """
+
+    name: str
+    chip: str
+    software: str
+    chips: int
+    slices: int
+    mesh: Mapping[str, int]
+    sizes: LlamaSizes
+    step_s: float
+    skip: str
+    source: str
+
+    @property
+    def machine(self) -> Topology:
+        """The slices or islands that the step ran on, in the vendor's arrangement."""
+        return Topology(self.chip, chips=self.chips, slices=self.slices)
+
+    @property
+    def utilisation(self) -> float:
+        """Model flops utilization that was measured: 6 N D and whole attention over the peak."""
+        devices = math.prod(self.mesh.values())
+        peak = self.machine.chip.peak("bfloat16")
+        return self.sizes.step_flops / (devices * peak * self.step_s)
+
+    def plans(self) -> dict[int, Plan]:
+        """Return plans of few layers, by their number: between two of them costs are linear."""
+        depths = (self.sizes.layers,) if self.sizes.layers <= max(SHALLOW) else SHALLOW
+        mesh = Mesh(dict(self.mesh))
+        return {n: plan_step(replace(self.sizes, layers=n), mesh) for n in depths}
+
+    def cost(self) -> Cost:
+        """Return the price of the step on its machine."""
+        return cost_on(self.sizes.layers, self.plans(), self.machine.on(self.software))
+
+    def measured(self) -> Measured:
+        """Return the measured step with the amounts of work of its plan."""
+        done = work_of(self.sizes.layers, self.plans(), self.machine)
+        return Measured(self.name, self.machine.chip.name, done, self.step_s)
+
+
+@cache
+def published_runs() -> tuple[PublishedRun, ...]:
+    """Return all published runs, also those that are listed only.
+
+    >>> {run.software for run in published_runs()}, all(run.source for run in published_runs())
+    ({'xla', 'pytorch'}, True)
+    """
+    return tuple(map(_run, json.loads(FILE.read_text())["rows"]))
+
+
+def _run(row: Mapping[str, Any]) -> PublishedRun:
+    given = {name: row[name] for name in _SIZES if name in row}
+    lists = {name: tuple(given.get(name, ())) for name in ("saved", "offloaded")}
+    rest = {f.name: row[f.name] for f in fields(PublishedRun) if f.name != "sizes"}
+    return PublishedRun(**rest, sizes=LlamaSizes(**{**given, **lists}))
