@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shardalg as sa
+from shardalg.costs.hardware import load
 from shardalg.tables import Table
 
 ATTRIBUTES = frozenset(dir(pd.DataFrame))

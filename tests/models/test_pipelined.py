@@ -10,6 +10,7 @@ import pytest
 import shardalg as sa
 from shardalg.costs.pipelines.overheads import overheads
 from shardalg.costs.pipelines.schedules import Schedule
+from shardalg.costs.topology import arranged
 from shardalg.models import transformer
 from shardalg.models.published.pipelined import GATHERED, TABLE_4, Pipelined
 from shardalg.models.transformer import Config

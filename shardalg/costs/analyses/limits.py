@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardalg.costs.collectives import axis_names
-from shardalg.costs.compute import contracts, operand_type, shaped_flops, signature_flops
+from shardalg.costs.compute import multiplies, operand_type, shaped_flops, signature_flops
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.pipelines.loops import pipeline_loops
 from shardalg.costs.pipelines.overheads import recomputed
@@ -205,7 +205,7 @@ def _model(
     for node in graph.walk():
         # As published utilisations do, only products count; a node that repeats the forward pass
         # does not.
-        if node.index in again or not contracts(node.signature):
+        if node.index in again or not multiplies(node.signature):
             continue
         region, share = graph.regions[node.region], 1.0
         while region.parent is not None or region.node is not None:
