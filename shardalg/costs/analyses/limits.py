@@ -214,7 +214,9 @@ def _model(
             if parent is None:
                 break
             region = graph.regions[parent]
-        found = share * signature_flops(node.signature) * graph.trip_count(node)
+        # An operator in a manual region runs once per device of the region's axes.
+        devices = math.prod(graph.manual_axes(node.region).values())
+        found = share * signature_flops(node.signature) * graph.trip_count(node) * devices
         flops += found
         seconds += found / hardware.chip.peak(operand_type(node.signature))
     return flops, seconds
