@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardalg.lab.evaluation import limits, tpu_v3_constants, two_dimensional
     from shardalg.lab.evaluation.comparison import compare
     from shardalg.lab.evaluation.published import column, columns
+    from shardalg.lab.evaluation.published_runs import errors_by_chip, run_table
     from shardalg.lab.table1 import costs_of, difference, layer_costs, scaling_curves, table
     from shardalg.lab.table1_strategies import (
         ORDERS,
@@ -46,12 +47,14 @@ __all__ = [
     "costs_of",
     "count_annotations",
     "difference",
+    "errors_by_chip",
     "figure_8",
     "finalized",
     "layer_costs",
     "level_bars",
     "levels",
     "limits",
+    "run_table",
     "scaling_curves",
     "table",
     "tpu_v3_constants",
@@ -67,6 +70,8 @@ _HOME = {
     "limits": "evaluation.limits",
     "column": "evaluation.published",
     "columns": "evaluation.published",
+    "errors_by_chip": "evaluation.published_runs",
+    "run_table": "evaluation.published_runs",
     "tpu_v3_constants": "evaluation.tpu_v3_constants",
     "two_dimensional": "evaluation.two_dimensional",
     "figure_8": "figure_8",

@@ -1,12 +1,11 @@
-"""Seconds of real steps: the datasheet's seconds by cause, times a few fitted constants.
+"""Seconds of real steps: the data sheet's seconds by cause, times a few fitted constants.
 
-`by_cause.py` splits a program's seconds at the rates of the datasheet by cause. `constants.py` has
-what they are multiplied with: at most four named constants per family of chips, the same for all
-programs; `fit.py` finds them by least squares from measured steps, and says how well each step is
-foretold by the others. What ships stands in `families/`, with what it was fitted on.
+`constants.py` has the constants of a chip under a software stack ("xla", "pytorch"): the share of
+its peak that products reach, the weight of memory traffic, the rate of attention kernels, and the
+shares of communication that nothing hides. `by_cause.py` splits a program's seconds by cause;
+`fit.py` finds constants by least squares from measured steps, and how well each step is predicted
+by the others. The constants themselves are in the chips' files, with the runs they were fitted on.
 
-Which chip it is enters by its datasheet alone. So a constant must be one that physics lets chips of
-a family share: the share of its peak that a matrix unit reaches, bytes that products read again per
-operation, how often as many bytes move as a compiler that fuses everything would move, and the
-share of communication that computation does not hide.
+Constants are not properties of a model. Which chips share one is a part of the fit
+(`benchmarks/calibration.py`): every chip has at most one constant of its own per four runs.
 """

@@ -112,7 +112,9 @@ def figure_of(values: Iterable[Compared]) -> bytes:
 
 def _draw(above: Axes, below: Axes, place: int, name: str, points: Sequence[Point]) -> None:
     """One series in both panels."""
-    color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
+    # A colour comes back with another marker, so that each series has a pair of its own.
+    turn = place // len(COLORS)
+    color, marker = COLORS[place % len(COLORS)], MARKERS[(place + 4 * turn) % len(MARKERS)]
     for fitted in (False, True):
         chosen = [p for p in points if p.fitted is fitted]
         style: dict[str, Any] = {"facecolors": "none" if fitted else color, "edgecolors": color}

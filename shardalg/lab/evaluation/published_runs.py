@@ -17,10 +17,12 @@ from typing import Any
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.calibration.fit import Measured
 from shardalg.costs.cost import Cost
+from shardalg.costs.hardware import load, names
 from shardalg.costs.topology import Topology
 from shardalg.lab.evaluation.llama_step import LlamaSizes, plan_step
 from shardalg.models.deeper import SHALLOW, cost_on, work_of
 from shardalg.plan.plan import Plan
+from shardalg.tables import Table
 
 FILE = Path(__file__).with_name("published_runs.json")
 _SIZES = tuple(field.name for field in fields(LlamaSizes))
@@ -55,6 +57,11 @@ class PublishedRun:
     def machine(self) -> Topology:
         """The slices or islands that the step ran on, in the vendor's arrangement."""
         return Topology(self.chip, chips=self.chips, slices=self.slices)
+
+    @property
+    def machine_name(self) -> str:
+        """Name of the chip's file; the published name if the package has no such chip."""
+        return load(self.chip).name if self.chip in names() else self.chip
 
     @property
     def utilisation(self) -> float:
@@ -94,3 +101,43 @@ def _run(row: Mapping[str, Any]) -> PublishedRun:
     lists = {name: tuple(given.get(name, ())) for name in ("saved", "offloaded")}
     rest = {f.name: row[f.name] for f in fields(PublishedRun) if f.name != "sizes"}
     return PublishedRun(**rest, sizes=LlamaSizes(**{**given, **lists}))
+
+
+def errors_by_chip() -> Table:
+    """Return a row per chip and software: runs, and the errors of their prices, left out.
+
+    Columns: chip, software, runs (priced), median and worst (leave-one-out, per cent), and skipped
+    runs, which are listed only.
+
+    >>> row = next(row for row in errors_by_chip() if row["chip"] == "tpu_v6e")
+    >>> row["software"], row["runs"], row["median_pct"] < 4
+    ('xla', 7, True)
+    """
+    found = []
+    for key in dict.fromkeys((run.machine_name, run.software) for run in published_runs()):
+        runs = [run for run in published_runs() if (run.machine_name, run.software) == key]
+        priced = [run for run in runs if not run.skip]
+        if not priced:
+            continue
+        median, worst = load(key[0]).on(key[1]).calibration.errors or (math.nan, math.nan)
+        percent = (round(100 * median, 1), round(100 * worst, 1))
+        found.append((*key, len(priced), *percent, len(runs) - len(priced)))
+    columns = ("chip", "software", "runs", "median_pct", "worst_pct", "skipped")
+    return Table(columns, tuple(sorted(found)))
+
+
+def run_table() -> Table:
+    """Return a row per priced run: measured and predicted seconds, and errors in per cent.
+
+    The last column is the error with constants that were fitted on all other runs.
+    """
+    rows = []
+    for run in published_runs():
+        if not run.skip:
+            recorded = load(run.chip).on(run.software).calibration.provenance["rows"][run.name]
+            error, left_out = recorded["error"], recorded["left_out"]
+            predicted = run.step_s * (1 + error)
+            percent = (round(100 * error, 1), round(100 * left_out, 1))
+            rows.append((run.name, run.software, run.step_s, round(predicted, 3), *percent))
+    columns = ("run", "software", "measured_s", "predicted_s", "error_pct", "left_out_pct")
+    return Table(columns, tuple(rows))
