@@ -56,11 +56,11 @@ class Interconnect:
         >>> Interconnect(island=8).default(64), Interconnect(island=8).default(4)
         ((8, 8), (1, 4))
         """
-        if self.island:
+        listed = next((shape for shape in self.shapes if math.prod(shape) == chips), None)
+        if self.island and listed is None:
             # A number below one island is a part of a single island.
             inside = min(chips, self.island)
             return (chips // inside, inside) if chips % inside == 0 else None
-        listed = next((shape for shape in self.shapes if math.prod(shape) == chips), None)
         return listed or self._of_cubes(chips)
 
     def _of_cubes(self, chips: int) -> tuple[int, ...] | None:
