@@ -20,6 +20,7 @@ from shardalg.algebra.sharding import Sharding as Sharding
 from shardalg.costs.analyses.mesh_axes import rank_device_orders as rank_device_orders
 from shardalg.costs.cost import Cost as Cost
 from shardalg.costs.hardware import Hardware as Hardware
+from shardalg.costs.kernels.kernel_price import KernelPrice as KernelPrice
 from shardalg.costs.topology import Topology as Topology
 from shardalg.errors import CheckpointError as CheckpointError
 from shardalg.errors import CommandError as CommandError

@@ -69,23 +69,23 @@ def test_lines_that_repeat_work_are_listed_costliest_first():
 
 
 def test_the_overview_names_the_chip_on_which_remedies_are_cheaper():
-    """The same annotation makes a step faster on one chip and three times slower on another."""
+    """The same annotation makes a step faster on one chip and slower on another."""
 
     def step(p, x):
         loss = lambda p: ((jax.nn.relu(x @ p["a"]) @ p["b"]) ** 2).mean()  # noqa: E731
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
 
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
-    given = {"a": f32(128, 256), "b": f32(256, 128)}, f32(512, 128)
+    given = {"a": f32(256, 512), "b": f32(512, 256)}, f32(1024, 256)
     plans = [
         sa.plan(step, *given, mesh=sa.Mesh({"d": 2, "m": 4}), in_shardings=(None, P("d")),
                 options=sa.Options(hardware=chip))
-        for chip in ("tpu_v3", "a100_80gb")
+        for chip in ("h100", "tpu_v3")
     ]  # fmt: skip
-    here, there = (str(plan.overview("a100_80gb")) for plan in plans)
+    here, there = (str(plan.overview("tpu_v3")) for plan in plans)
     assert "annotate dot_general:1" in here
     assert "none makes a step cheaper" in there
-    assert "Remedies are tried on tpu_v3; Options(hardware='a100_80gb') tries them on" in here
+    assert "Remedies are tried on h100; Options(hardware='tpu_v3') tries them on" in here
     assert "Remedies are tried" not in there + str(plans[0].overview())
 
 

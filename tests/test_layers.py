@@ -272,6 +272,8 @@ SAME_MEANING = {
     "explore": "the exploration of a Transformer; its command",
     "manual": "a manual region (`shard_map`): traced; as instructions",
     "pipeline": "stages in their order: the passes over a program; the layers of a model",
+    "limits": "the parts of a step's time; the paper's columns by what limits them",
+    "loops": "loops of an operator's row; loops that are pipelines",
     "run": "a program on the host; the command that runs one on devices",
     "tables": "the type of every table; the tables of a plan",
     "window": "a window over a dimension; the operators that have one",

@@ -86,8 +86,10 @@ def exposed_s(item: Item, calibration: Calibration) -> Any:
     if item.kind == "all_reduce":
         causes = {cause for cause, _ in item.seconds}
         slowest = next((cause for cause in shares if cause in causes), LINK)
-        return times(item.time_s, shares[slowest])
-    return total(times(seconds, shares.get(cause, 1.0)) for cause, seconds in item.seconds)
+        shares = dict.fromkeys(causes, shares[slowest])
+    # A zero stays a whole number, which is added to formulas.
+    found = ((seconds, shares.get(cause, 1.0)) for cause, seconds in item.seconds)
+    return total(times(s, share) for s, share in found if has_formula((s,)) or s)
 
 
 def measured_step_s(items: Iterable[Item], calibration: Calibration) -> Any:

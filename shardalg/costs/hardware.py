@@ -41,6 +41,10 @@ UNITS = {
 ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
 MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
+# Rates that the constants of a chip are shares of.
+_FITTED_ON = frozenset(
+    ("peak_flops_per_s.bfloat16", "hbm_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
+)
 # Source of a figure that `dataclasses.replace` changed.
 REPLACED = "replaced by the user"
 # Flops per byte if arithmetic takes no time: any byte then outweighs all flops.
@@ -131,6 +135,12 @@ class Hardware:
                 f"hardware {self.name!r}: impossible figures {bad}. "
                 "A rate or a capacity is a number above 0, a latency is not negative."
             )
+        # Constants are shares of the figures that they were fitted on, and mean nothing beside
+        # other figures, unless the user asks for them.
+        constants = self.calibration
+        of_file = constants in self.calibrations and not constants.was_chosen
+        if of_file and any(s.figure in _FITTED_ON for s in self._replaced()):
+            object.__setattr__(self, "calibration", NOTHING)
 
     def _figures(self) -> Iterable[tuple[str, Any]]:
         yield from ((_PEAK + dtype, value) for dtype, value in self.peak_flops_per_s)
@@ -143,7 +153,8 @@ class Hardware:
 
         Args:
           software: "xla" (jax.jit), "pytorch" (FSDP), or "datasheet" for the rates of the data
-            sheet alone: products at their peak, and every collective exposed.
+            sheet alone: products at their peak, and every collective exposed. So is a chip whose
+            rates are replaced, unless its constants are asked for here.
 
         Raises:
           HardwareError: the chip has no constants of that software.
@@ -157,7 +168,7 @@ class Hardware:
             return replace(self, calibration=NOTHING)
         for found in self.calibrations:
             if found.software == software:
-                return replace(self, calibration=found)
+                return replace(self, calibration=replace(found, was_chosen=True))
         known = ", ".join((*(one.software for one in self.calibrations), DATASHEET))
         raise HardwareError(
             f"no constants of {self.name!r} under software {software!r}: there are {known}."
@@ -261,14 +272,19 @@ class Hardware:
         >>> [(s.value, s.source) for s in fast.current_sources][:1]
         [(1000000000000.0, 'replaced by the user')]
         """
+        return (*self._replaced(), *self.sources)
+
+    def _replaced(self) -> list[Source]:
+        """Return the figures that are not those of their source.
+
+        A figure without a source is given by the constructor, which is its own source.
+        """
         recorded = {s.figure: s.value for s in reversed(self.sources)}
-        # A figure without a source is given by the constructor, which is its own source.
-        replaced = [
+        return [
             Source(figure, value, REPLACED)
             for figure, value in self._figures()
             if figure in recorded and recorded[figure] != value
         ]
-        return (*replaced, *self.sources)
 
     def table(self) -> Table:
         """Return every figure with unit and source; `used` is False for a conflicting value."""

@@ -12,7 +12,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import AxisRef, Mesh
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.network.collective_seconds import collective_s
-from shardalg.costs.topology import Topology, machine
+from shardalg.costs.topology import Topology
 from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.lower.xla_dump.hlo_collectives import HloCollective
 from shardalg.plan.explain.warnings.roundabout import WARNING_COLUMNS
@@ -160,7 +160,7 @@ def cost_of_xla(
 ) -> DataFrame:
     """Return the collectives of XLA's own program with our prices; see `Plan.cost_of_xla`."""
     told = plan.compare_xla(partitioner).told
-    return xla_prices(told.collectives, told.mesh, machine(hardware)).df
+    return xla_prices(told.collectives, told.mesh, plan._stages.machine(hardware)).df
 
 
 def xla_prices(

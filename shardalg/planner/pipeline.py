@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.topology import machine
 from shardalg.errors import ProgramError
 from shardalg.graph.ir import Graph
@@ -51,7 +52,7 @@ def _collective_matmuls(program: SpmdProgram, graph: Graph, hardware: str) -> Co
     """Return the rewriter that makes rings of products, with their times on a chip."""
     from shardalg.costs.step_time import pricing  # only plans with rings are priced here
 
-    times = pricing(program, graph, machine(hardware)).ring
+    times = pricing(program, graph, machine(hardware).on(DATASHEET)).ring
     return CollectiveMatmuls(list(program.locals), graph, times)
 
 

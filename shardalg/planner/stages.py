@@ -14,6 +14,7 @@ from shardalg.algebra.derived_layouts import plain
 from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.collectives import Traffic
 from shardalg.costs.kernels.softmax_attention import fused_lines
 from shardalg.costs.topology import machine
@@ -212,6 +213,16 @@ class Stages:
         """Seconds and the peak of memory on the chip; of a plan with named sizes, at the hints."""
         return priced(self.traced, self.program, self.machine())
 
+    @cached_property
+    def data_sheet_cost(self) -> Cost:
+        """The price at the rates of the data sheet, by which the planner decides.
+
+        Decisions do not depend on fitted constants, so that a new fit never changes a plan.
+        """
+        from shardalg.costs.topology import machine
+
+        return priced(self.traced, self.program, machine(self.hardware).on(DATASHEET))
+
     @property
     def peak_memory_bytes(self) -> int:
         """The bytes that a device of the options' chip holds at the peak."""
@@ -345,12 +356,11 @@ def _is_better(other: Stages, made: Stages) -> bool:
     If neither fits, the plan with the smaller peak of memory is better.
     """
     # A plan that does not fit in memory cannot run, whatever its time.
-    fits = [
-        machine(one.hardware).chip.hbm_bytes >= one.cost.peak_memory_bytes for one in (other, made)
-    ]
+    held = [one.data_sheet_cost.peak_memory_bytes for one in (other, made)]
+    fits = [machine(made.hardware).chip.hbm_bytes >= size for size in held]
     if not fits[1]:
-        return other.cost.peak_memory_bytes < made.cost.peak_memory_bytes
-    faster = other.cost.step_time_s < made.cost.step_time_s
+        return held[0] < held[1]
+    faster = other.data_sheet_cost.step_time_s < made.data_sheet_cost.step_time_s
     return fits[0] and faster and _sent(other) <= _sent(made)
 
 

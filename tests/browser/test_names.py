@@ -83,7 +83,8 @@ def outputs(name, folder):
     strategy = sa.Strategy(mesh, in_shardings=(P(axis),), sites={f"site {name}": P(axis)})
     table = Table((f"column {name}", "n"), ((name, 1),))
     objects = [
-        plan, plan.overview(hardware), plan.explain(0), plan.cost(hardware), plan.verify(),
+        plan, plan.overview(hardware), plan.explain(0), plan.cost(hardware),
+        plan.cost(hardware).limits, plan.verify(),
         plan.timeline(hardware), plan.listing(), plan.collectives(), plan.collectives(by="module"),
         plan.warnings(), plan.shardings(), plan.cost(hardware).table(by="module"),
         mesh, sharding, merged, sa.prove(merged), strategy, table, Ranking((), ((name, name),), 0),

@@ -164,7 +164,7 @@ def test_refused_tables(tmp_path):
         calibrate([ROW])
     with pytest.raises(sa.HardwareError, match=r"constants \['speed'\]: give some of matrix_eff"):
         calibrate([ROW, ROW], ["speed"])
-    for twice in (["exposed", "exposed"], "exposed", [["exposed"]], None):
+    for twice in (["exposed", "exposed"], "exposed", [["exposed"]], []):
         with pytest.raises(sa.HardwareError, match="each once"):
             calibrate([ROW, ROW, ROW], twice)
     for given in ({"passes": "2"}, {"passes": None}, 3):
@@ -234,5 +234,5 @@ def test_tables_of_all_kinds_give_the_same(tmp_path):
     frame.to_csv(path, index=False)
     for table in (rows, frame, path):
         found = calibrate(table, ["traffic"], given=held)
-        assert found.calibrations["h100"]["traffic"] == pytest.approx(ships["traffic"])
+        assert found.calibrations["h100"]["traffic"] == pytest.approx(ships["traffic"], rel=1e-4)
         assert max(map(abs, found.left_out.values())) < 1e-3

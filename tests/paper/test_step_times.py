@@ -107,7 +107,7 @@ def test_what_the_dependences_allow_is_a_tighter_bound(show):
 
 def bound_s(case, overlap):
     """Seconds of a column on the line through its two shallow plans."""
-    on = two_dimensional.topology(case)
+    on = two_dimensional.topology(case).on("datasheet")
     costs = {n: plan.cost(on, overlap=overlap) for n, plan in two_dimensional.plans(case).items()}
     (low, one), (high, other) = sorted(costs.items())
 

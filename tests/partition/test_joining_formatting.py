@@ -116,7 +116,7 @@ def test_the_share_of_formatting():
     masked = 4 * 2 * (6 + 4 + 4)
     assert (row["executions"], row["memory_bytes"]) == (3, 2 * masked)
     assert 0 < row["memory_share"] < 1
-    cost = plan.cost("tpu_v3")
+    cost = plan.cost("tpu_v3", software="datasheet")
     kinds = {item.kind: item.time_s for item in cost.items}
     assert cost.formatting_s == kinds["formatting"]
     assert 0 < cost.formatting_s < cost.compute_s

@@ -78,6 +78,8 @@ class Calibration:
       provenance: the source, the fitted constants, and per row its error and its leave-one-out
         error. Plain data; it takes no part in comparisons.
       borrowed: the chip whose rows gave the constants; "" for the chip itself.
+      was_chosen: whether the user asked for the constants (`Hardware.on`). Constants of a chip's
+        file that nobody asked for do not hold if figures of the chip are replaced.
 
     Raises:
       HardwareError: a constant is unknown, or a value is outside its bounds.
@@ -87,6 +89,7 @@ class Calibration:
     values: tuple[tuple[str, float], ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     borrowed: str = ""
+    was_chosen: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.values:

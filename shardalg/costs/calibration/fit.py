@@ -222,7 +222,7 @@ class Fit:
                 f"no measured step ran on {chip.name!r}, but on {', '.join(self.calibrations)}."
             )
         own = self.calibrations[chip.name]
-        fitted = replace(chip, calibration=own, calibrations=(own, *chip.calibrations))
+        fitted = replace(chip, calibration=own)
         return replace(found, hardware=fitted) if isinstance(found, Topology) else fitted
 
     @property

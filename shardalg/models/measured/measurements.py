@@ -300,7 +300,7 @@ def _value(cell: Any) -> Any:
 
 
 def calibrate(
-    steps: Any,
+    table: Any,
     constants: Sequence[str] | None = None,
     *,
     hardware: str | Machine | None = None,
@@ -312,7 +312,7 @@ def calibrate(
     `calibrate(...).apply(hardware)` is the machine with the fitted constants.
 
     Args:
-      steps: pairs of a plan and the measured seconds of its step; or a table as `read` takes it:
+      table: pairs of a plan and the measured seconds of its step; or a table for `read`:
         rows with the sizes of a `DenseTransformer`, a chip, a mesh and one of step_time_s,
         tokens_per_s and tflops_per_chip.
       constants: the constants to fit (`costs.calibration.constants.CONSTANTS`); "exposed" is all
@@ -333,13 +333,13 @@ def calibrate(
     >>> f"{found.apply('h100').calibration['matrix_efficiency']:.1f}"
     '0.7'
     """
-    pairs = _pairs(steps)
+    pairs = _pairs(table)
     if pairs is not None:
         if hardware is None:
             raise HardwareError("calibrate of plans needs hardware=..., the machine they ran on.")
         measured_steps = [_of_plan(n, plan, s, hardware) for n, (plan, s) in enumerate(pairs)]
     else:
-        rows = told_apart(steps if _is_read(steps) else read(steps))
+        rows = told_apart(table if _is_read(table) else read(table))
         measured_steps = [_measured(number, row) for number, row in enumerate(rows)]
     free = _chosen(constants, len(measured_steps))
     chips = tuple(dict.fromkeys(step.chip for step in measured_steps))

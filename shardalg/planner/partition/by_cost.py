@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from shardalg.algebra.derived_layouts import interned, plain, whole
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.step_time import estimate
 from shardalg.costs.topology import Topology, machine
@@ -59,7 +60,8 @@ def by_cost(
         returned one, by `costs/step_time.py`.
       options: passed on to `pipeline.partition`; `hardware` and `finite_sums` are read here.
     """
-    chip = machine(options.hardware)
+    # Decisions are made at the rates of the data sheet, so that a new fit never changes a plan.
+    chip = machine(options.hardware).on(DATASHEET)
 
     def timed(graph: ShardedGraph, options: Options) -> tuple[float, ShardedGraph, SpmdProgram]:
         program = partition(graph, roles, options)

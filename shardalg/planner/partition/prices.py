@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from shardalg.algebra.derived_layouts import whole
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.compute import contracts
 from shardalg.costs.fusion import VIEWS, fuses
 from shardalg.costs.step_time import pricing
@@ -221,7 +222,7 @@ def _seconds(program: SpmdProgram, graph: Graph, hardware: Machine, inside: set[
     Args:
       inside: local values that are never in memory, in addition to those that the program fuses.
     """
-    priced = pricing(program, graph, hardware)
+    priced = pricing(program, graph, hardware.on(DATASHEET))
     priced = replace(priced, fused=priced.fused | inside)
     places = dict.fromkeys(range(len(priced.steps)), 1)
     prices = zip(priced.steps, priced.prices(places), strict=True)
