@@ -276,7 +276,13 @@ def record() -> None:
 
 
 # Chips without published steps, and the chip whose constants they have.
-LIKE = {"a100_40gb": "a100_80gb", "h200": "h100", "b200": "h100", "gb200": "h100", "tpu_v2": "tpu_v3"}
+LIKE = {
+    "a100_40gb": "a100_80gb",
+    "h200": "h100",
+    "b200": "h100",
+    "gb200": "h100",
+    "tpu_v2": "tpu_v3",
+}
 
 
 def rounded(value: Any) -> Any:
