@@ -139,7 +139,11 @@ class Hardware:
         # other figures, unless the user asks for them.
         constants = self.calibration
         of_file = constants in self.calibrations and not constants.was_chosen
-        if of_file and any(s.figure in _FITTED_ON for s in self._replaced()):
+        # A file that was saved with replaced figures says so in their sources.
+        saved = {s.figure: s.source for s in reversed(self.sources)}
+        others = {s.figure for s in self._replaced()}
+        others |= {figure for figure, source in saved.items() if source == REPLACED}
+        if of_file and not others.isdisjoint(_FITTED_ON):
             object.__setattr__(self, "calibration", NOTHING)
 
     def _figures(self) -> Iterable[tuple[str, Any]]:

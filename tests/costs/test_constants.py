@@ -234,7 +234,11 @@ def test_a_replaced_figure_replaces_its_source(tmp_path):
     assert used[0]["source"] == "replaced by the user"
     again = from_json(json.loads(json.dumps(fast.to_json())))
     assert again.link_bytes_per_s == 4.5e10
-    assert again.calibration == fast.calibration
+    # Constants are shares of the figures that they were fitted on, unless they are asked for.
+    assert fast.calibration == again.calibration == Calibration()
+    assert fast.on("xla").calibration == load("tpu_v5e").calibration
+    smaller = replace(load("tpu_v5e"), hbm_bytes=8e9)
+    assert smaller.calibration == load("tpu_v5e").calibration
 
 
 def test_constants_from_a_users_own_steps():
