@@ -258,7 +258,8 @@ class Mesh:
         """
         import numpy as np
 
-        # Both orders sort to the same ids: from position to rank here, from rank to position there.
+        # Sorted, both meshes have the same ids. The rank of an id among them therefore leads from a
+        # position in this mesh to a position in the other one.
         ranks = np.argsort(np.argsort(self.order))
         return np.argsort(other.order)[ranks]
 

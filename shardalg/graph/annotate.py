@@ -199,7 +199,7 @@ def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, in
 
 
 def _insert_dim(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return dimension numbers after the insertion of a dimension, and the new one."""
+    """Return `dims` renumbered for a tensor with a new dimension `new`, and `new`, ascending."""
     return tuple(sorted({new, *(d + (d >= new) for d in dims)}))
 
 

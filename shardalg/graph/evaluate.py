@@ -196,12 +196,16 @@ def _is_primitive(value: Plain) -> bool:
 
 
 def _member(kind: Any) -> Callable[[str | int], Any]:
-    """Return a function from a name or number to the member of the enum."""
+    """Return a function that decodes plain data, a name or a number, to a member of an enum."""
     return lambda value: kind[value] if isinstance(value, str) else kind(value)
 
 
 def _precision(value: Plain) -> Any:
-    """Return the precision or algorithm with this name or these fields, or one per operand."""
+    """Return the parameter `precision` of a product from plain data.
+
+    Plain data are the name of a precision or of an algorithm, the fields of a `DotAlgorithm`, or a
+    tuple with an entry per operand.
+    """
     if value is None:
         return None
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
@@ -271,7 +275,7 @@ class _Run:
     scope: Callable[[Node], AbstractContextManager[Any]]
 
     def region(self, index: int, env: dict[int, Any]) -> None:
-        """Run the nodes of a region in place."""
+        """Run the nodes of a region and store their results in `env`, the array of each value."""
         for number in self.graph.regions[index].nodes:
             node = self.graph.nodes[number]
             operands = [env[value] for value in node.operands]
@@ -287,7 +291,7 @@ class _Run:
             env.update(zip(node.results, results, strict=True))
 
     def body(self, index: int, *arguments: Any) -> list[Any]:
-        """Return the results of a body."""
+        """Return the results of a call's body for these arguments."""
         region = self.graph.regions[index]
         env = {**self.constants, **dict(zip(region.arguments, arguments, strict=True))}
         self.region(index, env)
@@ -389,7 +393,7 @@ def is_key(array: Any) -> bool:
 
 
 def words(keys: Any) -> list[Any]:
-    """Return one array per word of the keys."""
+    """Return one array of integers per word of random keys; a threefry key has two words."""
     data = jax.random.key_data(keys)
     return [data[..., place] for place in range(data.shape[-1])]
 

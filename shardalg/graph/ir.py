@@ -325,7 +325,7 @@ class Graph:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """Nodes that read each value, in order; a call reads its operands."""
+        """For each value, the indices of the nodes that read it; a call reads its operands."""
         users: list[list[int]] = [[] for _ in self.values]
         for node in self.nodes:
             # A node that reads a value twice counts once.
@@ -335,13 +335,13 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """Node that computes each value, or None."""
+        """For each value, the index of the node that computes it, or None."""
         producer = {value: node.index for node in self.nodes for value in node.results}
         return tuple(map(producer.get, range(len(self.values))))
 
     @cached_property
     def _by_primitive(self) -> dict[str, list[int]]:
-        """Nodes of each primitive."""
+        """Indices of the nodes of each primitive."""
         found: dict[str, list[int]] = {}
         for node in self.nodes:
             found.setdefault(node.signature.primitive, []).append(node.index)
@@ -407,7 +407,7 @@ class Graph:
 
     @cached_property
     def literals(self) -> frozenset[int]:
-        """Constants of rank 0."""
+        """Indices of the constants of rank 0."""
         return frozenset(i for i, _ in self.constants if not self.values[i].type.shape)
 
     @cached_property

@@ -84,7 +84,7 @@ class _Ends:
         return frozenset().union(*map(self.of_value, kept))
 
     def _kept(self, reader: Node, value: int) -> Sequence[int]:
-        """Return the results of a node whose elements come from an operand."""
+        """Return the results of a node of `_IN_PLACE` with elements of the operand `value`."""
         if reader.primitive in _PLACED:
             return reader.results
         # The updates are cotangents of activations, for example of the rows of an embedding.
@@ -148,7 +148,7 @@ class _Namer:
 
     def run(self) -> tuple[str, ...]:
         """Return the module of every node."""
-        # With carries here, because a loop's result is a carry of its body.
+        # Unlike `outer`, this table has carries: a loop's result is a carry of its body.
         inner = {t.target: t.source for t in self.graph.region_arguments}
         for place, node in enumerate(self.walked):
             module = node.module or self._module(node)
@@ -230,7 +230,7 @@ class _Namer:
         entered: dict[int, list[int]] = {}
         for tie in self.graph.region_arguments:
             entered.setdefault(tie.source, []).append(tie.target)
-        # Backwards, so that chains of preparations are named from their last reader.
+        # In reverse order, so that in a chain of such nodes the last one has its module first.
         for node in reversed(self.walked):
             if self.per_node[node.index] or node.phase == "update" or node.bodies:
                 continue

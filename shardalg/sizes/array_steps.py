@@ -35,7 +35,7 @@ _COMMUTE = ("add", "multiply", "max", "min")
 
 
 class Code:
-    """Steps in an order of evaluation; equal steps are one.
+    """A program on arrays: steps in an order of evaluation, in which equal steps are one step.
 
     Attributes:
       steps: (operation, the numbers of its operand steps) to the step's number.
@@ -59,11 +59,11 @@ class Code:
         return self.steps.setdefault((what, *given), len(self.steps))
 
     def name(self, name: str) -> int:
-        """Return the step with the values of a size."""
+        """Return the number of the step that reads the array of a named size."""
         return self.step(NAME, name)
 
     def number(self, number: Any) -> int:
-        """Return the step with a number, in double precision."""
+        """Return the number of the step with a constant, in double precision."""
         return self.step(NUMBER, float(number))
 
     def factor(self, factor: Any) -> int:
@@ -201,7 +201,7 @@ class Points:
         return math.prod(self.inner)
 
     def run(self, code: Code, roots: Sequence[int]) -> list[np.ndarray]:
-        """Return steps `roots` of a program at all points."""
+        """Return the results of the steps `roots` at all points, in the shape of the points."""
         plan = _StepSchedule(code, roots, self)
         found = [np.empty(self.inner) for _ in roots]
         for index in blocks(self.inner):
@@ -295,7 +295,7 @@ class _StepSchedule:
         return self.points.arrays[name]
 
     def at(self, index: Index) -> list[Any]:
-        """Return the results at a block."""
+        """Return the results of the program on one block of points."""
         known: dict[Any, Any] = {}
 
         def value(number: Any) -> Any:

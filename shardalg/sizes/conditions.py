@@ -210,7 +210,10 @@ def split_of(fact: Fact) -> tuple[Formula, Formula] | None:
 
 
 def _rest_of(formula: Formula) -> tuple[Formula, Formula] | None:
-    """Return `(a, b)` of `a - b * ceil(a / b)`, up to signs: the elements that a split lacks."""
+    """Return `(a, b)` if the formula is `a - b * ceil(a / b)` or its negative, else None.
+
+    The formula is 0 exactly if b divides a.
+    """
     for monomial, coefficient in formula.terms.items():
         for atom in (f for f, e in monomial if type(f) is Ceil and e == 1):
             # In `a - b*ceil(a/b)` the ceiling's coefficient is -b, and b times its ratio is a.
@@ -227,7 +230,7 @@ def _as_positive(product: Formula) -> Formula:
 
 
 def sides(difference: Formula) -> tuple[Formula, Formula]:
-    """Return the negative and the positive terms as positive sums: right - left is the formula."""
+    """Return sums (left, right) of positive terms with `right - left == difference`."""
     terms = difference.terms.items()
     left = Formula({m: -c for m, c in terms if c < 0})
     return left, Formula({m: c for m, c in terms if c > 0})
@@ -283,6 +286,7 @@ def flips(fact: Fact, hints: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def _flip_points(fact: Fact, name: str, hints: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the nearest sizes below and above the hint at which the fact changes."""
     hint, roots = hints[name], crossovers(fact.formula, name, values=hints)
     low, high = (math.floor(r) for r in reversed(roots)), (math.ceil(r) for r in roots)
     # With ceilings, a root is exact only up to one block, so its neighbourhood is tried as well.

@@ -105,9 +105,9 @@ def _term_in_sympy(powers: Mapping[sympy.Expr, int], coefficient: Any) -> sympy.
     return found[0] if len(found) == 1 else sympy.Mul(*found, evaluate=False)
 
 
-# A chip's rates have 9 digits and more; a block's divisor is a product of mesh axes.
+# A larger divisor is a chip's rate. A smaller one is a product of mesh axes.
 _RATE = 10**9
-# A float has so many digits that it shows, and no longer fraction is readable.
+# A float prints up to 15 digits exactly. A fraction with a numerator of 12 digits is hard to read.
 _SHOWN = 10**15
 _READABLE = 10**12
 
@@ -145,6 +145,7 @@ def _order(powers: frozenset[tuple[str, int, type]]) -> tuple[tuple[str, int], .
 
 @lru_cache(maxsize=4096)
 def _symbol(name: str) -> sympy.Symbol:
+    """Return the positive integer symbol of a name."""
     import sympy
 
     return sympy.Symbol(name, positive=True, integer=True)
@@ -160,8 +161,8 @@ def factored_sum(terms: Terms, symbols: Mapping[str, sympy.Symbol]) -> sympy.Exp
     Terms that differ only in sizes that divide somewhere (the mesh axes) are factored together.
     They are one collective, or several of one tensor.
     """
-    # Symbols replace the ceilings during factoring, because sympy would expand their arguments.
-    # Ceilings, maxima and sums.
+    # Symbols replace ceilings, maxima and sums during factoring, because sympy would expand their
+    # arguments.
     atoms = {f for monomial in terms for f, _ in monomial if type(f) is not str}
     hidden = {atom: _symbol(_name(atom)) for atom in atoms}
     shown = _products(terms, {**symbols, **hidden})
@@ -200,6 +201,7 @@ def _factored(terms: Terms, symbols: Mapping[Any, sympy.Symbol]) -> sympy.Expr:
 # Prices share sums: classes of memory occur in the peak again, and compute in the step time.
 @lru_cache(maxsize=4096)
 def _factored_once(items: frozenset[Any], used: frozenset[Any]) -> sympy.Expr:
+    """Return the result of `_factored` for its two tables, given as hashable items."""
     import sympy
 
     terms, symbols = dict(items), dict(used)

@@ -135,7 +135,7 @@ class Least:
         return code.step("min", *map(code.polynomial, self.of.pair))
 
 
-# Largest number of terms of a difference that is tested for positivity in sizes less 1.
+# A difference with more terms is not rewritten in sizes minus 1, because the result is long.
 _SHIFTED_TERMS = 8
 
 
@@ -184,6 +184,7 @@ def smaller(first: Any, second: Any) -> Any:
 
 @lru_cache(maxsize=1 << 12)
 def _larger(first: Formula, second: Formula) -> Formula:
+    """Return the larger formula, or one with a `MaximumFactor` if sizes decide."""
     if _is_nonnegative(first - second):
         return first
     if _is_nonnegative(second - first):

@@ -43,6 +43,7 @@ def from_sympy(expression: sympy.Expr | int) -> Formula:
 
 @cache
 def _readers() -> Mapping[type, Callable[..., Formula]]:
+    """Return the function from arguments to a formula for each class of expressions."""
     import sympy
 
     return {
@@ -55,6 +56,7 @@ def _readers() -> Mapping[type, Callable[..., Formula]]:
 
 
 def _power(base: sympy.Expr, exponent: Any) -> Formula:
+    """Return a power as a formula; raise FormulaError unless the exponent is an integer."""
     if not exponent.is_Integer:
         raise FormulaError(f"({base})**({exponent}): the exponent of a formula is an integer.")
     return from_sympy(base) ** int(exponent)

@@ -91,6 +91,7 @@ class Recorder:
         return self._of(self.answers.side(formula)) if number is None else number
 
     def _of(self, side: Compared) -> Recorded:
+        """Return the recorded size of a side; equal sides are one object."""
         found = self.known.get(id(side))
         if found is None:
             found = self.known[id(side)] = Recorded(self, side)

@@ -125,7 +125,8 @@ class Classes:
     def stays(self, exchange: Exchange, number: int) -> bool:
         """Return whether every device reads its own block in a round."""
         found = class_round(self, exchange, number)
-        # Equal steps of readers and sources keep a class that reads its own block on its own block.
+        # If readers and sources advance by equal steps, all devices of a class read their own block
+        # as soon as one of them does.
         return self.step == self.period and bool((found.source == found.target).all())
 
     def device_runs(self, exchange: Exchange, number: int, labels: Pairs) -> Runs:
@@ -318,7 +319,8 @@ def classes_of(exchanges: tuple[Exchange, ...]) -> Classes | None:
     rest = complement(held, devices)
     if rest is None:
         return None
-    # Digits that overlap have no independent values; all digits outside the dimension are finer.
+    # Digits that overlap have no independent values, so they cannot count rows. All digits outside
+    # of the dimension can, in more rows than necessary.
     if any(overlap(*pair) for pair in combinations((*held, *rows), 2)):
         rows = rest
     if complement((*held, *rows), devices) is None:

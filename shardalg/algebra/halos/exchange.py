@@ -293,6 +293,7 @@ class Exchange:
 
     @cached_property
     def _first(self) -> np.ndarray:
+        """Number of the block that round 0 brings to each device."""
         if self.lowest is not None:
             return self._held + self.lowest
         return self._starts // self.block

@@ -250,7 +250,7 @@ class _Group:
         if k == len(self.slots):
             self.slots.append(new.slot)
             self.pairs.append(frozenset())
-            # Nothing joins a slot that sends nothing.
+            # A slot without pairs sends nothing, so that joining it would save no permute.
             if new.pairs:
                 self.same_tensor[new.slot.tensor].append(k)
         else:

@@ -189,11 +189,14 @@ class Rule:
         return self.operands.get(tensor, ()) if tensor >= 0 else self.results[~tensor]
 
     def nothing(self, operand: int) -> str:
-        """Return the operation whose identity has the same effect as no element of the operand."""
+        """Return the operation whose identity may replace missing elements of the operand.
+
+        The result is then the same as without these elements.
+        """
         return dict(self.vacant).get(operand, self.combine)
 
     def filler(self, operand: int) -> int | None:
-        """Return the operand whose number has the same effect as no element of `operand`.
+        """Return the operand whose number may replace missing elements of `operand`, or None.
 
         It is the start value of a pick, and the operand's start value in a reduction by a user
         function. None if an identity has this effect.
@@ -234,7 +237,7 @@ class Rule:
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Operands that have a map, then the results as -1, -2, ..."""
+        """Numbers of the operands that have indices, then the results as -1, -2, ..."""
         return (*sorted(self.operands), *(~r for r in range(len(self.results))))
 
     @cached_property

@@ -79,7 +79,8 @@ class Scope(NamedTuple):
         return self.source, self.flags, self.module, self.kernel
 
 
-# (builder, equation, operands, place) -> results.
+# Function of (builder, equation, value indices of the operands, context) that adds the nodes of the
+# equation and returns the value indices of its results.
 Placing = Callable[["GraphBuilder", Any, list[int], Scope], Sequence[int]]
 
 
@@ -181,7 +182,7 @@ class GraphBuilder:
         return self._read(jaxpr.outvars, env)
 
     def _read(self, atoms: Iterable[Any], env: Mapping[Any, int]) -> list[int]:
-        """Return the values of variables and literals."""
+        """Return the value indices of a jaxpr's variables and literals."""
         # A literal has the attribute `val`, and cannot be a key.
         return [self.parts.constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
 
@@ -226,13 +227,13 @@ class GraphBuilder:
 def plain_node(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add one node for an equation."""
+    """Add one node for an equation; return its results, annotated by its own `out_sharding`."""
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(primitive.name, place.source))
     builder.node(primitive, equation.params, operands, results, place=place)
     sharding = equation.params.get("out_sharding", equation.params.get("sharding"))
-    # Such a parameter is part of the user's program on explicit axes.
+    # On explicit axes the user states the result's sharding in the operator. It becomes a site.
     if getattr(sharding, "spec", None) and any(sharding.spec):
         return _with_sites(builder, results, [sharding], place)
     return results
@@ -307,7 +308,8 @@ def _while(
 ) -> Sequence[int]:
     """Add a loop of unknown length: its condition and its body are regions."""
     params = equation.params
-    # Under `vmap` the condition has an element per batch element.
+    # Under `vmap` the condition has an element per batch element. A loop of JAX needs one flag, so
+    # the loop is expanded to one that runs while any element continues.
     if params["cond_jaxpr"].out_avals[0].shape:
         return _write_out(builder, equation, operands, place)
     counts = (params["cond_nconsts"], params["body_nconsts"])

@@ -268,7 +268,7 @@ def _tiled(
 def _reshape(
     builder: GraphBuilder, value: int, shape: tuple[int, ...], place: Scope
 ) -> tuple[int, ...]:
-    """Add a reshape."""
+    """Add a reshape of a value to `shape`; return its result."""
     parts = builder.parts
     type_ = ValueType(shape, parts.values[value].type.dtype)
     results = parts.results([type_], parts.label("reshape", place.source))

@@ -361,7 +361,7 @@ def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> t
 
 
 def _reorder(stack: Any, order: np.ndarray) -> Any:
-    """Return the blocks in this order."""
+    """Return a stack of blocks, along its leading dimension, in another order."""
     if (order == np.arange(order.size)).all():
         return stack
     return lax.concatenate(list(_pieces(stack, dict(enumerate(order.tolist())), order.size)), 0)

@@ -320,7 +320,7 @@ def flatten_prefix(prefix: Any, tree: Any, what: str) -> list[Any]:
 
 
 def _leaf_count(tree: Any) -> int:
-    """Return the number of leaves."""
+    """Return the number of leaves of a pytree."""
     structure: Any = tree_structure(tree)
     return structure.num_leaves
 

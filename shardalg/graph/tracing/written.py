@@ -140,7 +140,7 @@ def _high_word(x: Any, factor: int) -> Any:
     return upper + (cross[0] >> shift) + (cross[1] >> shift) + (middle >> shift)
 
 
-# Its starts are operands, so that a device can start at the position of its block.
+# The starts of `positions` are operands, so that a device can start at the position of its block.
 positions_p = Primitive("positions")
 positions_p.multiple_results = True
 positions_p.def_impl(positions)
@@ -281,7 +281,7 @@ def _rolled(x: Any, *, by: int, dim: int) -> Any:
     return jax.numpy.roll(x, by, dim)
 
 
-# A primitive of its own, so that the transpose of a rotation is one rotation, not two shifts.
+# The derivative rule of this primitive is one rotation. JAX transposes `jnp.roll` to two shifts.
 rotate_p = Primitive("rotate")
 rotate_p.def_impl(_rolled)
 rotate_p.def_abstract_eval(lambda x, **params: x)
@@ -328,7 +328,7 @@ _EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(_REDUCED, _over_dimensions),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
-    # A concatenation of two slices.
+    # JAX traces `jnp.roll` by a known distance to a concatenation of two slices.
     "rotate": lambda equation: _body(partial(_rolled, **equation.params), equation),
     "split": _split,
     **dict.fromkeys(("stack", "unstack"), _stacked),

@@ -12,8 +12,8 @@ from shardalg.merge.lemmas.lemma import Lemma
 # Hypotheses of many lemmas: D elements in n blocks of s = ceil(D, n), and the number i of a block.
 BLOCK = "D >= 1, n >= 1, s == ceil(D, n), 0 <= i < n"
 
-# A lemma whose hypotheses contradict each other would be true of everything. Each mutant must
-# therefore be refuted: it is the lemma with one bound changed by the smallest step.
+# A lemma whose hypotheses contradict each other would be true of everything. Each mutant, the lemma
+# with one part of its text changed, must therefore be refuted.
 BLOCKS = (
     Lemma(
         "offset_zero",

@@ -47,7 +47,7 @@ class Lemma:
     def mutated(self) -> Iterator[Lemma]:
         """Yield the wrong variants of this lemma."""
         for k, (old, new) in enumerate(self.mutants, 1):
-            # The replacement back is the mutant's own mutant, so that it is a valid lemma, too.
+            # A lemma must have a mutant, so the changed lemma gets the reverse replacement.
             given, shows = (text.replace(old, new) for text in (self.given, self.shows))
             yield replace(
                 self,

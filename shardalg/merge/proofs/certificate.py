@@ -75,7 +75,7 @@ def certificate(claim: MergeClaim | RefineClaim | EqualClaim) -> str:
     """
     if type(claim) not in _CERTIFY:
         raise ProofError(f"{type(claim).__name__} is about no devices: prove it without encoding.")
-    # The text grows with the number of devices.
+    # The text lists the devices of each tile, so its length grows with the mesh.
     mesh = claim.shardings[0].mesh
     if mesh.size > MAX_DEVICES:
         raise ProofError(

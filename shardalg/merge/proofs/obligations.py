@@ -101,7 +101,7 @@ def _bounds_of(sharding: Sharding, devices: Devices) -> list[tuple[Number, Numbe
 
 def _refine_for_all(claim: RefineClaim, devices: Devices) -> list[Obligation]:
     """Return the formulas of the theorem in `merge/refinement.py`."""
-    # Case 2: a device is outside.
+    # Case 2 of the theorem: at all sizes, the blocks of some device are disjoint.
     if not claim.holds:
         return _outside_for_all(claim, devices)
     if claim.fine.classes[:2] != claim.coarse.classes[:2]:

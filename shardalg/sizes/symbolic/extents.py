@@ -100,6 +100,7 @@ class _IndexSorter:
                     self._index(rule, tensor, dim, (position, dim))
 
     def _index(self, rule: Rule, tensor: int, dim: int, place: TensorDim) -> None:
+        """Store the relation that one index of a row implies for the dimension `place`."""
         index = rule.indices(tensor)[dim]
         loops = dim_loops(rule, tensor, dim)
         # A reversed index runs over the whole loop too, so the sizes are equal.
@@ -223,6 +224,7 @@ class _IndexSorter:
                         yield from (Shift(*ends, *by, free=True) for by in ((2, 1), (1, 2)))
 
     def _sizes(self) -> dict[TensorDim, int]:
+        """Return the size of each dimension of the rows' tensors."""
         found = {}
         for number, rule in enumerate(self.rules):
             for tensor in rule.tensors:

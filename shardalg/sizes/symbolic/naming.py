@@ -78,7 +78,7 @@ class Names:
         return self.graph.nodes[owner].results[0]
 
     def declare(self, slot: int, size: sympy.Expr) -> None:
-        """Name a dimension of an argument."""
+        """Store the declared size of an argument's dimension as the formula of its slot."""
         self.name[slot] = size
 
     def join_loops(self) -> None:

@@ -72,6 +72,7 @@ class Alignment:
         return tuple(found)
 
     def _pairs(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yield values of both graphs that have the same place: arguments, and results of nodes."""
         first, second = self.first, self.second
         yield first.arguments, second.arguments
         for here, there in zip(first.regions, second.regions, strict=False):
@@ -91,6 +92,7 @@ class Alignment:
         return self._leftover()
 
     def _agree(self, ours: Node, theirs: Node, constants: tuple[set[int], set[int]]) -> bool:
+        """Return whether two nodes do the same with corresponding values, except for numbers."""
         if ours.region != theirs.region or not _same_except_numbers(
             ours.signature, theirs.signature
         ):
@@ -103,6 +105,7 @@ class Alignment:
         return True
 
     def _leftover(self) -> Difference | None:
+        """Return the first node that only one graph has; None if both have equally many nodes."""
         counts = len(self.first.nodes), len(self.second.nodes)
         if counts[0] == counts[1]:
             return None
@@ -136,5 +139,6 @@ def _same_except_numbers(first: Signature, second: Signature) -> bool:
 
 
 def _words(node: Node) -> str:
+    """Return a node's primitive, operand types and line for messages."""
     operands = ", ".join(map(str, node.signature.operands))
     return f"{node.primitive}({operands}) at {node.source or 'an unknown line'}"

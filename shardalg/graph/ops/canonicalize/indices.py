@@ -192,12 +192,12 @@ class _Counting:
         )
 
     def squeezed(self, node: Node) -> int | None:
-        """Return the dimension's position after a squeeze; None if it is removed."""
+        """Return the counting dimension's position after a squeeze; None if it is removed."""
         dim, gone = self.along(node.operands[0]), node.signature.param("dimensions")
         return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
 
     def transposed(self, node: Node) -> int | None:
-        """Return the dimension's position after a transpose."""
+        """Return the counting dimension's position after a transpose."""
         dim = self.along(node.operands[0])
         return None if dim is None else node.signature.param("permutation").index(dim)
 
@@ -206,11 +206,11 @@ class _Counting:
         return _if_wide_enough(node, node.signature.param("dimension"))
 
     def converted(self, node: Node) -> int | None:
-        """Return the dimension unchanged; None if the new type is too narrow to count that far."""
+        """Return the counting dimension; None if the new type is too narrow to count that far."""
         return _if_wide_enough(node, self.along(node.operands[0]))
 
     def broadcast(self, node: Node) -> int | None:
-        """Return the dimension's position after a broadcast; None if it is repeated."""
+        """Return the counting dimension's position after a broadcast; None if it is repeated."""
         dim, dims = self.along(node.operands[0]), node.signature.param("broadcast_dimensions")
         if dim is None:
             return None
@@ -222,7 +222,7 @@ class _Counting:
         return self.unwrapped(node, self.along)
 
     def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
-        """Return the answer for `i` of `select_n(i < 0, i, i + n)`, or None."""
+        """Return `ask(i)` for `select_n(i < 0, i, i + n)`; None for any other selection."""
         return ask(node.operands[1]) if self._selects_nonnegative(node) else None
 
     def _selects_nonnegative(self, node: Node) -> bool:

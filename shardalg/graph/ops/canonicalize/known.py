@@ -162,12 +162,12 @@ class KnownValues:
 
     @cached_property
     def numbers(self) -> Mapping[int, np.ndarray]:
-        """Known numbers of rank 0 by value."""
+        """The number of each rank-0 value that is known, by value index."""
         return dict(numbers(self.graph)) | folded(self.graph)
 
     @cached_property
     def arrays(self) -> Mapping[int, object]:
-        """Constants of any rank by value."""
+        """The array of each constant, of any rank, by value index."""
         return dict(self.graph.constants)
 
     def vector(self, value: int) -> tuple[int, ...] | None:

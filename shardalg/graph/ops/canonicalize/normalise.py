@@ -205,7 +205,8 @@ class _GraphRewriter:
         for node in compress(old.nodes, self.live):
             self._add_node(node)
         regions, region_of = self._regions()
-        # Region numbers are known only now. Most nodes keep theirs, and then the node object too.
+        # Regions have their final numbers only after all nodes. A node that needs no other number
+        # stays the same object.
         self.nodes = [
             n
             if n.region == region_of[n.region] and not n.bodies
@@ -338,7 +339,8 @@ class _GraphRewriter:
         The rewrites are applied in sequence, each to the result of the one before.
         """
         signature = node.signature
-        # Explicit broadcasts, and concatenations without empty parts.
+        # Broadcasts become nodes of their own, for which completion has a rule. An empty operand of
+        # a concatenation has no block to send.
         repeated = broadcast_operands(signature)
         for position, shape in repeated:
             operands[position] = self._broadcast(node, operands[position], shape)
@@ -352,14 +354,15 @@ class _GraphRewriter:
                 self._signatures[key] = shared_signature(replace_operands(signature, types))
             signature = self._signatures[key]
 
-        # Kernels without taps that read only padding.
+        # Taps that read only padding are cut off: in XLA they have no effect (`boxes.py`).
         cut = unread_cut(signature)
         if cut is not None:
             image, kernel = operands
             signature = cut.rest
             operands = [image, self._add(node, cut.kernel, [kernel], "slice")]
 
-        # Gathers that read element 0 of a dimension: by a slice, or by an index 0.
+        # A gather may read only element 0 of a dimension without an index. A slice, or an index 0,
+        # states this explicitly.
         read = first_elements(signature)
         if read is not None:
             signature, (operand, indices) = read.rest, operands

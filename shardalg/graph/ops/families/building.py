@@ -42,7 +42,7 @@ def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
 
 
 def access(operand: int, items: Iterable[str | int | Index]) -> Access:
-    """Return a read of `operand`."""
+    """Return a read of `operand` with an index per dimension: a loop, a number or an expression."""
     return Access(operand, indices(items))
 
 

@@ -122,7 +122,12 @@ class Axis:
 
 
 def axes(signature: Signature, sizes: tuple[int, ...], batch: tuple[str, ...]) -> Iterator[Axis]:
-    """Yield the operand's dimensions in order."""
+    """Yield the dimensions of the operand of a gather or scatter, in order.
+
+    Args:
+      sizes: the size of the window in each dimension.
+      batch: names of the batch loops.
+    """
     n = numbers(signature)
     shape = signature.operands[0].shape
     windows = n.window_of(len(shape))
