@@ -46,6 +46,7 @@ class Index:
         return Index(((value, 1),)) if isinstance(value, str) else Index((), value)
 
     def _linear(self) -> dict[str, int]:
+        """Return the coefficient of each variable; the expression must have no division."""
         assert self.div == 1 and not self.mod, f"{self} is divided: it cannot be added to"
         return dict(self.terms)
 

@@ -48,6 +48,7 @@ def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     signatures = _Interned(
         lambda s: [s.primitive, to_data(s.params), types.all(s.operands), types.all(s.results)]
     )
+    # Values and nodes come before the tables in time, because writing them fills the tables.
     values = [[types(v.type), v.kind, v.name] for v in graph.values]
     nodes = [
         [signatures(n.signature), n.operands, n.results, n.source, n.phase, n.region, n.bodies]

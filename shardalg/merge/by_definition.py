@@ -91,6 +91,8 @@ def search(first: Sharding, second: Sharding, policy: str) -> Verdict:
         if wrong is None:
             merged = _sharding(question, found)
             return Verdict("merge", question.pair, policy, merged)
+        # Conditions on all tiles would be too many, so each round adds one that the last model
+        # violates. The loop ends, because there are finitely many tiles.
         solver.add(_tile_count(question, *wrong))
     if answer == z3.unknown:
         raise ProofError(

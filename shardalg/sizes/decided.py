@@ -265,6 +265,7 @@ class Guards:
         # Facts of the run itself are decisive at every point.
         for fact in (*self.whole.facts, *self.traced):
             holding_points &= holds[fact]
+        # The same steps as in `_other`, with a mask of points in place of one point.
         other: dict[DecidedCall, np.ndarray] = {}
         for call in self.calls[:-1]:
             doubtful = np.zeros(len(points), bool)

@@ -285,6 +285,7 @@ class Recorded:
         return self if self >= 0 else -self
 
     def __index__(self) -> int:
+        # Code that needs a plain integer, such as `range`, may depend on it in any way.
         self.recorder.note(_fixed_facts(*self.side))
         return int(self.value)
 

@@ -121,6 +121,7 @@ def _type_faults(signature: Signature, available: Mapping[ValueType, Any]) -> It
       available: a traced value of each type that JAX knows.
     """
     name = signature.primitive
+    # The operands are tracers, so that `apply` derives types and computes no array.
     operands = [available[type_] for type_ in signature.operands if name not in _WITHOUT_OPERANDS]
     check = LEFT_TO_THE_COMPILER.get(name)
     try:

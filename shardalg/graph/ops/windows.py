@@ -94,7 +94,7 @@ def local_params(
         layout, *_ = record(param("dimension_numbers"), "lhs rhs out").values()
         return window_params(layout[2:], "lhs_dilation")
 
-    if param("base_dilation") is not None:  # reduce_window
+    if param("base_dilation") is not None:  # reduce_window, select_and_gather_add
         return window_params(range(len(signature.operands[0].shape)), "base_dilation")
 
     if param("padding_config") is not None:  # pad
@@ -114,7 +114,7 @@ def local_params(
                 limits[dim] = blocks[loop]
         return (("start_indices", tuple(starts)), ("limit_indices", tuple(limits)))
 
-    if param("padding") is not None:  # select_and_scatter_add, select_and_gather_add
+    if param("padding") is not None:  # select_and_scatter, select_and_scatter_add
         # The first window starts at the first element of the block.
         padding = list(param("padding"))
         for _, dim in spans:

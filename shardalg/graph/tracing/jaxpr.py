@@ -367,6 +367,7 @@ def call(
         span.results = tuple(builder.run(jaxpr, span.arguments, place._replace(spans=(span,))))
         spans.append(span)
     results = parts.results([parts.type_of(var.aval) for var in equation.outvars], (name, at))
+    # The node of the call comes right after the nodes of its bodies, as `phases` requires.
     all_params = {**params, **inside.counted}
     bodies = tuple(span.index for span in spans)
     node = builder.node(

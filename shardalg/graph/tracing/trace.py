@@ -83,6 +83,7 @@ def trace(
     else:
         closed, shapes = _jaxpr(fn, jax.tree.unflatten(tree, specs), around, explicit)
     result_paths = [f"result{keystr(path)}" for path, _ in tree_flatten_with_path(shapes)[0]]
+    # The graph also has nodes for which the traced program has no equation.
     ours = {n: find_primitive(n) for n in ("annotate", "optimization_barrier", "reshape")}
     read, mesh_of = cache(partial(reader, rows)), partial(_own_mesh, around)
     new_builder = partial(

@@ -157,6 +157,7 @@ def _body(function: Callable[..., Any], equation: Any) -> Any:
     """Return the jaxpr of a function on the equation's operand types, with its manual axes."""
     given = (var.aval for var in equation.invars)
     structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
+    # A collective in the function needs the sizes of the axes along which its region is manual.
     mesh = equation.ctx.cur_abstract_mesh
     axes = [(name, int(mesh.shape[name])) for name in getattr(mesh, "manual_axes", ())]
     return jax.make_jaxpr(function, axis_env=axes)(*structs)

@@ -215,6 +215,7 @@ def _counted(script: _Script, verdict: Verdict, witness: Witness) -> None:
     for device in verdict.pair[0].mesh.order:
         met = (f"(= {script.partition_id(s, place, device)} {t})" for s, place, t in rows)
         terms.append(f"(ite (and {' '.join(met)}) 1 0)")
+    # A balanced tile is on devices/total devices. As a product the fact needs no division.
     total = math.prod(parts(digits_at(s, place)) for s, place, _ in rows)
     script.show(f"(not (= (* {total} (+ 0 {' '.join(terms)})) {len(terms)}))")
 

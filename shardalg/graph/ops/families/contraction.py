@@ -256,6 +256,8 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
     by_batch = signature.param("batch_group_count")
     # JAX allows only one of the two counts to exceed 1.
     groups = Groups(max(by_feature, by_batch), by_batch > 1)
+    # Group g of the features, or of the batch, contributes only to group g of the output features:
+    #     [n, I*g+i], [F*g+f, i] -> [n, F*g+f]   or   [N*g+n, i], [F*g+f, i] -> [n, F*g+f]
     n, f, i = result[layout.out[0]], kernel[layout.rhs[0]] // groups.count, kernel[layout.rhs[1]]
     batch = groups.index("n", n) if groups.by_batch else Index.of("n")
     features = Index.of("i") if groups.by_batch else groups.index("i", i)
@@ -284,6 +286,7 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
         in_order(layout.rhs, (outer, inner, *taps)),
         in_order(layout.out, (result_batch, outer, *map(Index.of, positions))),
     )
+    # A loop without an index, such as the group loop of a single group, is left out.
     used = {v for dims in maps for index in dims for v in index.variables}
     sizes = {"n": n, "g": groups.count, "f": f, **positions, "i": i, **counts}
     return (
