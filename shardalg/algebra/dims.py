@@ -304,6 +304,7 @@ def _bits(data: Data) -> int:
 
 @cache
 def _operations() -> Mapping[str, Callable[..., sympy.Expr]]:
+    """Return the function of sympy for each operation of saved sizes."""
     return {
         "add": sympy.Add,
         "mul": sympy.Mul,

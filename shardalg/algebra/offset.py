@@ -119,6 +119,7 @@ def padding_expr(size: int, count: int, partition: sympy.Expr) -> sympy.Expr:
 
 
 def _number(value: int) -> sympy.Integer:
+    """Return a number in sympy."""
     import sympy
 
     return sympy.Integer(value)

@@ -101,7 +101,7 @@ def _tile_witness(pair: Pair, failure: Failure) -> Witness:
 
 
 def _missing(tiles: np.ndarray, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the first tile, in row-major order, that is not in a sorted list."""
+    """Return the first tile, in row-major order, that is not among the sorted `tiles`."""
     # Numbers of tiles can be larger than 64 bits, so use Python's integers.
     numbers = np.zeros(len(tiles), object)
     for column, n in zip(tiles.T, shape, strict=True):

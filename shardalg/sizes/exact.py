@@ -68,10 +68,10 @@ class ExactPoints:
     def each(
         self, function: Callable[..., Mapping[str, float]], *sizes: Any
     ) -> Mapping[str, np.ndarray]:
-        """Return what a function of numbers gives at each point, an array per name.
+        """Return the results of a function of numbers at each point, as an array per result's name.
 
-        The function is called once for each distinct row of sizes. A name that it does not give at
-        a point is 0 there.
+        The function is called once for each distinct row of sizes. A result that the function does
+        not return at a point is 0 there.
 
         >>> points = ExactPoints([{"B": 12}, {"B": 6}, {"B": 12}])
         >>> points.each(lambda n, m: {"half": n / m}, Formula({frozenset({("B", 1)}): 1}), 2)

@@ -186,7 +186,7 @@ class Formula:
 
     @cached_property
     def fraction(self) -> tuple[Formula, Formula]:
-        """Numerator without division, and the product that divides it.
+        """Numerator and denominator: a sum without division, and the product that divides it.
 
         >>> B, X, Y = symbols("B X Y")
         >>> (B / X + B / (6 * Y)).fraction

@@ -255,7 +255,7 @@ def _factors(terms: frozenset[Any]) -> tuple[sympy.Expr, sympy.Expr]:
 
 
 def _groups(terms: Terms) -> list[Terms]:
-    """Return the terms in groups that differ only in sizes by which some term is divided."""
+    """Return the terms in groups; terms of a group differ only in sizes that divide some term."""
     dividing = {f for monomial in terms for f, e in monomial if e < 0}
     groups: dict[frozenset[Any], dict[frozenset[tuple[Any, int]], Any]] = {}
     for monomial, coefficient in terms.items():

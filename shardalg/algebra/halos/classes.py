@@ -346,7 +346,7 @@ def _common(exchanges: Sequence[Exchange]) -> tuple[int, int]:
 
 
 def _period(exchange: Exchange) -> tuple[int, int] | None:
-    """Return `T` and `S` of one exchange.
+    """Return the period `T` and the step `S` of one exchange (see the module's docstring).
 
     None if starts do not depend on the dimension's partition id, or on a part of its digits only.
     """

@@ -157,9 +157,9 @@ class Reader:
 
 
 def iota(reader: Reader) -> Digits:
-    """Read a list as `[2,4]T(1,0)`.
+    """Read XLA's short form of a list, such as `[2,4]T(1,0)`; return digits that state the list.
 
-    Return the digits of a number in the list whose value is its place in the list, major first.
+    The list has the numbers 0 to n - 1. The digits of a number, major first, give its place.
     """
     start = reader.skip()
     reader.expect("[")
@@ -186,7 +186,7 @@ def iota(reader: Reader) -> Digits:
 
 
 def iota_order(digits: Digits) -> tuple[int, ...]:
-    """Return the numbers in the list whose digits `iota` returned.
+    """Return the list of numbers that the digits state (see `iota`).
 
     >>> iota_order((Digit(1, 2), Digit(2, 3)))
     (0, 2, 4, 1, 3, 5)
@@ -202,7 +202,7 @@ def iota_order(digits: Digits) -> tuple[int, ...]:
 
 
 def iota_text(order: Sequence[int]) -> str | None:
-    """Return a list as `[2,4]T(1,0)`, in XLA's shortest form; None if it has no such form.
+    """Return XLA's shortest form of a list, such as `[2,4]T(1,0)`; None if it has no such form.
 
     >>> iota_text((0, 2, 4, 1, 3, 5)), iota_text((0, 1, 2)), iota_text((0, 2, 1))
     ('[3,2]T(1,0)', '[3]', None)

@@ -115,7 +115,7 @@ class Parts:
         return tuple([self.value(t, "node", f"{name}.{i}{at}") for i, t in enumerate(types)])
 
     def label(self, primitive: str, source: str) -> tuple[str, str]:
-        """Return `dot_general:3` and `@model.py:41`: the name of the line's next such node."""
+        """Return the two parts of a new node's name, such as `dot_general:3` and `@model.py:41`."""
         line = own_line(source)
         key = (primitive, line)
         number = self._counts[key] = self._counts.get(key, 0) + 1
