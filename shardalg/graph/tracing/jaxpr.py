@@ -260,7 +260,7 @@ def _write_out(
 def _linear_solve(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the nodes of the solver of a `custom_linear_solve`; its other functions are derivatives."""
+    """Add the nodes of the solver of a `custom_linear_solve`, not of its derivatives' functions."""
     # The operands are the constants of matvec, vecmat, solve and its transpose, then the values.
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
     start = counts.matvec + counts.vecmat
