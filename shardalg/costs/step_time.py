@@ -423,9 +423,17 @@ class Pricing:
         axes = axis_names(mesh, attributes.digits)
         key = _Key(attributes.sent_as, axes, instruction.role, instruction.phase)
         sent = wire_bytes(attributes, size)
+        # Links are slower than their data sheet. An all-reduce is slower in all its seconds: which
+        # of its algorithms is faster moves seconds from bytes to hops, and formulas stay exact.
+        constants, slower = self.calibration, {LINK}
+        if attributes.sent_as == "all_reduce":
+            slower = {*taken}
+        rates = dict.fromkeys(slower, constants["link_efficiency"])
         amounts: tuple[tuple[Any, Any], ...] = tuple(
-            ((cause, 1.0), seconds) for cause, seconds in taken.items()
+            ((cause, rates.get(cause, 1.0)), seconds) for cause, seconds in taken.items()
         )
+        if taken and constants["start_s"]:
+            amounts += (((LATENCY, 1.0), self.each(constants["start_s"])),)
         # All-reduces that are sent with another one are counted too, so that each joins as many.
         if (joined := slices_joined(self.wiring.spans(attributes.digits))) != 1:
             amounts += (("slices", joined),)

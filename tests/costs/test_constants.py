@@ -286,3 +286,14 @@ def test_bad_files_of_constants_are_refused(software, message):
     data = json.loads((FILES / "h100.json").read_text())
     with pytest.raises(HardwareError, match=message):
         from_json({**data, "software": software})
+
+
+@pytest.mark.parametrize(("shape", "measured"), [((2048, 8192), 680e-6), ((256, 256), 8e-6)])
+def test_gathers_on_a_line_take_what_was_measured(shape, measured):
+    """'How to Scale Your Model', sharding chapter: four v5e chips of a slice without a ring."""
+    x = jax.ShapeDtypeStruct(shape, "bfloat16")
+    mesh = sa.Mesh({"X": 8, "Y": 4})
+    plan = sa.plan(lambda x: x, x, mesh=mesh, in_shardings=(P("Y"),), out_shardings=P())
+    cost = plan.cost(sa.Topology("v5e", shape=(8, 4)))
+    assert cost.communication_s == pytest.approx(measured, rel=0.05)
+    assert cost.step_time_s == pytest.approx(measured, rel=0.05)

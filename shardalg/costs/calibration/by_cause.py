@@ -117,12 +117,13 @@ class _UnionFind:
 
 LOCAL = ("matrix", "kernel", "traffic", "passes")
 MOVED = ("link", "network", "dcn", "latency")
-SLICES = "slices"
+SLICES, STARTS = "slices", "starts"
 # Causes of time. "matrix": operations of products at the peak. "kernel": the same for products that
 # a kernel keeps on the chip (`costs.fusion.on_chip`). "traffic": bytes that products, and chains
 # that run together with products, move from and to memory. "passes": bytes of all other chains.
 # "link", "network", "dcn": bytes of collectives over links, between hosts and between slices.
-# "latency": their hops. The quantity "slices" is the number of slices that a collective joins.
+# "latency": their hops. The quantity "slices" is the number of slices that a collective
+# joins, "starts" the number of messages.
 CAUSES = (*LOCAL, *MOVED)
 
 
@@ -197,6 +198,8 @@ class _Moved:
         found = dict(seconds_by_cause(self.attributes, sum(message), wiring=self.wiring))
         if not message:
             found = {}
+        elif found:
+            found[STARTS] = 1
         # Published steps grow linearly with the number of slices, at the same bytes per slice.
         if (joined := slices_joined(self.wiring.spans(self.attributes.digits))) != 1:
             found[SLICES] = joined
@@ -364,10 +367,15 @@ def items(done: ProgramAmounts, calibration: Calibration) -> tuple[Item, ...]:
     found = []
     for key, row in done.rows.items():
         seconds: dict[str, float] = defaultdict(float)
+        links = {"link": 1 / calibration["link_efficiency"]}
+        if key.kind == "all_reduce":
+            links = dict.fromkeys(MOVED, 1 / calibration["link_efficiency"])
         for cause in CAUSES:
             if row.get(cause):
-                name, weight = weights.get(cause, (cause, 1.0))
+                name, weight = weights.get(cause, (cause, links.get(cause, 1.0)))
                 seconds[name] += weight * row[cause]
+        if row.get(STARTS):
+            seconds["latency"] += calibration["start_s"] * row[STARTS]
         count, flops, sent = (row.get(name, 0) for name in ("count", "flops", "wire_bytes"))
         slices = row.get(SLICES, 0) / count if count and row.get(SLICES) else 1
         found.append(Item(*key, count, flops, sent, tuple(seconds.items()), slices))

@@ -43,6 +43,10 @@ CONSTANTS: Mapping[str, Meaning] = {
     "passes": Meaning(
         "1", 1.0, 0.0, 5.0, "the same of operators apart from products: norms, softmax, update"
     ),
+    "link_efficiency": Meaning(
+        "1", 1.0, 0.1, 1.0, "share of the data sheet's rate that links reach, measured alone"
+    ),
+    "start_s": Meaning("s", 0.0, 0.0, 1e-3, "seconds until a collective starts, measured alone"),
     "exposed_weights": Meaning(
         "1", 1.0, 0.0, 4.0, "share of weight gathers and gradient scatters that nothing hides"
     ),
