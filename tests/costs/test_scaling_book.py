@@ -95,3 +95,15 @@ def test_small_arrays_wait_for_hops():
     alone = {"mesh": node, "hardware": Topology(H100, chips=8)}
     tree = math.log2(8) * H100.latency_s
     assert seconds(AllReduce(node.digits("d")), 4, **alone) == pytest.approx(tree, rel=0.01)
+
+
+@pytest.mark.parametrize("axes", [{"X": 2, "Y": 4}, {"X": 2, "Y": 2, "Z": 2}])
+def test_axes_through_one_switch_share_the_link_of_a_gpu(axes):
+    """A gather over all GPUs of a node takes the same seconds, however they are named."""
+    topology, held = Topology(H100, chips=8), 2**27
+    one, several = Mesh({"d": 8}), Mesh(axes)
+    found = [
+        seconds(AllGather(0, mesh.digits(mesh.axis_names)), held, mesh=mesh, hardware=topology)
+        for mesh in (one, several)
+    ]
+    assert found[0] == found[1] == pytest.approx(7 * held / NVLINK + 3e-6)

@@ -49,7 +49,9 @@ class LinkStage:
     @property
     def bytes_per_s(self) -> float:
         """Bytes per second that one device sends, and receives."""
-        return sum(span.bytes_per_s for span in self.spans)
+        # Into a switch a device has one link, however many axes run through it.
+        joined = min if self.medium in _SWITCHED else sum
+        return joined(span.bytes_per_s for span in self.spans)
 
     @property
     def copies(self) -> Any:
