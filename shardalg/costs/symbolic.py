@@ -267,8 +267,7 @@ class _Symboliser:
                 return replace(inside, length=self.length(inside, instruction.node))
             return inside
         if isinstance(attributes, Collective):
-            moves: Any = attributes  # every kind is a dataclass, its base is none
-            return replace(moves, digits=self.digits(attributes.digits))
+            return attributes.with_digits(self.digits)
         return attributes
 
     def inside(self, block: Block) -> Block:

@@ -42,7 +42,7 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Access
 from shardalg.spmd.bound import node_of
 from shardalg.spmd.instruction import Block, Collective, Instruction, Operator
-from shardalg.spmd.instructions import AllGather, Apply
+from shardalg.spmd.instructions import GATHERS, Apply
 from shardalg.spmd.program import SpmdProgram
 
 Array = Any
@@ -109,7 +109,9 @@ def repeated(graph: Graph, block: Block) -> dict[int, tuple[int, ...]]:
     readers = _readers(block)
     phase = block.instructions[found[0]].phase
     numbered = enumerate(block.instructions)
-    open_copies = [at for at, i in numbered if type(i.attributes) is AllGather and i.phase == phase]
+    open_copies = [
+        at for at, i in numbered if isinstance(i.attributes, GATHERS) and i.phase == phase
+    ]
     waits = {}
     for at in found:
         # AT_ONCE copies stay out of the barrier: one is gathered while the other one is used.

@@ -9,11 +9,11 @@ independently, because that makes the copies evidence for each other: `spmd/host
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeGuard, TypeVar, cast
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.mesh import Mesh
@@ -191,6 +191,11 @@ class Collective(Attributes):
     __slots__ = ()
     digits: Digits
     sent_as: ClassVar[str]
+
+    def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
+        """Return the same collective along other digits, for example along formulas."""
+        kind: Any = self  # every kind is a dataclass, its base is none
+        return cast(Collective, replace(kind, digits=rename(self.digits)))
 
     @property
     def sends(self) -> int:

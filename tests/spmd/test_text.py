@@ -22,6 +22,11 @@ TEXTS = [
     (p.AllGather(1, Y), "all_gather dim=1 axes=y"),
     (p.AllReduce(X + Y, "max"), "all_reduce max axes=x,y"),
     (p.ReduceScatter(0, X), "reduce_scatter sum dim=0 axes=x"),
+    (p.AllGathers(((0, X), (1, Y))), "all_gather dim=0 axes=x and dim=1 axes=y"),
+    (
+        p.ReduceScatters(((1, Y), (0, X)), "max"),
+        "reduce_scatter max dim=1 axes=y and dim=0 axes=x",
+    ),
     (p.AllToAll(0, 1, Y), "all_to_all split=0 concat=1 axes=y"),
     (p.AllToAll(0, 1, X + Y, Y + X), "all_to_all split=0 concat=1 axes=x,y as y,x"),
     (

@@ -17,7 +17,7 @@ Permutes of blocks; of what is fetched a reading takes what it is served, or its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -31,6 +31,7 @@ from shardalg.lower.emit.emitter import Array, Emitter, emits
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
+    AllGathers,
     AllReduce,
     AllToAll,
     AllToAlls,
@@ -38,6 +39,7 @@ from shardalg.spmd.instructions import (
     HaloExchange,
     Reading,
     ReduceScatter,
+    ReduceScatters,
 )
 
 
@@ -74,12 +76,20 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
         sizes.insert(0, count)
     arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
     made = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
-    # Undo in the opposite order: each leading dimension moves next to its concatenated dimension.
-    for left, one in reversed([*enumerate(a.exchanges)]):
-        dim = one.concat_dim + left
-        joined = jnp.moveaxis(made, left, dim)
-        made = lax.collapse(joined, dim, dim + 2)
-    return made
+    return _side_by_side(made, [one.concat_dim for one in a.exchanges])
+
+
+def _side_by_side(blocks: Array, dims: Sequence[int]) -> Array:
+    """Return blocks that leading dimensions number, each concatenated along its own dimension.
+
+    Args:
+      dims: per leading dimension, the dimension of a block along which it is concatenated.
+    """
+    # The last leading dimension moves first, so that the others keep their places.
+    for left, dim in reversed([*enumerate(dims)]):
+        at = dim + left
+        blocks = lax.collapse(jnp.moveaxis(blocks, left, at), at, at + 2)
+    return blocks
 
 
 def pieces(x: Array, dim: int, n: int) -> Array:
@@ -200,6 +210,22 @@ def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Arra
     return blocks.reshape(*x.shape[:dim], merged, *x.shape[dim + 1 :])
 
 
+@emits(AllGathers)
+def _all_gathers(emitter: Emitter, instruction: Instruction[AllGathers], x: Array) -> list[Array]:
+    """Gather all blocks over the axes of every dimension at once, and put them in their places."""
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    if not names:
+        return [x]
+    if not x.size:  # XLA gathers no empty arrays
+        for dim, digits in a.along:
+            x = jnp.concatenate([x] * parts(digits), dim)
+        return [x]
+    counts = [parts(digits) for _, digits in a.along]
+    blocks = lax.all_gather(x, names, axis=0, tiled=False).reshape(*counts, *x.shape)
+    return [_side_by_side(blocks, a.dims)]
+
+
 @emits(AllReduce)
 def _all_reduce(emitter: Emitter, instruction: Instruction[AllReduce], x: Array) -> list[Array]:
     a = instruction.attributes
@@ -311,11 +337,40 @@ def _reduce_scatter(
     return [as_bits(x, send) if a.combine == "pick" else send(x)]
 
 
+@emits(ReduceScatters)
+def _reduce_scatters(
+    emitter: Emitter, instruction: Instruction[ReduceScatters], x: Array
+) -> list[Array]:
+    """Send each member its piece of all dimensions, and combine what arrives."""
+    a = instruction.attributes
+    names = emitter.axes.names(a.digits)
+    if not names:
+        return [x]
+
+    def cut(x: Array) -> Array:
+        # The first dimension is cut last, so that its piece numbers are the major ones.
+        for made, (dim, digits) in enumerate(reversed(a.along)):
+            x = pieces(x, dim + made, parts(digits))
+        return x.reshape(-1, *x.shape[len(a.along) :])
+
+    if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
+        return [folded(swapped(cut(x), names), a.combine)]
+
+    def send(x: Array) -> Array:
+        return _scattered_pieces(cut(x), names)
+
+    return [as_bits(x, send) if a.combine == "pick" else send(x)]
+
+
 def _scattered(emitter: Emitter, a: ReduceScatter, x: Array) -> Array:
     names = emitter.axes.names(a.digits)
     if emitter.tiled or a.dim == 0:
         return lax.psum_scatter(x, names, scatter_dimension=a.dim, tiled=True)
-    sent = pieces(x, a.dim, parts(a.digits))
+    return _scattered_pieces(pieces(x, a.dim, parts(a.digits)), names)
+
+
+def _scattered_pieces(sent: Array, names: tuple[str, ...]) -> Array:
+    """Return the sum of the members' pieces with the own number; pieces lead."""
     shape = sent.shape[1:]
     if 1 in sent.shape:  # XLA may give these dimensions other layouts on both sides (`swapped`)
         sent = sent.reshape(len(sent), -1)

@@ -29,12 +29,13 @@ from shardalg.planner.trials import TrialOutcome, Trials
 from shardalg.planner.trips import executions_text
 from shardalg.sizes.amounts import number
 from shardalg.spmd.instruction import Instruction
-from shardalg.spmd.instructions import AllReduce, ReduceScatter
+from shardalg.spmd.instructions import AllReduce, ReduceScatter, ReduceScatters
 from shardalg.tables import Answer, Parts, Table, bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
+SUMS = (AllReduce, ReduceScatter, ReduceScatters)
 SIDE_COLUMNS = ("side", "sharding", "who", "annotations")
 CHANGE_COLUMNS = (
     "annotation", "sharding", "becomes", "changed_dims", "removes", "helps", "collectives",
@@ -164,7 +165,7 @@ class CollectiveExplanation(Answer):
     def _after_the_loop(self) -> str:
         """Return the effect of `defer_in_loops` on a sum in a loop, as text; "" if it has none."""
         trials, place = self._trials, self.moved.place
-        adds = isinstance(self.moved.step.instruction.attributes, AllReduce | ReduceScatter)
+        adds = isinstance(self.moved.step.instruction.attributes, SUMS)
         if not adds or trials.options.switches.defer_in_loops or self.moved.step.count == 1:
             return ""
         now, then = trials.now, trials.deferred
@@ -252,7 +253,7 @@ def _headline(moved: MovedValue, trials: Trials) -> str:
     line = "" if node is None or not node.source else f" at {node.source}"
     times = executions_text(graph, moved.step.loops, moved.step.count)
     sent = f"{bytes_text(moved.wire_bytes)} sent per device, {times}"
-    adds = isinstance(instruction.attributes, AllReduce | ReduceScatter)
+    adds = isinstance(instruction.attributes, SUMS)
     stays = _in_loop(moved, trials) if adds else ""
     return f"{kind} of {name} along {axes}{line}: {sent}; {instruction.why}.{stays}"
 

@@ -118,8 +118,8 @@ def _change(now: TrialOutcome, then: TrialOutcome) -> str:
 
 FLIPPED = (
     "share_gathers", "keep_gathers", "hoist_gathers", "defer_sums", "defer_in_loops",
-    "finite_sums", "wide_sums", "join_formatting", "pad_blocks", "collective_matmul",
-    "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
+    "finite_sums", "wide_sums", "join_formatting", "join_gathers", "pad_blocks",
+    "collective_matmul", "stage_transforms", "turn_products", "keep_below_peak", "stream_layers",
 )  # fmt: skip
 # Switches without effect in a program without loops.
 IN_LOOPS = ("hoist_gathers", "defer_in_loops", "stream_layers")

@@ -21,6 +21,7 @@ class PartitionOptions:
       keep_unannotated: whether readers of an annotated value may also read the copy in the sharding
         in which it was computed.
       share_gathers, defer_sums, defer_in_loops, finite_sums, pad_blocks: as in `Switches`.
+      join_gathers: as in `Switches`, by the policies that do not follow XLA.
     """
 
     hardware: str = DEFAULT_CHIP
@@ -33,6 +34,7 @@ class PartitionOptions:
     defer_in_loops: bool = False
     finite_sums: bool = False
     pad_blocks: bool = True
+    join_gathers: bool = True
 
     @staticmethod
     def of(options: Options, roles: Sequence[str]) -> PartitionOptions:
@@ -54,4 +56,8 @@ class PartitionOptions:
             defer_in_loops=switches.defer_in_loops,
             finite_sums=switches.finite_sums,
             pad_blocks=switches.pad_blocks,
+            # XLA gathers dimension by dimension. A ring of a product needs a gather of one, too.
+            join_gathers=(
+                switches.join_gathers and options.way == "paper" and not switches.collective_matmul
+            ),
         )

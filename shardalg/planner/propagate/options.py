@@ -106,6 +106,10 @@ class Switches:
         plans without named sizes.
       join_formatting: masks, slices and permutes of one value that repeat or undo each other are
         merged.
+      join_gathers: gathers of several dimensions of one value, and reduce-scatters, are one
+        collective over the axes of all. It sends as many bytes, and on a torus over more links at
+        the same time. By "gspmd", "shardy" and "jit" each dimension has its own, as in XLA; also
+        with `collective_matmul`, whose rings gather one dimension. Only for sizes that divide.
       pad_blocks: blocks whose sizes do not divide are padded between two shardings, and samples
         that do not divide are padded while they are merged with another dimension. Otherwise such
         dimensions are gathered. Off for named sizes, because their bytes are formulas.
@@ -152,6 +156,7 @@ class Switches:
     finite_sums: bool = False
     wide_sums: bool = False
     join_formatting: bool = True
+    join_gathers: bool = True
     pad_blocks: bool = True
     collective_matmul: bool = False
     stage_transforms: bool = True

@@ -35,12 +35,14 @@ from shardalg.sizes.amounts import quotient
 from shardalg.sizes.recorded import are_numbers
 from shardalg.spmd.instructions import (
     AllGather,
+    AllGathers,
     AllReduce,
     AllToAll,
     AllToAlls,
     CollectivePermute,
     DynamicSlice,
     ReduceScatter,
+    ReduceScatters,
 )
 
 # The largest number of digits that an all-to-all delivers in any order; more keep their order.
@@ -50,8 +52,8 @@ MOST = 1000
 # Digits per dimension, and the digits along which partial sums are pending.
 State = tuple[Dims, Digits]
 Move = (
-    AllGather | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice | ReduceScatter
-    | Retile
+    AllGather | AllGathers | AllReduce | AllToAll | AllToAlls | CollectivePermute | DynamicSlice
+    | ReduceScatter | ReduceScatters | Retile
 )  # fmt: skip
 
 

@@ -32,12 +32,16 @@ class PathMove(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)
 def moves(
-    source: Sharding, target: Sharding, links: Links | None = None, padded: bool = True
+    source: Sharding,
+    target: Sharding,
+    links: Links | None = None,
+    padded: bool = True,
+    joined: bool = True,
 ) -> tuple[PathMove, ...]:
     """Return the instructions of the cheapest path, including the padding of uneven sizes."""
     found: list[PathMove] = []
     shape = source.shard_shape
-    for step in reshard_path(source, target, links, padded).steps:
+    for step in reshard_path(source, target, links, padded, joined).steps:
         # A local step has no path to show.
         moving = isinstance(step.attributes, (Collective, Retile))
         path = (source, step.layout) if moving else None

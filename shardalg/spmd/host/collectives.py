@@ -6,25 +6,34 @@ from itertools import chain
 
 import numpy as np
 
-from shardalg.algebra.digits import partition_id
+from shardalg.algebra.digits import partition_id, parts
 from shardalg.errors import ProgramError
 from shardalg.spmd.host.blocks import Stack, groups
 from shardalg.spmd.host.run import HostRun, exchange, on_blocks, simulates
 from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.instructions import (
     AllGather,
+    AllGathers,
     AllReduce,
     AllToAll,
     AllToAlls,
     CollectivePermute,
     HaloExchange,
     ReduceScatter,
+    ReduceScatters,
 )
 
 
 @on_blocks(AllGather)
 def _all_gather(a: AllGather, x: Stack) -> Stack:
     return exchange(a.digits, x, lambda blocks: [np.concatenate(blocks, a.dim)] * len(blocks))
+
+
+@on_blocks(AllGathers)
+def _all_gathers(a: AllGathers, x: Stack) -> Stack:
+    for dim, digits in a.along:
+        x = _all_gather(AllGather(dim, digits), x)
+    return x
 
 
 _UFUNCS = {
@@ -85,6 +94,18 @@ def _all_reduce(a: AllReduce, x: Stack) -> Stack:
 def _reduce_scatter(a: ReduceScatter, x: Stack) -> Stack:
     def scattered(blocks: Stack) -> Stack:
         return _pieces(combine_blocks(blocks, a.combine), a.dim, len(blocks))
+
+    return exchange(a.digits, x, scattered)
+
+
+@on_blocks(ReduceScatters)
+def _reduce_scatters(a: ReduceScatters, x: Stack) -> Stack:
+    def scattered(blocks: Stack) -> Stack:
+        # The members are in the order of all digits, the first pair's major.
+        found = [combine_blocks(blocks, a.combine)]
+        for dim, digits in a.along:
+            found = [piece for one in found for piece in _pieces(one, dim, parts(digits))]
+        return found
 
     return exchange(a.digits, x, scattered)
 

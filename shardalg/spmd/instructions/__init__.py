@@ -9,7 +9,9 @@ from dataclasses import is_dataclass
 from shardalg.spmd.instruction import Attributes
 from shardalg.spmd.instructions.collective_matmul import CollectiveMatmul, Direction
 from shardalg.spmd.instructions.collectives import (
+    GATHERS,
     AllGather,
+    AllGathers,
     AllReduce,
     AllToAll,
     AllToAlls,
@@ -18,6 +20,7 @@ from shardalg.spmd.instructions.collectives import (
     Pairs,
     Reading,
     ReduceScatter,
+    ReduceScatters,
 )
 from shardalg.spmd.instructions.control import Apply, Branches, Control, Loop, Manual, While
 from shardalg.spmd.instructions.joins import ArgReduce, ExclusiveScan, Fold, Join, Top, ValueAt
@@ -34,13 +37,14 @@ from shardalg.spmd.instructions.slices import (
 )
 
 __all__ = [
-    "AllGather", "AllReduce", "AllToAll", "AllToAlls", "Apply", "ArgReduce", "Branches", "Choose",
+    "GATHERS", "AllGather", "AllGathers", "AllReduce", "AllToAll", "AllToAlls", "Apply",
+    "ArgReduce", "Branches", "Choose",
     "CollectiveMatmul", "CollectivePermute", "Concatenate", "Control", "Dilate", "Direction",
     "DynamicSlice", "ExclusiveScan",
     "Extract", "FirstMember", "Fold", "HaloExchange", "Insert", "Join", "Loop", "Manual", "Mask",
     "MaskAt", "MaskIndexed", "Offset", "OwnerSelect", "Pairs", "Places", "Reading",
-    "ReduceScatter", "Regroup", "Resize", "Slice", "SliceAt", "Top", "ValueAt", "While", "kinds",
-    "leading",
+    "ReduceScatter", "ReduceScatters", "Regroup", "Resize", "Slice", "SliceAt", "Top", "ValueAt",
+    "While", "kinds", "leading",
 ]  # fmt: skip
 
 

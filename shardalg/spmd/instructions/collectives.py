@@ -1,15 +1,16 @@
 """Collectives: instructions that move blocks between the devices of a group.
 
 An all-gather gives every device the blocks of all. An all-reduce or a reduce-scatter combines them,
-and returns the result whole or in parts. An all-to-all moves a split from one dimension to another,
-for one or several pairs at once. A permute moves whole blocks, and a halo exchange brings parts of
-other devices' blocks.
+and returns the result whole or in parts. Both may move several dimensions at once. An all-to-all
+moves a split from one dimension to another, for one or several pairs at once. A permute moves whole
+blocks, and a halo exchange brings parts of other devices' blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from shardalg.algebra.digits import Digits, parts
 from shardalg.algebra.halos.classes import Runs
@@ -65,6 +66,96 @@ class ReduceScatter(Along, Collective):
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         return scale_dim(first, self.dim, over=parts(self.digits))
+
+
+# (dimension, digits) pairs.
+AlongDims = tuple[tuple[int, Digits], ...]
+
+
+class _OfSeveralDims(Collective):
+    """Base of the collectives that move several dimensions at once, each along its own digits."""
+
+    __slots__ = ()
+    along: AlongDims
+
+    @property
+    def digits(self) -> Digits:  # type: ignore[override]
+        """The digits of all dimensions, beginning with the first pair's as the major ones."""
+        return tuple([digit for _, digits in self.along for digit in digits])
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple([dim for dim, _ in self.along])
+
+    def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
+        kind: Any = self
+        along = tuple([(dim, rename(digits)) for dim, digits in self.along])
+        return cast(Collective, replace(kind, along=along))
+
+    def _along_text(self, mesh: Mesh) -> str:
+        """Return the dimensions with their axes, as a program is printed."""
+        return " and ".join(f"dim={dim} axes={axes_text(mesh, ds)}" for dim, ds in self.along)
+
+    def _check_distinct(self) -> None:
+        """Raise unless no two pairs share a dimension or a digit."""
+        if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):
+            raise ProgramError(f" has pairs that share a dimension or digits: {self}.")
+
+
+@dataclass(frozen=True, slots=True)
+class AllGathers(_OfSeveralDims):
+    """Gather several dimensions, each along its own digits, as one collective.
+
+    The result is that of one `AllGather` per pair. Over `m` and `n` devices it sends the same
+    `m*n - 1` blocks. On a torus all its links carry them at the same time.
+
+    Attributes:
+      along: (dimension, digits) pairs; the digits are the minor ones of the dimension.
+    """
+
+    along: AlongDims
+    sent_as = "all_gather"
+
+    def text(self, mesh: Mesh) -> str:
+        return f"all_gather {self._along_text(mesh)}"
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        self._check_distinct()
+        for dim, digits in self.along:
+            first = scale_dim(first, dim, times=parts(digits))
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatters(_OfSeveralDims):
+    """Combine over all digits and keep the own block of several dimensions, as one collective.
+
+    Attributes:
+      along: (dimension, digits) pairs; the block along a dimension has the partition id of its
+        digits.
+    """
+
+    along: AlongDims
+    combine: str = "sum"
+    sent_as = "reduce_scatter"
+
+    def text(self, mesh: Mesh) -> str:
+        return f"reduce_scatter {self.combine} {self._along_text(mesh)}"
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape:
+        self._check_distinct()
+        for dim, digits in self.along:
+            # As for `cut`: a device keeps a block of a size that all devices have.
+            if first[dim] % parts(digits):
+                count = parts(digits)
+                what = f" cuts dimension {dim} of size {first[dim]} into {count} blocks."
+                raise ProgramError(what)
+            first = scale_dim(first, dim, over=parts(digits))
+        return first
+
+
+# The gathers of one dimension, and of several.
+GATHERS = (AllGather, AllGathers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +217,17 @@ class AllToAlls(Collective):
     @property
     def dims(self) -> tuple[int, ...]:
         return tuple([dim for one in self.exchanges for dim in one.dims])
+
+    def with_digits(self, rename: Callable[[Digits], Digits]) -> Collective:
+        # `arriving` is () where the digits keep their order.
+        return AllToAlls(
+            tuple(
+                [
+                    replace(one, digits=rename(one.digits), arriving=rename(one.arriving))
+                    for one in self.exchanges
+                ]
+            )
+        )
 
     def result_shape(self, first: Shape, *more: Shape) -> Shape:
         if len({*self.dims}) < len(self.dims) or len({*self.digits}) < len(self.digits):

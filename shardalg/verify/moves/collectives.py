@@ -22,6 +22,7 @@ from shardalg.spmd.identity import is_kept
 from shardalg.spmd.instruction import Collective
 from shardalg.spmd.instructions import (
     AllGather,
+    AllGathers,
     AllReduce,
     AllToAll,
     AllToAlls,
@@ -29,6 +30,7 @@ from shardalg.spmd.instructions import (
     HaloExchange,
     Reading,
     ReduceScatter,
+    ReduceScatters,
 )
 from shardalg.verify.contents import (
     DimensionContents,
@@ -101,11 +103,32 @@ def _all_gather(step: CheckedInstruction[AllGather]) -> Result:
     return with_dim(step.operand, a.dim, declared), claims
 
 
+def _own_parts(digits: Iterable[Digits], dims: Sequence[int]) -> Goal:
+    """Return the claim that no two parts of a collective share a dimension or a digit."""
+    distinct = len({*dims}) == len(dims)
+    pairs = combinations(digits, 2)
+    shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
+    words = "the parts have dimensions and digits of their own"
+    return "delivers", Decided(words, distinct and not shared)
+
+
+@moves(AllGathers)
+def _all_gathers(step: CheckedInstruction[AllGathers]) -> Result:
+    """Apply one gather per dimension, one after another."""
+    a, operand = step.attributes, step.operand
+    found: list[Goal] = [_own_parts([digits for _, digits in a.along], a.dims)]
+    for dim, digits in a.along:
+        one = CheckedInstruction(step.mesh, AllGather(dim, digits), (operand,), step.declared)
+        operand, more = _all_gather(one)
+        found += more
+    return operand, found
+
+
 # Ways to combine that have instructions of their own instead of an all-reduce.
 _BY_OTHERS = (ARGMAX, ARGMIN, TOP, USER)
 
 
-def _summed(step: CheckedInstruction[AllReduce | ReduceScatter]) -> Result:
+def _summed(step: CheckedInstruction[AllReduce | ReduceScatter | ReduceScatters]) -> Result:
     """Remove the collective's digits from the pending ones.
 
     The collective must combine as the pending combination requires.
@@ -150,6 +173,21 @@ def _reduce_scatter(step: CheckedInstruction[ReduceScatter]) -> Result:
     return result, [*claims, *more]
 
 
+@moves(ReduceScatters)
+def _reduce_scatters(step: CheckedInstruction[ReduceScatters]) -> Result:
+    """Sum over all digits, then keep each member's own block of every dimension."""
+    a = step.attributes
+    result, found = _summed(step)
+    found = [_own_parts([digits for _, digits in a.along], a.dims), *found]
+    for dim, digits in a.along:
+        size = result.dims[dim].length // parts(digits)
+        scatter = ReduceScatter(dim, digits, a.combine)
+        one = CheckedInstruction(step.mesh, scatter, (result,), step.declared)
+        result, more = cut(one, partition_number(digits) * size, size)
+        found += more
+    return result, found
+
+
 @moves(AllToAll)
 def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
     """Send a piece of one dimension to each member, and receive pieces along another dimension."""
@@ -180,11 +218,7 @@ def _all_to_all(step: CheckedInstruction[AllToAll]) -> Result:
 def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
     """Apply the exchanges one after another; no two may share a dimension or a digit."""
     a = step.attributes
-    distinct = len({*a.dims}) == len(a.dims)
-    pairs = combinations([one.digits for one in a.exchanges], 2)
-    shared = any(overlap(x, y) for first, second in pairs for x, y in product(first, second))
-    words = "the exchanges have dimensions and digits of their own"
-    found: list[Goal] = [("delivers", Decided(words, distinct and not shared))]
+    found: list[Goal] = [_own_parts([one.digits for one in a.exchanges], a.dims)]
     operand = step.operand
     for one in a.exchanges:
         alone = CheckedInstruction(step.mesh, one, (operand,), step.declared)

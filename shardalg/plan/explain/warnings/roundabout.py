@@ -13,7 +13,7 @@ from shardalg.graph.ops.rows import EXCLUDED, rules
 from shardalg.graph.ops.rule import Rule
 from shardalg.planner.trips import while_loops
 from shardalg.sizes.amounts import number
-from shardalg.spmd.instructions import AllGather
+from shardalg.spmd.instructions import GATHERS
 from shardalg.spmd.manual import USER_COLLECTIVES
 from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Table, bytes_text
@@ -181,10 +181,10 @@ def _sent(program: SpmdProgram, step: Execution) -> int | float:
 def _along(program: SpmdProgram, node: Node, rule: Rule, step: Execution) -> bool:
     """Return whether a step gathers an operand along a loop that cannot be partitioned yet."""
     attributes = step.instruction.attributes
-    if type(attributes) is not AllGather:
+    if not isinstance(attributes, GATHERS):
         return False
     origin = program.locals[step.instruction.operands[0]].origin
     positions = [k for k, value in enumerate(node.operands) if value == origin]
     dims = (rule.operands.get(k, ()) for k in positions)
-    indices = (index[attributes.dim] for index in dims if attributes.dim < len(index))
+    indices = (index[d] for index in dims for d in attributes.dims if d < len(index))
     return any(_split_later(rule) & set(index.variables) for index in indices)

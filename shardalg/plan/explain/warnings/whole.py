@@ -19,7 +19,7 @@ from shardalg.plan.explain.why_not import annotated_as
 from shardalg.planner.stages import Stages
 from shardalg.planner.trials import Trials
 from shardalg.sizes.amounts import number
-from shardalg.spmd.instructions import AllGather
+from shardalg.spmd.instructions import GATHERS
 from shardalg.tables import bytes_text, seconds_text
 
 # An operator with a smaller share of the plan's bytes and flops has no warning.
@@ -43,7 +43,7 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
     gathers: dict[int, list[MovedValue]] = {}
     for moved in stages.traffic.collectives:
         instruction = moved.step.instruction
-        if instruction.node is not None and type(instruction.attributes) is AllGather:
+        if instruction.node is not None and isinstance(instruction.attributes, GATHERS):
             gathers.setdefault(instruction.node, []).append(moved)
     flops = stages.cost.flops
     for at, found in gathers.items():

@@ -289,7 +289,8 @@ class PartitionContext(BlockListing):
     def _nearest(self, value: int, layout: Sharding, cause: Cause) -> tuple[Sharding, int]:
         """Return the available copy from which a move sends least: its sharding and local value."""
         links = self.links and self.links.of(self.graph.values[value].type.itemsize)
-        source = nearest(self.sources(value), layout, links, padded=self.options.pad_blocks)
+        given, joined = self.options, self.options.join_gathers
+        source = nearest(self.sources(value), layout, links, padded=given.pad_blocks, joined=joined)
         if source == self.sources(value)[0]:
             return source, self.first[value]
         for phase in (ANY_PHASE, cause.phase):
@@ -303,7 +304,8 @@ class PartitionContext(BlockListing):
         """Emit the steps from `source` to `target`; return the local value after them."""
         dtype, origin = self.locals[local].dtype, self.locals[local].origin
         links = self.links and self.links.of(ITEM_SIZES.get(dtype, 4))
-        every = moves(source, target, links, self.options.pad_blocks)
+        given = self.options
+        every = moves(source, target, links, given.pad_blocks, given.join_gathers)
         # The steps of one reshard share a number, so that reports can show them as one.
         chain = len(self.locals)
         for attributes, shape, layout, path in every:
@@ -339,7 +341,9 @@ class PartitionContext(BlockListing):
                 phases.setdefault((value, layout), set()).add(phase)
         for (value, layout), found in phases.items():
             if len(found) > 1 and value not in self.remade:
-                known, padded = self.lasting_sources(value), self.options.pad_blocks
+                known, given = self.lasting_sources(value), self.options
                 links = self.links and self.links.of(self.graph.values[value].type.itemsize)
-                result_sharding = nearest(known, layout, links, padded=padded)
+                result_sharding = nearest(
+                    known, layout, links, padded=given.pad_blocks, joined=given.join_gathers
+                )
                 yield Copied(value, result_sharding, layout, "keep_gathers", len(found), 1)

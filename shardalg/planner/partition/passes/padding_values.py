@@ -183,6 +183,14 @@ class Fills:
         block = self.locals[instruction.results[0]].shape[a.dim]
         yield _block(reduced, a.dim, a.digits, block)
 
+    def scattered_dims(self, instruction: Instruction[p.ReduceScatters]) -> Iterator[ValueFacts]:
+        """Yield the facts after a reduce-scatter of several dimensions."""
+        (known,) = self.reduced(instruction)
+        shape = self.locals[instruction.results[0]].shape
+        for dim, digits in instruction.attributes.along:
+            known = _block(known, dim, digits, shape[dim])
+        yield known
+
     def exchanged(self, instruction: Instruction[p.AllToAll]) -> Iterator[ValueFacts]:
         """Yield the facts after an all-to-all, which cuts one dimension and concatenates another.
 
@@ -193,15 +201,17 @@ class Fills:
         known = self.of(instruction.operands[0]).with_fill(a.concat_dim)
         yield _block(known, a.split_dim, a.arriving or a.digits, block)
 
-    def all_exchanged(self, instruction: Instruction[p.AllToAlls]) -> Iterator[ValueFacts]:
-        """Yield the facts about dimensions that are not exchanged."""
+    def all_exchanged(
+        self, instruction: Instruction[p.AllToAlls | p.AllGathers]
+    ) -> Iterator[ValueFacts]:
+        """Yield the facts about dimensions that are not moved."""
         known = self.of(instruction.operands[0])
         for dim in instruction.attributes.dims:
             known = known.with_fill(dim)
         yield known
 
     def reduced(
-        self, instruction: Instruction[p.AllReduce | p.ReduceScatter]
+        self, instruction: Instruction[p.AllReduce | p.ReduceScatter | p.ReduceScatters]
     ) -> Iterator[ValueFacts]:
         """Yield the facts after a reduction: padding with the identity of the combination."""
         (operand,), a = instruction.operands, instruction.attributes
@@ -261,6 +271,7 @@ def _block(known: ValueFacts, dim: int, digits: Digits, block: int) -> ValueFact
 FILLS = frozenset({p.Mask, p.Resize})
 _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.AllGather: Fills.others,
+    p.AllGathers: Fills.all_exchanged,
     p.AllReduce: Fills.reduced,
     p.AllToAll: Fills.exchanged,
     p.AllToAlls: Fills.all_exchanged,
@@ -268,6 +279,7 @@ _MAKES: Mapping[type, Callable[[Fills, Any], Iterator[ValueFacts]]] = {
     p.DynamicSlice: Fills.cut,
     p.Mask: Fills.masked,
     p.ReduceScatter: Fills.scattered,
+    p.ReduceScatters: Fills.scattered_dims,
     p.Resize: Fills.resized,
     p.Slice: Fills.others,
     p.SliceAt: Fills.others,

@@ -21,6 +21,7 @@ from shardalg.spmd.instructions import (
     Extract,
     OwnerSelect,
     ReduceScatter,
+    ReduceScatters,
     Resize,
     Slice,
     SliceAt,
@@ -65,7 +66,9 @@ class JoinAsBits(Rewriter):
         copies = instruction.attributes.primitive in COPIES and len(instruction.operands) == 1
         return self.note_part(instruction) if copies else instruction
 
-    def combine_bits(self, instruction: Instruction[AllReduce | ReduceScatter]) -> Instruction:
+    def combine_bits(
+        self, instruction: Instruction[AllReduce | ReduceScatter | ReduceScatters]
+    ) -> Instruction:
         """Return a sum of a value with one owner, combined by bits."""
         a, (operand,), (made,) = instruction.attributes, instruction.operands, instruction.results
         if a.combine != SUM or operand not in self.alone:
@@ -80,7 +83,7 @@ class JoinAsBits(Rewriter):
         (OWNERS, note_owned),
         (PARTS, note_part),
         ((Apply,), note_copy),
-        ((AllReduce, ReduceScatter), combine_bits),
+        ((AllReduce, ReduceScatter, ReduceScatters), combine_bits),
     )
 
 
