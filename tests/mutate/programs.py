@@ -126,6 +126,11 @@ def cuts_moved(x):
     return y + 1, y * y
 
 
+def gathered_at_once(x, rows, columns):
+    """Return both dimensions of a value gathered, and sums scattered along two dimensions."""
+    return 2 * x, rows @ columns
+
+
 def looked_up(table, w, ids, new, start, shift):
     """Return a gather, a scatter, a box written and read at run-time starts, one element."""
     ids = ids + shift.sum(0)
@@ -321,6 +326,13 @@ CASES = {
         (((4, 4, 4, 4),),),
         (P("X", None, "Y"),),
         (P(None, "X", None, "Y"), P("X", None, "Y")),
+        SQUARE,
+    ),
+    "gathered at once": Case(
+        gathered_at_once,
+        (((4, 4),), ((4, 64),), ((64, 4),)),
+        (P("X", "Y"), P(None, ("X", "Y")), P(("X", "Y"))),
+        (P(), P("X", "Y")),
         SQUARE,
     ),
     "in rings": Case(

@@ -9,7 +9,15 @@ import pytest
 from shardalg.algebra.affine import Index
 from shardalg.algebra.sharding import Sharding
 from shardalg.spmd.instruction import Block, Instruction
-from shardalg.spmd.instructions import AllReduce, AllToAlls, Direction, Reading, ReduceScatter
+from shardalg.spmd.instructions import (
+    AllGathers,
+    AllReduce,
+    AllToAlls,
+    Direction,
+    Reading,
+    ReduceScatter,
+    ReduceScatters,
+)
 from shardalg.spmd.local import Local, Start
 from shardalg.spmd.program import SpmdProgram
 from shardalg.verify.verify import verify
@@ -103,6 +111,25 @@ def test_a_mutant_is_made_again_by_its_name():
     made = [judge.mutant("padded", 3, number) for number in range(20)]
     assert [m.program for m in made] == [judge.mutant("padded", 3, n).program for n in range(20)]
     assert all(m.program != judge.subject.program for m in made)
+
+
+def test_collectives_of_several_dimensions_are_refused_with_other_digits_or_dimensions():
+    judge = JUDGES["gathered at once"]
+    program = judge.subject.program
+    several = [(steps, step.attributes) for steps, step in judge.subject.instructions
+               if isinstance(step.attributes, AllGathers | ReduceScatters)]  # fmt: skip
+    assert {type(attributes) for _, attributes in several} == {AllGathers, ReduceScatters}
+    for steps, attributes in several:
+        (dim, digits), (other, more) = attributes.along
+        for along in (
+            ((dim, digits),),
+            ((dim, more), (other, digits)),
+            ((dim, digits), (dim, more)),
+            ((dim, digits), (other, digits)),
+            ((dim, digits + more),),
+        ):
+            wrong = changed(program, (*steps, "attributes"), replace(attributes, along=along))
+            assert judge.verdict(wrong).status == REFUTED, along
 
 
 def test_exchanges_of_several_cuts_are_refused_with_other_digits_or_dimensions():
