@@ -31,7 +31,7 @@ def tanh_scan(x):
 # name -> function, arguments, in_shardings, out_shardings, collectives that one change removes
 PROGRAMS = {
     "sum": (lambda x: x.sum(0), (X,), (P("X"),), None, 1),
-    "product": (jnp.matmul, (X, W), (P("X", "Y"), P("X", "Y")), None, 3),
+    "product": (jnp.matmul, (X, W), (P("X", "Y"), P("X", "Y")), None, 4),
     "wide product": (jnp.matmul, (X, W), (P("X", "Y"), P(None, ("X", "Y"))), None, 1),
     "contracted": (jnp.matmul, (X, W), (P(None, "Y"), P("Y", None)), P(None, None), 1),
     "scattered": (jnp.matmul, (X, W), (P(None, "Y"), P("Y", None)), P("Y"), 1),

@@ -171,6 +171,15 @@ def test_a_ring_of_a_product_needs_a_gather_of_its_own():
     assert plan.collectives()["mesh_axes"].tolist() == ["x", "y"]
 
 
+def test_parts_of_one_axis_are_gathered_one_after_the_other():
+    """Two lines of two take one hop each, a line of four takes three."""
+    mesh = sa.Mesh({"x": 4, "y": 2})
+    source, target = (sharded(spec, mesh, (8, 8)) for spec in (P("y", "x"), P(None, "y")))
+    path = reshard_path(source, target)
+    gathers = [step for step in path.steps if step.attributes.sent_as == "all_gather"]
+    assert [type(step.attributes) for step in gathers] == [p.AllGather, p.AllGather]
+
+
 def test_uneven_dimensions_are_gathered_one_after_the_other():
     """The padding of one dimension is cut before the next is sent."""
     mesh = sa.Mesh({"x": 2, "y": 2})

@@ -14,6 +14,7 @@ from shardalg.algebra.derived_layouts import interned
 from shardalg.algebra.digits import Digit, Digits, canonical, complement, partition_ids, parts
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.collectives import axis_names
 from shardalg.errors import MeshError
 from shardalg.planner.reshard import uneven
 from shardalg.planner.reshard.closed_forms import nearest_dims
@@ -124,7 +125,7 @@ def reshard_path(
     before = _common_states(source, target)[0][0]
     found = _merged(path_moves(source, target, links, padded), links)
     if joined and len(found) > 1 and source.is_even and target.is_even:
-        found = _joined(found, source.shape, before, links)
+        found = _joined(found, source, before, links)
     mesh_digits = _MeshDigits(source, target)
     steps, total = [], 0
     for number, (move, (dims, pending), price, shape) in enumerate(found, 1):
@@ -498,24 +499,28 @@ def _merge_moves(first: Move, second: Move) -> Move | None:
     return None
 
 
-def _joined(hops: Iterable[Hop], shape: Shape, dims: Dims, links: Links | None) -> list[Hop]:
+def _joined(hops: Iterable[Hop], source: Sharding, dims: Dims, links: Links | None) -> list[Hop]:
     """Return the moves with gathers of several dimensions in a row as one, also reduce-scatters.
 
     Blocks must be even. The bytes add up as in `_merged`: one gather of `n*m` blocks sends as many
-    as the gathers of `n` and of `m` blocks. On equally fast links one collective is never slower,
-    and on a torus faster, because it uses the links of all axes. On other links it must not take
-    more seconds.
+    as the gathers of `n` and of `m` blocks. Over axes with equally fast links one collective is
+    never slower, and on a torus faster, because it uses the links of all axes. Two parts of one
+    axis stay apart: a line of four takes three hops, but two lines of two take one each. On unequal
+    links, one collective must not take more seconds.
 
     Args:
-      dims: the digits before the first move.
+      source: the sharding before the first move; `dims` are its digits in the search.
     """
     out: list[Hop] = []
     # The digits before the last move in `out`, and before this one.
     first, here = dims, dims
     for hop in hops:
         both = _join_moves(out[-1].move, hop.move) if out else None
-        if both is not None and links is not None:
-            numbers = tuple(map(index, shape))
+        if both is not None and links is None:
+            axes = [axis_names(source.mesh, move.digits) for move in (out[-1].move, hop.move)]
+            both = both if set(axes[0]).isdisjoint(axes[1]) else None
+        elif both is not None and links is not None:
+            numbers = tuple(map(index, source.shape))
             held, later = (local_elements(numbers, plain(each)) for each in (first, here))
             separate = links.seconds(out[-1].move, held) + links.seconds(hop.move, later)
             both = both if links.seconds(both, held) <= separate else None
