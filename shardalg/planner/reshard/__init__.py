@@ -11,6 +11,9 @@ are reduced before, where A* over `even.bound` finds it best: a device sends at 
 of the goal that it lacks. Most prices need no path at all, and a choice prices candidates in the
 order of their bounds until the rest cost more.
 
+Gathers of several dimensions in a row are one collective over the axes of all, and so are
+reduce-scatters (`paths.py`; `Switches.join_gathers`).
+
 Unequal links: if mesh axes have links of different speeds (`links.py`), there is no normal form. A*
 then searches single moves by seconds.
 
