@@ -20,7 +20,7 @@ from shardalg.planner.reshard.paths import reshard_path
 from shardalg.spmd.instructions import AllGather, CollectivePermute
 
 RATE, HOP = 4.5e10, 1e-6
-V5E = replace(load("v5e"), link_bytes_per_s=RATE, latency_s=HOP)
+V5E = replace(load("v5e").on("datasheet"), link_bytes_per_s=RATE, latency_s=HOP)
 SQUARE = Mesh({"X": 4, "Y": 4})
 HELD = 1 << 24
 
@@ -72,7 +72,7 @@ def test_one_message_from_corner_to_corner_of_a_v5e_takes_both_ports():
     ],
 )  # fmt: skip
 def test_permutes_of_known_load(name, shape, sizes, pairs, messages, hops):
-    chip = replace(load(name), link_bytes_per_s=RATE, latency_s=HOP)
+    chip = replace(load(name).on("datasheet"), link_bytes_per_s=RATE, latency_s=HOP)
     mesh = Mesh(dict(zip("XYZ", sizes, strict=False)))
     found = permute_s(pairs, Topology(chip, shape), mesh)
     assert found == pytest.approx(messages * HELD / RATE + hops * HOP, rel=1e-12)
@@ -115,7 +115,7 @@ def test_random_permutes_are_the_messages_that_walk_over_each_link(seed):
         [("v5p", (4, 4, 4)), ("v5p", (4, 8, 4)), ("v5p", (2, 4, 2)), ("v5e", (4, 8)),
          ("v5e", (16, 2)), ("v5e", (16, 16))]
     )  # fmt: skip
-    chip = replace(load(name), link_bytes_per_s=RATE, latency_s=HOP)
+    chip = replace(load(name).on("datasheet"), link_bytes_per_s=RATE, latency_s=HOP)
     topology, mesh = Topology(chip, shape), Mesh(dict(zip("XYZ", shape, strict=False)))
     wraps = [level.wraps for level in topology.levels if level.medium == "torus"]
     count = chosen.choice([1, 3, mesh.size])

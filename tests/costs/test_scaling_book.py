@@ -2,7 +2,7 @@
 
 Chapters sharding.md (tori) and gpus.md (switches), with the book's constants: links of a TPU v4 and
 v5e with 4.5e10 B/s one way, 1 us a hop; H100 with 450e9 B/s in a node and 50e9 B/s per GPU between
-nodes (400e9 B/s per node of eight).
+nodes (400e9 B/s per node of eight). The constants of a software stack are left out.
 """
 
 import math
@@ -20,8 +20,8 @@ from shardalg.costs.topology import Topology
 from shardalg.spmd.instructions import AllGather, AllReduce, AllToAll
 
 ICI, NVLINK, ADAPTER, NODE = 4.5e10, 450e9, 50e9, 400e9
-V4 = replace(load("v4"), link_bytes_per_s=ICI, latency_s=1e-6)
-H100 = replace(load("h100"), link_bytes_per_s=NVLINK, network_bytes_per_s=ADAPTER)
+V4 = replace(load("v4").on("datasheet"), link_bytes_per_s=ICI, latency_s=1e-6)
+H100 = replace(load("h100").on("datasheet"), link_bytes_per_s=NVLINK, network_bytes_per_s=ADAPTER)
 
 
 def communication_s(shape, axes, specs, topology):

@@ -135,7 +135,7 @@ class Axes:
 def test_bytes_equal_those_of_single_gathers_and_seconds_are_those_of_all_links():
     """Scaling book (jax-ml/scaling-book), sharding.md, question "AllGather latency", part 2."""
     mesh = sa.Mesh({"X": 4, "Y": 4, "Z": 4})
-    chip = replace(load("v4"), link_bytes_per_s=4.5e10, latency_s=1e-6)
+    chip = replace(load("v4").on("datasheet"), link_bytes_per_s=4.5e10, latency_s=1e-6)
     x = jax.ShapeDtypeStruct((1024, 4096), "bfloat16")
     ends = {"in_shardings": (P("X", "Y"),), "out_shardings": P()}
 
