@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.result import Result
-from shardalg.costs.calibration.constants import Calibration
+from shardalg.costs.calibration.constants import EXPOSED, Calibration
 from shardalg.costs.calibration.fit import Fit, Free, Measured, errors_of, fit
 from shardalg.costs.hardware import FILES
 from shardalg.files import write_whole
@@ -43,6 +43,7 @@ SEED = 20261127
 # took 8 us: 503 and 5 us at the data sheet's rates.
 BOOK = "'How to Scale Your Model', sharding chapter: gathers measured on a v5e"
 LINKS = {"link_efficiency": 0.74, "start_s": 2.3e-6}
+MEASURED_ALONE = "tpu_v5e"
 TORUS = ("tpu_v4", "tpu_v5e", "tpu_v5p")
 NEWER = ("tpu_v6e", "tpu_7x")
 TPU = (*TORUS, *NEWER)
@@ -104,11 +105,8 @@ def families() -> tuple[Family, ...]:
             Free(("matrix_efficiency",), NEWER),
             Free(MEMORY, TPU),
             Free(("exposed_weights", "exposed_data"), TPU),
-            Free(("exposed_tensor",), TPU),
             Free(("exposed_per_slice",), TPU),
         ),
-        dict.fromkeys(TPU, LINKS),
-        f"link_efficiency, start_s: {BOOK}",
     )
     torch = Family(
         "A100 and H100, PyTorch FSDP",
@@ -129,9 +127,7 @@ def families() -> tuple[Family, ...]:
 
 def h100_family(tpu: Fit, torch: Fit) -> Family:
     """Return H100 under XLA, which shares constants with TPU (XLA) and with PyTorch (the chip)."""
-    # Links between hosts have the data sheet's rate here, so that the share is of that rate.
-    found = tpu.calibrations["tpu_v5e"]
-    exposed = found["exposed_weights"] / found["link_efficiency"]
+    exposed = tpu.calibrations["tpu_v5e"]["exposed_weights"]
     chip = torch.calibrations["h100"]
     held = {name: chip[name] for name in ("kernel_efficiency", *MEMORY)}
     return Family(
@@ -268,6 +264,8 @@ def record() -> None:
                 "rows": rows,
             }
             one = replace(found.calibrations[chip], provenance=provenance)
+            if chip == MEASURED_ALONE:
+                one = with_links(one)
             software.setdefault(chip, {})[family.software] = rounded(one.to_json())
     v3 = tpu_v3_constants.shipped()
     software[CHIP] = {v3.software: rounded(v3.to_json())}
@@ -282,6 +280,21 @@ def record() -> None:
         text = json.dumps(found_here, indent=1).replace("\n", "\n  ")
         write_whole(path, f'{data},\n  "software": {text}\n}}\n')
         print(chip, {name: part.get("values") for name, part in found_here.items() if part is dict})
+
+
+def with_links(fitted: Calibration) -> Calibration:
+    """Return constants whose shares of communication are those of the measured rate of links.
+
+    The fit has shares of the data sheet's seconds, which several chips have in common. Seconds at
+    the measured rate are longer, so that the same exposed time is a smaller share of them.
+    """
+    shares = {name: fitted[name] * LINKS["link_efficiency"] for name in EXPOSED_NAMES}
+    provenance = {**fitted.provenance, "held": f"link_efficiency, start_s: {BOOK}"}
+    return replace(fitted.changed(**LINKS, **shares), provenance=provenance)
+
+
+# Shares of communication, of which `exposed_slices` is the data sheet's.
+EXPOSED_NAMES = (*EXPOSED, "exposed_per_slice")
 
 
 # Chips without published steps, and the chip whose constants they have.

@@ -293,7 +293,7 @@ class Plan:
         >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> print(plan.overview())
-        Step 1 µs on 2 x tpu_v3 ... Sent 64 B per device and step. 1 operator on ...
+        Step 0.711 ns on 2 x tpu_v3 ... Sent 64 B per device and step. 1 operator on ...
         mesh_axes  devices  collectives  sent  time
         X                2            1  64 B  ...
         """
@@ -334,7 +334,7 @@ class Plan:
         >>> plan = sa.plan(lambda x: x.sum(0), x, mesh=sa.Mesh({"X": 2}), in_shardings=(P("X"),))
         >>> figure = plan.draw(letters={"B": 8})
         >>> print(figure.axes[0].texts[0].get_text())
-        Mesh(X=2): 64 B sent per device and step, 1 µs on 2 x
+        Mesh(X=2): 64 B sent per device and step, 0.711 ns on 2 x
         tpu_v3 (the default chip; ...
         """
         from shardalg.plan.overview import draw
