@@ -48,8 +48,7 @@ FURNITURE = re.compile(
 )
 # Goals that are not reached yet, with the figures reached so far: they may only improve.
 REACHED = {
-    "comment lines, %": 2.6,
-    "short private functions that are called once": 188,
+    "short private functions that are called once": 107,
 }
 SHORT = 6  # lines of a helper that is better read where it is called
 LONGEST = 80  # lines of a function, a table included
