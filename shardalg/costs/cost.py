@@ -166,6 +166,13 @@ class Totals:
         yield from ((f"{name}_bytes", size) for name, size in self.memory.by_class.items())
 
 
+def _check_tokens(name: str, value: Any) -> None:
+    """Raise an error unless a number of tokens is a finite number above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise TableError(f"{name}={value!r}: give a number of tokens above 0, such as 4_194_304.")
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """Access to the plan at other values of its named sizes.
@@ -305,11 +312,22 @@ class Cost:
         return seconds_at_peak / (self.hints.devices * step) if step else 0.0
 
     def tokens_per_s(self, tokens_per_step: float) -> float:
-        """Return the tokens per second of all devices, at the hints."""
-        return tokens_per_step / float(self.at_hints.step_time_s)
+        """Return the tokens per second of all devices, at the hints; infinite if a step takes none.
+
+        Raises:
+          TableError: the number of tokens is not above 0.
+        """
+        _check_tokens("tokens_per_step", tokens_per_step)
+        step = float(self.at_hints.step_time_s)
+        return tokens_per_step / step if step else math.inf
 
     def days(self, tokens: float, tokens_per_step: float) -> float:
-        """Return the days that a number of tokens takes, at the hints."""
+        """Return the days that a number of tokens takes, at the hints.
+
+        Raises:
+          TableError: a number of tokens is not above 0.
+        """
+        _check_tokens("tokens", tokens)
         return tokens / self.tokens_per_s(tokens_per_step) / 86400
 
     @property

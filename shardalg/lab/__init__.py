@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardalg.lab.complaints import COMPLAINTS
     from shardalg.lab.evaluation import limits, tpu_v3_constants, two_dimensional
     from shardalg.lab.evaluation.comparison import compare
+    from shardalg.lab.evaluation.predicted_figure import predicted_against_measured, published_rows
     from shardalg.lab.evaluation.published import column, columns
     from shardalg.lab.evaluation.published_runs import errors_by_chip, run_table
     from shardalg.lab.table1 import costs_of, difference, layer_costs, scaling_curves, table
@@ -54,6 +55,8 @@ __all__ = [
     "level_bars",
     "levels",
     "limits",
+    "predicted_against_measured",
+    "published_rows",
     "run_table",
     "scaling_curves",
     "table",
@@ -70,6 +73,8 @@ _HOME = {
     "limits": "evaluation.limits",
     "column": "evaluation.published",
     "columns": "evaluation.published",
+    "predicted_against_measured": "evaluation.predicted_figure",
+    "published_rows": "evaluation.predicted_figure",
     "errors_by_chip": "evaluation.published_runs",
     "run_table": "evaluation.published_runs",
     "tpu_v3_constants": "evaluation.tpu_v3_constants",

@@ -297,3 +297,23 @@ def test_gathers_on_a_line_take_what_was_measured(shape, measured):
     cost = plan.cost(sa.Topology("v5e", shape=(8, 4)))
     assert cost.communication_s == pytest.approx(measured, rel=0.05)
     assert cost.step_time_s == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, math.inf, math.nan, "many", True, None])
+def test_numbers_of_tokens_are_checked(tokens):
+    cost = product().cost("h100:8")
+    with pytest.raises(sa.TableError, match=r"tokens_per_step=.* above 0"):
+        cost.tokens_per_s(tokens)
+    with pytest.raises(sa.TableError, match=r"tokens=.* above 0"):
+        cost.days(tokens, 1000)
+
+
+def test_a_step_that_does_nothing_has_no_parts():
+    x = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+    cost = sa.plan(lambda x: x, x, mesh=sa.Mesh({"X": 8}), in_shardings=(P("X"),)).cost("h100")
+    assert cost.step_time_s == 0
+    assert cost.mfu == cost.hfu == 0
+    assert not len(cost.limits.table())
+    assert cost.limits.draw()._repr_png_()
+    assert cost.tokens_per_s(1000) == math.inf
+    assert cost.days(1e9, 1000) == 0

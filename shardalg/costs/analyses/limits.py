@@ -82,7 +82,10 @@ class StepLimits:
             left += 1e3 * seconds
         axes.set(xlabel="ms of a step", yticks=(), xlim=(0, left or 1), ylim=(-0.5, 0.5))
         axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.9))
+        if left:  # a step that takes no time has no parts
+            axes.legend(
+                frameon=False, fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.9)
+            )
         return figure
 
     def __add__(self, other: StepLimits) -> StepLimits:
