@@ -579,12 +579,17 @@ class Cost:
         if self.overlap == MEASURED:
             exposed = seconds_text(sum(at.exposed_s.values()))
             sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
-        return (
-            f"Cost{names} on {self.machine_text}: step "
-            f"{seconds_text(at.step_time_s)}{self._error_text} = compute "
-            f"{seconds_text(at.compute_s)} + {sent}, peak memory "
-            f"{bytes_text(at.peak_memory_bytes)}{full}, "
-            f"flops utilization {at.flops_utilization:.1%}{once}"
+        step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
+        # The head is what a reader can change: the causes of the step's time, the largest first.
+        limits = (f"limited by: {self.limits}",) if self.analysis and at.step_time_s else ()
+        return "\n  ".join(
+            (
+                f"Cost{names} on {self.machine_text}: {step}",
+                *limits,
+                f"compute {seconds_text(at.compute_s)} + {sent}, "
+                f"flops utilization {at.flops_utilization:.1%}{once}",
+                f"peak memory {bytes_text(at.peak_memory_bytes)}{full}",
+            )
         )
 
     @property
@@ -607,4 +612,5 @@ class Cost:
     def _repr_html_(self) -> str:
         table = self.formulas() if self.sizes else self.table()
         limits = html_part(self.limits.table()) if self.analysis else ""
-        return html_part(repr(self)) + limits + html_part(table)
+        lines = "".join(map(html_part, repr(self).splitlines()))
+        return lines + limits + html_part(table)
