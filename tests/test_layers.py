@@ -94,7 +94,7 @@ MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 400
 MAX_PARAMETERS = 6
 # The face of the library: keyword arguments as in `jax.jit`.
-MANY_PARAMETERS = {"plan", "pipeline", "strategies"}
+MANY_PARAMETERS = {"plan", "pipeline", "strategies", "compare"}
 
 
 def sources():

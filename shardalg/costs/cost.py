@@ -200,6 +200,7 @@ class Cost:
       by_module: returns the table by module; None if the program comes from no plan.
       elsewhere: the plan at other sizes; None if the program comes from no plan.
       analysis: returns the parts of the step's time; None if the program comes from no plan.
+      timed: returns every instruction with its seconds, at the hints (`costs.step_time.timed`).
       overlap: overlap of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
@@ -217,6 +218,7 @@ class Cost:
     by_module: Callable[[], Table] | None = field(default=None, compare=False)
     elsewhere: Elsewhere | None = field(default=None, compare=False)
     analysis: Callable[[], StepLimits] | None = field(default=None, compare=False)
+    timed: Callable[[], tuple[Any, ...]] | None = field(default=None, compare=False)
     counted_once: tuple[str, ...] = field(default=(), compare=False)
     unpriced: tuple[str, ...] = field(default=(), compare=False)
     fused: tuple[str, ...] = field(default=(), compare=False)
@@ -289,7 +291,13 @@ class Cost:
         """
         if self.analysis is None:
             raise TableError("no plan made this program: ask the cost of a plan, plan.cost(...).")
-        return self.analysis()
+        whole: dict[str, float] = {}
+        for item in self.hints.items:
+            if item.is_communication:
+                axes = ",".join(item.axes)
+                sent = whole_communication_s((item,), self.hardware.calibration)
+                whole[axes] = whole.get(axes, 0.0) + float(sent)
+        return self.analysis().reaching(float(self.at_hints.step_time_s), whole)
 
     @property
     def mfu(self) -> float:
@@ -577,7 +585,8 @@ class Cost:
             once += "Options(prices={target: KernelPrice(flops=...)})"
         sent = f"communication {seconds_text(at.communication_s)}"
         if self.overlap == MEASURED:
-            exposed = seconds_text(sum(at.exposed_s.values()))
+            # At least the whole communication: no step is shorter (`measured_step_s`).
+            exposed = seconds_text(max(0.0, float(at.step_time_s - at.compute_s)))
             sent = f"exposed {sent.replace(' ', f' {exposed} of ', 1)}"
         step = f"step {seconds_text(at.step_time_s)}{self._error_text}"
         # The head is what a reader can change: the causes of the step's time, the largest first.

@@ -128,7 +128,8 @@ def estimate(
     beside = numbers.scheduled_s(overlap) if is_schedule else None
     at_hints = Totals(numbers.items(runs, prices), *numbers.useful(), hints.mesh.size, held)
     if named is None:
-        return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside)
+        steps = partial(_timed, numbers)
+        return Cost(chip, at_hints, at_hints, overlap=overlap, scheduled_s=beside, timed=steps)
     # In formulas the hints decide which values are alive at the peak, and which operators memory
     # bounds.
     peak = held.priced(named.program)
@@ -168,17 +169,23 @@ def timed(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> 
     The sum of `seconds * step.count` is the step time of `estimate` without overlap. The sum of
     `exposed_s * step.count` is the one with the measured overlap, unless communication is longer.
     """
-    priced = pricing(program, graph, hardware)
-    places = dict.fromkeys(range(len(priced.steps)), 1)
-    found = []
-    for step, price in zip(priced.steps, priced.prices(places), strict=True):
+    return _timed(pricing(program, graph, hardware))
+
+
+def _timed(priced: Pricing) -> tuple[Timed, ...]:
+    # A deep program has about a hundred distinct prices, whatever its length.
+    runs = priced.runs()
+    alone: dict[int, tuple[Item, float, float, float]] = {}
+    for place, price in zip(runs, priced.prices(runs), strict=True):
         item = priced.priced_alone(price)
         waits = exposed_s(item, priced.hardware.calibration)
         exposed = waits if item.is_communication else item.time_s
         memory = float(dict(item.seconds).get(MEMORY, 0.0))
-        whole = float(item.time_s)
-        found.append(Timed(step, item.kind, item.axes, whole, float(exposed), memory))
-    return tuple(found)
+        alone[place] = item, float(item.time_s), float(exposed), memory
+    return tuple(
+        Timed(step, alone[first][0].kind, alone[first][0].axes, *alone[first][1:])
+        for step, first in zip(priced.steps, priced.first_alike, strict=True)
+    )
 
 
 def pricing(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Pricing:
@@ -273,6 +280,11 @@ class Pricing:
 
     def runs(self) -> dict[int, int]:
         """Return the first step of each distinct price, and the number of steps with this price."""
+        return dict(Counter(self.first_alike))
+
+    @cached_property
+    def first_alike(self) -> list[int]:
+        """For each step, the first step with the same price."""
         number: dict[Any, int] = {}
         held, cast = self.program.locals, self.casts
         types = [number.setdefault((v.shape, v.dtype), v.index) for v in held]
@@ -285,7 +297,7 @@ class Pricing:
         # has a negative code, because its bytes do not count.
         codes = [~kind if v in self.fused else kind for v, kind in enumerate(types)]
         first: dict[Any, int] = {}
-        times: Counter[int] = Counter()
+        found: list[int] = []
         joined, rings, nodes = self.together, self.rings, self.operators
         again = fused_attention(self.graph).again
         for place, step in enumerate(self.steps):
@@ -304,8 +316,8 @@ class Pricing:
                 # An operand that is read twice moves once, so equal positions are part of the key.
                 None if len({*values}) == len(values) else tuple(map(values.index, values)),
             )
-            times[first.setdefault(key, place)] += 1
-        return dict(times)
+            found.append(first.setdefault(key, place))
+        return found
 
     def is_kernel(self, instruction: Instruction) -> bool:
         """Return whether an instruction is a kernel call, whose flops are what it carries out."""

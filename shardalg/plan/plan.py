@@ -191,7 +191,7 @@ class Plan:
         >>> first.replan(sa.Strategy(first.mesh, in_shardings=(P(None, "x"),))).collectives().empty
         True
         """
-        return _plan_of(*replanned(self, strategy, mesh, options))
+        return plan_of(*replanned(self, strategy, mesh, options))
 
     def at(self, **sizes: int) -> Plan:
         """Return the plan in numbers at these sizes; other named sizes have their hints.
@@ -1039,15 +1039,16 @@ def plan(
         raise unknown_keywords(unknown, signature(plan).parameters)
     strategy = one_strategy(strategy, mesh, in_shardings, out_shardings)
     given = (args, kwargs or {})
-    return _plan_of(*planned_call(fn, given, roles, donate_argnums, strategy, options))
+    return plan_of(*planned_call(fn, given, roles, donate_argnums, strategy, options))
 
 
 def from_annotations(traced: Traced, annotations: Annotations, options: Options) -> Plan:
     """Return the plan of a trace under annotations that fit it."""
-    return _plan_of(*planned_annotations(traced, annotations, options))
+    return plan_of(*planned_annotations(traced, annotations, options))
 
 
-def _plan_of(stages: Stages, options: Options) -> Plan:
+def plan_of(stages: Stages, options: Options) -> Plan:
+    """Return the plan of stages that are made."""
     # These stages exist already; `at` gives a function that plans on first use instead.
     return Plan(options.where(named=stages.is_named), lambda: stages)
 
@@ -1078,4 +1079,4 @@ def _loaded(saved: PlanFile, path: object) -> Plan:
     from shardalg.plan.explain.plan_summary import planned_file
 
     stages, options, found = planned_file(saved, path)
-    return replace(_plan_of(stages, options), _since_saved=found)
+    return replace(plan_of(stages, options), _since_saved=found)

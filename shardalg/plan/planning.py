@@ -58,6 +58,23 @@ def planned_call(
     Raises:
       An exception of the user's function, with the user's frames of its traceback alone.
     """
+    traced, strategy, options = traced_call(fn, given, roles, donate_argnums, strategy, options)
+    return planned_strategy(traced, strategy, options)
+
+
+def traced_call(
+    fn: Callable[..., Any],
+    given: tuple[tuple[Any, ...], Mapping[str, Any]],
+    roles: Any,
+    donate_argnums: Any,
+    strategy: Strategy,
+    options: Options | None,
+) -> tuple[Traced, Strategy, Options]:
+    """Trace a function with its arguments; return the strategy with its mesh, and the options.
+
+    Raises:
+      An exception of the user's function, with the user's frames of its traceback alone.
+    """
     # Wrong types are reported before the function is traced, which may take long.
     strategy, options = strategy_from(strategy), options_from(options or Options())
     try:
@@ -72,8 +89,7 @@ def planned_call(
             # Roles that were read off the trees give names to bytes. They do not decide what stays
             # in memory for the backward pass: that is the user's to say.
             options = replace(options, keep_gathers=True)
-        traced = replace(traced, first_mesh=strategy.mesh)
-        return planned_strategy(traced, strategy, options)
+        return replace(traced, first_mesh=strategy.mesh), strategy, options
     # The package's own errors keep their traceback; only errors of the user's function are
     # shortened.
     except ShardalgError:

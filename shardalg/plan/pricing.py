@@ -60,7 +60,7 @@ def cost_on(
         made,
         by_module=partial(costs_by_module, plan._stages, chip),
         elsewhere=Elsewhere(partial(_fits, plan, chip)),
-        analysis=partial(step_limits, plan.program, plan.graph, chip),
+        analysis=partial(step_limits, plan.program, plan.graph, chip, steps=made.timed),
         machine=chip_of(plan, None) if text is None else text,
     )
 

@@ -141,6 +141,28 @@ def test_the_parts_of_a_step_add_up_to_it(name):
     assert "matrix products" in repr(cost.limits)
 
 
+@pytest.mark.parametrize("overlap", [None, "none", "full", "dependences"])
+def test_the_parts_add_up_where_communication_is_longer_than_computation(overlap):
+    """A step is at least its communication, so that more of it is exposed than elsewhere."""
+    x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((64, 8192), (8192, 8192)))
+    plan = sa.plan(
+        lambda x, w: x @ w,
+        x,
+        w,
+        mesh=sa.Mesh({"X": 4, "Y": 4}),
+        in_shardings=(P("X"), P("X", "Y")),
+        roles=("data", "parameters"),
+    )
+    cost = plan.cost("v5p", overlap=overlap)
+    parts = cost.limits.seconds
+    assert sum(parts.values()) == pytest.approx(cost.step_time_s, rel=1e-9)
+    assert all(seconds >= 0 for seconds in parts.values())
+    sent = sum(s for name, s in parts.items() if name.startswith("exposed communication"))
+    assert float(cost.communication_s) > float(cost.compute_s)
+    local = sum(parts.values()) - sent
+    assert local == pytest.approx(float(cost.compute_s), rel=1e-9)
+
+
 def test_idle_devices_padding_and_bubbles_are_parts_of_their_own():
     mesh = sa.Mesh({"X": 4, "Y": 2})
     x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 2048), (2048, 2048)))

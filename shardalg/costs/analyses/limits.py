@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,30 @@ class StepLimits:
         """Seconds of the step."""
         return sum(self.seconds.values())
 
+    def reaching(self, step_s: float, whole_s: Mapping[str, float]) -> StepLimits:
+        """Return the parts of a step that takes `step_s`: exposed communication is the rest of it.
+
+        No step is shorter than its communication. If computation is too short to hide the share
+        that it hides elsewhere, more of the communication is exposed, along all axes by what is
+        hidden of each. A step with another overlap has more or less exposed communication too.
+
+        Args:
+          whole_s: seconds of all communication, by mesh axes.
+        """
+        names = {f"{EXPOSED} along {axes}": seconds for axes, seconds in whole_s.items()}
+        exposed = {name: self.seconds.get(name, 0.0) for name in names}
+        sent = sum(exposed.values())
+        rest = max(0.0, step_s - (self.step_s - sent))
+        if math.isclose(rest, sent, rel_tol=1e-12, abs_tol=1e-12 * step_s):
+            return self
+        hidden = {name: max(0.0, names[name] - s) for name, s in exposed.items()}
+        more, total = rest - sent, sum(hidden.values())
+        if more > 0 and total:
+            exposed = {name: s + more * hidden[name] / total for name, s in exposed.items()}
+        elif sent:
+            exposed = {name: s * rest / sent for name, s in exposed.items()}
+        return replace(self, seconds={**self.seconds, **exposed})
+
     def table(self) -> Table:
         """Return a row per part: seconds, and share of the step; the largest first.
 
@@ -78,7 +102,7 @@ class StepLimits:
         axes, left = figure.subplots(), 0.0
         for name, seconds, share in self.table().rows:
             label = f"{name}: {seconds_text(seconds)} ({share:.0%})"
-            axes.barh(0, 1e3 * seconds, left=left, height=0.6, label=label, color=_color(name))
+            axes.barh(0, 1e3 * seconds, left=left, height=0.6, label=label, color=limit_color(name))
             left += 1e3 * seconds
         axes.set(xlabel="ms of a step", yticks=(), xlim=(0, left or 1), ylim=(-0.5, 0.5))
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -119,18 +143,33 @@ _COLORS = {
 }
 
 
-def _color(name: str) -> str:
+def place_of(name: str) -> int:
+    """Return the place of a part in figures: products first, communication last."""
+    return [*_COLORS].index(name) if name in _COLORS else len(_COLORS)
+
+
+def limit_color(name: str) -> str:
     """Return the colour of a part; all communication has one."""
     return _COLORS.get(name, "#ef6c00")
 
 
-def step_limits(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> StepLimits:
-    """Return the parts of a step of a program in numbers."""
+def step_limits(
+    program: SpmdProgram,
+    graph: Graph,
+    hardware: Hardware | Topology,
+    *,
+    steps: Callable[[], Sequence[Timed]] | None = None,
+) -> StepLimits:
+    """Return the parts of a step of a program in numbers.
+
+    Args:
+      steps: returns the result of `timed`, if its prices exist already.
+    """
     again = recomputed(graph)
     bubbles = _bubbles(graph)
     parts: dict[str, float] = defaultdict(float)
     executed = 0.0
-    for each in timed(program, graph, hardware):
+    for each in timed(program, graph, hardware) if steps is None else steps():
         instruction, count = each.step.instruction, each.step.count
         if each.axes:
             parts[f"{EXPOSED} along {','.join(each.axes)}"] += each.exposed_s * count

@@ -1,0 +1,1 @@
+"""Strategies for a function: comparing them, deriving them from the function, and their rules."""

@@ -1,0 +1,358 @@
+"""`sa.compare`: one trace of a function, planned and priced under many strategies."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.costs.topology import Machine, Topology, arranged, machine
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.plan.plan import Plan, plan_of
+from shardalg.plan.planning import one_strategy, planned_strategy, traced_call
+from shardalg.plan.strategies.compared import ComparedStrategy, StrategyComparison
+from shardalg.planner.propagate.options import Options
+from shardalg.planner.propagate.strategy import Strategy
+from shardalg.planner.traced import Traced
+
+CURRENT = "current"
+# Called with the number of a finished strategy, the number of all, and its name.
+Progress = Callable[[int, int, str], None]
+
+
+class _Entry(NamedTuple):
+    """A strategy on a mesh and a machine that is still to be planned."""
+
+    name: str
+    strategy: Any
+    mesh: Mesh
+    machine: Machine
+
+
+def compare(
+    fn: Any,
+    *args: Any,
+    strategies: Mapping[str, Any] | None = None,
+    hardware: Any = None,
+    meshes: Sequence[Any] | Mapping[str, int] | None = None,
+    roles: Any = None,
+    options: Options | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    reserve: float = 0.0,
+    progress: Progress | bool | None = None,
+) -> StrategyComparison:
+    """Plan and price a function under several strategies, and rank them.
+
+    The function is traced once. The fastest strategy that fits comes first, by seconds per sample
+    if the samples of a step are known. Strategies that have no plan are rows with their reason. The
+    batch is the same for all. A jitted function, or one whose arguments have shardings, has a row
+    `current`, which is planned with the policy "jit": its layouts are those of `jax.jit`.
+
+    Args:
+      fn: the function, or a mapping of names to plans: `sa.compare({"a": plan_a, "b": plan_b})`.
+      args: its arguments, as of `sa.plan`.
+      strategies: by name, each a `Strategy` or a recipe (`sa.recipes`).
+      hardware: a chip, a topology such as "h100:64", or several of them; None: that of the options.
+      meshes: axis sizes, a `Mesh`, or several of them, for recipes. None: every mesh of a recipe's
+        axes with as many devices as the hardware has. A `Strategy` has a mesh of its own.
+      roles, options, kwargs, donate_argnums: as of `sa.plan`. Without options, each strategy is
+        planned for the chip that it is priced on.
+      samples, tokens: samples and tokens of a step of all devices. None: the leading dimension of
+        the data arguments, and the elements of the first data argument of integers with two
+        dimensions or more, if roles are known.
+      reserve: share of a device's memory that must stay free, 0 to 1.
+      progress: called after each strategy with its number, the number of all, and its name. True
+        prints a line to stderr; None does so if stderr is a terminal.
+
+    Raises:
+      StrategyError: no strategies, something that is none, or a mesh or reserve that is not valid.
+      HardwareError: unknown hardware. TraceError: jax cannot trace the function.
+
+    >>> import jax, shardalg as sa
+    >>> from jax.sharding import PartitionSpec as P
+    >>> x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 4096), (4096, 16384)))
+    >>> mesh = sa.Mesh({"d": 8})
+    >>> rows = {"batch": sa.Strategy(mesh, (P("d"), P())), "none": sa.Strategy(mesh, (P(), P()))}
+    >>> found = sa.compare(lambda x, w: x @ w, x, w, strategies=rows, hardware="h100:8")
+    >>> found.best.name, [row.name for row in found.rows]
+    ('batch', ['batch', 'none'])
+    """
+    if not 0 <= reserve < 1:
+        raise StrategyError(f"reserve is {reserve!r}: give a share from 0 to below 1.")
+    say = _printed if progress is True or (progress is None and sys.stderr.isatty()) else progress
+    counts = _Counts(samples, tokens, float(reserve))
+    if isinstance(fn, Mapping):
+        return _of_plans(fn, _machines(hardware), counts)
+    if not strategies or not isinstance(strategies, Mapping):
+        raise StrategyError(
+            f"strategies is {strategies!r:.60}: give a dict from names to strategies or recipes, "
+            'as in {"fsdp": sa.recipes.fsdp("data")}.'
+        )
+    on = _machines(hardware) or (machine((options or Options()).hardware),)
+    _check_names(strategies)
+    entries, refused = _entries(strategies, on, _meshes(meshes))
+    rows = [_refused(*each) for each in refused]
+    given = (args, kwargs or {})
+    has_own = False
+    first = next((entry.mesh for entry in entries), None)
+    if first is not None:
+        # The trace has no shardings: one trace serves every strategy and mesh.
+        made, _, base = traced_call(fn, given, roles, donate_argnums, Strategy(first), options)
+        specs = (site.spec for site in made.graph.sites)
+        own = (*made.own_shardings, *specs)
+        has_own = hasattr(fn, "lower") or any(each is not None for each in own)
+        for number, entry in enumerate(entries, 1):
+            rows.append(_row(made, entry, (options, base), counts))
+            if callable(say):
+                say(number, len(entries), entry.name)
+    if has_own:
+        current = _current(fn, given, (roles, donate_argnums, options), on, counts)
+        rows += [] if current is None else [current]
+    return StrategyComparison.of(rows)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Samples and tokens of a step that the user gave, and the share of memory that stays free."""
+
+    samples: int | None
+    tokens: int | None
+    reserve: float
+
+    def of(self, traced: Traced) -> dict[str, Any]:
+        """Return samples and tokens: those given, or those of the data arguments."""
+        graph = traced.graph
+        data = [
+            graph.values[value].type
+            for value, role in zip(graph.arguments, traced.argument_roles, strict=True)
+            if role == "data" and graph.values[value].type.shape
+        ]
+        leading = {type_.shape[0] for type_ in data}
+        samples = int(leading.pop()) if len(leading) == 1 else None
+        ids = [t for t in data if "int" in str(t.dtype) and len(t.shape) >= 2]
+        tokens = int(math.prod(ids[0].shape)) if ids else None
+        return {
+            "samples": self.samples or samples,
+            "tokens": self.tokens or tokens,
+            "reserve": self.reserve,
+        }
+
+
+def _machines(hardware: Any) -> tuple[Machine, ...]:
+    """Return the machines that the user named: none, one or several."""
+    if hardware is None:
+        return ()
+    several = hardware if isinstance(hardware, list | tuple) else (hardware,)
+    return tuple(machine(each) for each in several)
+
+
+def _meshes(given: Any) -> tuple[Mesh, ...]:
+    """Return the meshes that the user gave: none, one or several.
+
+    Raises:
+      StrategyError: a value is neither a mesh nor axis sizes.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, list | tuple) else (given,)
+    found = []
+    for each in several:
+        if isinstance(each, Mesh):
+            found.append(each)
+        elif isinstance(each, Mapping):
+            found.append(Mesh(dict(each)))
+        elif hasattr(each, "axis_types"):
+            found.append(Mesh.from_jax(each))
+        else:
+            raise StrategyError(
+                f"meshes has {each!r:.60}: give a Mesh, or axis sizes as "
+                "{'data': 16, 'model': 4}."
+            )
+    return tuple(found)
+
+
+def _check_names(strategies: Mapping[str, Any]) -> None:
+    """Raise an error unless every entry is a strategy or a recipe, under a name that is text."""
+    for name, strategy in strategies.items():
+        if not isinstance(name, str):
+            raise StrategyError(f"strategies has the name {name!r:.40}: names are text.")
+        if not (isinstance(strategy, Strategy) or hasattr(strategy, "strategy_of")):
+            near = get_close_matches(str(strategy), ("data", "fsdp", "tensor", "sequence"), 1)
+            hint = f" Did you mean sa.recipes.{near[0]}(...)?" if near else ""
+            raise StrategyError(
+                f"strategy {name!r} is {strategy!r:.60}: give a Strategy, or a recipe such as "
+                f'sa.recipes.fsdp("data").{hint}'
+            )
+
+
+def _devices(on: Machine) -> int | None:
+    """Return the number of devices of a machine; None for a chip alone."""
+    return on.devices if isinstance(on, Topology) else None
+
+
+def _entries(
+    strategies: Mapping[str, Any], on: Sequence[Machine], meshes: Sequence[Mesh]
+) -> tuple[list[_Entry], list[tuple[str, str, Machine, str]]]:
+    """Return what is to be planned, and what is refused at once: name, mesh, machine, reason."""
+    entries, refused = [], []
+    for name, strategy in strategies.items():
+        for machine_ in on:
+            if isinstance(strategy, Strategy):
+                own = strategy.mesh
+                own = own if isinstance(own, Mesh | None) else Mesh.from_jax(own)
+                several: Sequence[Mesh] = meshes if own is None else (own,)
+                why = "the strategy has no mesh, and meshes= gives none"
+            else:
+                axes = tuple(strategy.axes)
+                fitting = [m for m in meshes if set(axes) <= set(m.axis_names)]
+                several = fitting or ([] if meshes else _splits(axes, _devices(machine_)))
+                why = (
+                    f"no mesh of meshes= has the axes {', '.join(axes)}"
+                    if meshes
+                    else f"{machine_.chip.name} is a chip alone: name its number, "
+                    f"hardware='{machine_.chip.name}:64', or give meshes="
+                )
+            if not several:
+                refused.append((name, "no mesh", machine_, why))
+            entries += [_Entry(name, strategy, mesh, machine_) for mesh in several]
+    return entries, refused
+
+
+def _splits(axes: tuple[str, ...], devices: int | None) -> list[Mesh]:
+    """Return every mesh of these axes with this many devices, each axis larger than 1.
+
+    >>> [dict(mesh.axes) for mesh in _splits(("a", "b"), 8)]
+    [{'a': 4, 'b': 2}, {'a': 2, 'b': 4}]
+    """
+    if devices is None:
+        return []
+
+    def shapes(left: int, count: int) -> Iterator[tuple[int, ...]]:
+        if count == 1:
+            if left > 1 or devices == 1:
+                yield (left,)
+            return
+        for size in range(left, 1, -1):
+            if left % size == 0:
+                yield from ((size, *rest) for rest in shapes(left // size, count - 1))
+
+    return [Mesh(dict(zip(axes, shape, strict=True))) for shape in shapes(devices, len(axes))]
+
+
+def _refused(name: str, mesh: str, on: Machine, why: str) -> ComparedStrategy:
+    return ComparedStrategy(name, mesh, _machine_text(on), None, None, why)
+
+
+def _machine_text(on: Machine) -> str:
+    return on.text if isinstance(on, Topology) else on.name
+
+
+def _mesh_text(mesh: Mesh) -> str:
+    """Return the axis sizes, as in "data=16, model=4"."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.axes)
+
+
+def _row(
+    traced: Traced,
+    entry: _Entry,
+    options: tuple[Options | None, Options],
+    counts: _Counts,
+) -> ComparedStrategy:
+    """Plan and price one strategy; a refused one has its reason.
+
+    Args:
+      options: the user's options, and the same after the trace (`traced_call`).
+    """
+    asked, base = options
+    try:
+        there = traced.on(entry.mesh, before=traced.first_mesh or entry.mesh)
+        strategy = entry.strategy
+        if isinstance(strategy, Strategy):
+            strategy = replace(strategy, mesh=entry.mesh)
+        else:
+            strategy = strategy.strategy_of(there, entry.mesh)
+        # Decisions of the planner are compared by the rates of the chip that the row is priced on.
+        chip = base if asked is not None else replace(base, hardware=entry.machine.chip.name)
+        plan = plan_of(*planned_strategy(there, strategy, chip))
+        return _priced(entry.name, plan, entry.machine, counts.of(there))
+    except ShardalgError as error:
+        why = " ".join(str(error).split())
+        return _refused(entry.name, _mesh_text(entry.mesh), entry.machine, why)
+
+
+def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> ComparedStrategy:
+    """Return the row of a plan on a machine.
+
+    Raises:
+      HardwareError: the mesh does not tile the machine, or has another number of devices.
+    """
+    devices = _devices(on)
+    if devices not in (None, plan.mesh.size):
+        raise StrategyError(
+            f"the mesh has {plan.mesh.size} devices, and {_machine_text(on)} has {devices}."
+        )
+    cost = plan.cost(on)
+    found = arranged(on, plan.mesh)
+    return ComparedStrategy(name, _mesh_text(plan.mesh), _machine_text(found), plan, cost, **counts)
+
+
+def _of_plans(
+    plans: Mapping[str, Any], on: Sequence[Machine], counts: _Counts
+) -> StrategyComparison:
+    """Return the comparison of plans that exist.
+
+    Raises:
+      StrategyError: there are none, or a value is no plan.
+    """
+    wrong = [name for name, plan in plans.items() if not isinstance(plan, Plan)]
+    if wrong or not plans:
+        raise StrategyError(
+            f"compare() got a dict whose entries {wrong!r} are not plans. Give plans, as in "
+            '{"a": plan_a}, or a function with its arguments and strategies=.'
+        )
+    rows = []
+    for name, plan in plans.items():
+        for machine_ in on or (machine(plan.options.hardware),):
+            try:
+                rows.append(_priced(name, plan, machine_, counts.of(plan._traced)))
+            except ShardalgError as error:
+                why = " ".join(str(error).split())
+                rows.append(_refused(name, _mesh_text(plan.mesh), machine_, why))
+    return StrategyComparison.of(rows)
+
+
+def _current(
+    fn: Any,
+    given: tuple[tuple[Any, ...], Mapping[str, Any]],
+    settings: tuple[Any, Any, Options | None],
+    on: Sequence[Machine],
+    counts: _Counts,
+) -> ComparedStrategy | None:
+    """Return the row of the user's own annotations under `jax.jit`; None without any."""
+    roles, donated, options = settings
+    own = replace(options or Options(hardware=on[0].chip.name), policy="jit")
+    try:
+        traced, strategy, own = traced_call(
+            fn, given, roles, donated, one_strategy(None, None, None, None), own
+        )
+    except StrategyError:
+        # Neither the function nor its arguments name a mesh.
+        return None
+    try:
+        plan = plan_of(*planned_strategy(traced, strategy, own))
+        return _priced(CURRENT, plan, on[0], counts.of(traced))
+    except ShardalgError as error:
+        return _refused(CURRENT, _mesh_text(strategy.mesh), on[0], " ".join(str(error).split()))
+
+
+def _printed(number: int, count: int, name: str) -> None:
+    """Print how many strategies are done, on one line of stderr."""
+    end = "\r\033[K" if number == count else ""
+    print(f"\r\033[K{number} of {count}: {name}{end}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,437 @@
+"""Strategies of one function side by side: step time, memory, communication, and what differs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardalg.costs.analyses.limits import EXPOSED
+from shardalg.costs.cost import Cost
+from shardalg.errors import TableError
+from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardalg.plan.plan import Plan
+
+COLUMNS = (
+    "strategy",
+    "mesh",
+    "chip",
+    "step_s",
+    "step_s_per_sample",
+    "tokens_per_s",
+    "mfu",
+    "exposed_s",
+    "wire_bytes",
+    "peak_bytes",
+    "capacity_bytes",
+    "fits",
+    "limited_by",
+)
+# Columns of the printed table, with amounts in units that people say.
+SHOWN = ("strategy", "mesh", "chip", "step", "tokens_per_s", "mfu", "exposed", "peak", "fits")
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedStrategy:
+    """One strategy of a comparison: its plan with the price, or the reason why there is none.
+
+    Attributes:
+      name: the name in the comparison.
+      mesh, chip: the mesh and the machine, as text.
+      plan, cost: None if the strategy is refused.
+      refused: the reason; "" if there is a plan.
+      samples, tokens: samples and tokens of a step of all devices; None if unknown.
+      reserve: the share of a device's memory that must stay free.
+    """
+
+    name: str
+    mesh: str
+    chip: str
+    plan: Plan | None
+    cost: Cost | None
+    refused: str = ""
+    samples: int | None = None
+    tokens: int | None = None
+    reserve: float = 0.0
+
+    @cached_property
+    def step_s(self) -> float:
+        """Seconds of a step, at the hints of named sizes; infinite if the strategy is refused."""
+        return float("inf") if self.cost is None else float(self.cost.at_hints.step_time_s)
+
+    @property
+    def order(self) -> float:
+        """Seconds by which strategies are ranked: of a sample if the samples are known."""
+        return self.step_s / (self.samples or 1)
+
+    @cached_property
+    def capacity_bytes(self) -> float:
+        """Bytes of a device that a step may use: its memory without the reserve."""
+        return 0.0 if self.cost is None else self.cost.hardware.hbm_bytes * (1 - self.reserve)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """Peak memory of a device in bytes."""
+        return 0.0 if self.cost is None else float(self.cost.at_hints.peak_memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """True if there is a plan, and its peak is within the capacity."""
+        return self.cost is not None and self.peak_bytes <= self.capacity_bytes
+
+    @property
+    def exposed_s(self) -> dict[str, float]:
+        """Seconds of communication that the step waits for, by mesh axes."""
+        start = f"{EXPOSED} along "
+        return {
+            cause.removeprefix(start): seconds
+            for cause, seconds in self.limits.items()
+            if cause.startswith(start)
+        }
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Seconds of each cause of the step's time (`Cost.limits`)."""
+        return {} if self.cost is None else self.cost.limits.seconds
+
+    def by_axis(self) -> dict[str, dict[str, float]]:
+        """Return executions, bytes and seconds of the collectives along each set of mesh axes.
+
+        The seconds are split by network: "link" within a slice or island, "network" between
+        islands, "dcn" between slices, and "latency".
+        """
+        found: dict[str, dict[str, float]] = {}
+        if self.cost is None:
+            return found
+        for item in self.cost.at_hints.items:
+            if item.is_communication:
+                sums = found.setdefault(",".join(item.axes), defaultdict(float))
+                sums["executions"] += float(item.count)
+                sums["wire_bytes"] += float(item.wire_bytes)
+                for cause, seconds in item.seconds:
+                    sums[cause] += float(seconds)
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return the row of the comparison's table."""
+        row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
+        if self.cost is None:
+            return {**row, "fits": False, "limited_by": f"refused: {self.refused}"}
+        step = self.step_s
+        return {
+            **row,
+            "step_s": step,
+            "step_s_per_sample": step / self.samples if self.samples else None,
+            "tokens_per_s": self.tokens / step if self.tokens and step else None,
+            "mfu": self.cost.mfu,
+            "exposed_s": sum(self.exposed_s.values()),
+            "wire_bytes": float(self.cost.at_hints.wire_bytes),
+            "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            "limited_by": repr(self.cost.limits),
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """Return the row as people say it: 12 ms, 3.8 GB, 41 %."""
+        row: dict[str, Any] = {"strategy": self.name, "mesh": self.mesh, "chip": self.chip}
+        if self.cost is None:
+            return {**row, "step": "refused", "fits": "no"}
+        tokens = self.tokens / self.step_s if self.tokens and self.step_s else None
+        return {
+            **row,
+            "step": seconds_text(self.step_s),
+            "tokens_per_s": f"{tokens:,.0f}" if tokens else "",
+            "mfu": f"{self.cost.mfu:.0%}",
+            "exposed": ", ".join(
+                f"{axes} {seconds_text(s)}" for axes, s in self.exposed_s.items() if s
+            ),
+            "peak": bytes_text(self.peak_bytes),
+            "fits": "yes" if self.fits else f"no: {bytes_text(self.capacity_bytes)}",
+        }
+
+    def __repr__(self) -> str:
+        if self.cost is None:
+            return f"{self.name} on {self.mesh}: refused, {self.refused}"
+        held = f"peak {bytes_text(self.peak_bytes)} of {bytes_text(self.capacity_bytes)}"
+        return f"{self.name} on {self.mesh}: step {seconds_text(self.step_s)}, {held}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StrategyComparison(Answer):
+    """Strategies of one function, ranked: those that fit first, the fastest first.
+
+    The order is by seconds per sample if the samples of a step are known, else by seconds per step.
+
+    Attributes:
+      rows: the strategies in their order; refused ones last.
+    """
+
+    rows: tuple[ComparedStrategy, ...]
+
+    @staticmethod
+    def of(rows: Iterable[ComparedStrategy]) -> StrategyComparison:
+        """Return the comparison of strategies in any order."""
+        ranked = sorted(rows, key=lambda row: (row.plan is None, not row.fits, row.order))
+        return StrategyComparison(tuple(ranked))
+
+    @cached_property
+    def table(self) -> Table:
+        """A row per strategy in numbers: seconds, bytes, and shares."""
+        return Table.from_records((row.record() for row in self.rows), COLUMNS)
+
+    @property
+    def best(self) -> ComparedStrategy:
+        """The fastest strategy that fits.
+
+        Raises:
+          TableError: no strategy fits; the error names the one that needs the least memory.
+        """
+        if self.rows and self.rows[0].fits:
+            return self.rows[0]
+        planned = [row for row in self.rows if row.plan is not None]
+        if not planned:
+            reasons = "; ".join(f"{row.name}: {row.refused}" for row in self.rows)
+            raise TableError(f"no strategy has a plan. {reasons}")
+        least = min(planned, key=lambda row: row.peak_bytes)
+        raise TableError(
+            f"no strategy fits. {least.name!r} on {least.mesh} needs the least memory, "
+            f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device. "
+            "Take more devices or a smaller batch, or rematerialise."
+        )
+
+    def __getitem__(self, name: str) -> ComparedStrategy:
+        """Return a strategy by its name.
+
+        Raises:
+          TableError: there is no such strategy, or several meshes or chips have it.
+        """
+        found = [row for row in self.rows if name in (row.name, f"{row.name} on {row.mesh}")]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            full = ", ".join(repr(f"{row.name} on {row.mesh}") for row in found)
+            chips = ", ".join(dict.fromkeys(row.chip for row in found))
+            raise TableError(f"{name!r} is several rows: ask for one of {full} (chips: {chips}).")
+        names = [row.name for row in self.rows]
+        near = get_close_matches(str(name), names, 3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names)}."
+        raise TableError(f"no strategy {name!r} was compared. {hint}")
+
+    def pareto(self) -> StrategyComparison:
+        """Return the strategies that no other one beats in both time and memory."""
+        planned = [row for row in self.rows if row.plan is not None]
+        kept = (
+            row
+            for row in planned
+            if not any(
+                (other.order, other.peak_bytes) != (row.order, row.peak_bytes)
+                and other.order <= row.order
+                and other.peak_bytes <= row.peak_bytes
+                for other in planned
+            )
+        )
+        return StrategyComparison.of(kept)
+
+    def by_axis(self) -> Table:
+        """Return a row per strategy and set of mesh axes: bytes, seconds by network, exposed."""
+        names = ("link", "network", "dcn", "latency")
+        records = [
+            {
+                "strategy": row.name,
+                "mesh": row.mesh,
+                "mesh_axes": axes,
+                "executions": sums["executions"],
+                "wire_bytes": sums["wire_bytes"],
+                **{f"{name}_s": sums.get(name, 0.0) for name in names},
+                "exposed_s": row.exposed_s.get(axes, 0.0),
+            }
+            for row in self.rows
+            for axes, sums in row.by_axis().items()
+        ]
+        columns = ("strategy", "mesh", "mesh_axes", "executions", "wire_bytes")
+        return Table.from_records(
+            records, (*columns, *(f"{name}_s" for name in names), "exposed_s")
+        )
+
+    def memory(self) -> Table:
+        """Return a row per strategy: bytes of each class of buffers at the peak, and the capacity.
+
+        Classes are those of `plan.memory`: parameters, optimizer state, activations, and so on.
+        """
+        records = []
+        for row in self.rows:
+            if row.plan is not None:
+                held = {f"{name}_bytes": n for name, n in row.plan.memory.by_class.items()}
+                ends = {"peak_bytes": row.peak_bytes, "capacity_bytes": row.capacity_bytes}
+                records.append({"strategy": row.name, "mesh": row.mesh, **held, **ends})
+        return Table.from_records(records)
+
+    def why(self, first: str, second: str) -> StrategyDifference:
+        """Return why one strategy is faster than another: causes, and modules with collectives.
+
+        Raises:
+          TableError: an unknown name, or a strategy that was refused (with its reason).
+        """
+        pair = (self[first], self[second])
+        for row in pair:
+            if row.plan is None:
+                raise TableError(f"{row.name!r} has no plan to compare: {row.refused}")
+        return StrategyDifference(*pair)
+
+    def draw(self) -> Figure:
+        """Draw a bar per strategy: the causes of its step's time; what does not fit is marked."""
+        from shardalg.show.strategy_bars import draw_comparison
+
+        return draw_comparison(self.rows)
+
+    def page(self, path: str | Path) -> Path:
+        """Write the comparison as one HTML file: conclusion, picture and tables; return its path.
+
+        Raises:
+          PlanFileError: the file cannot be written.
+        """
+        from shardalg.show.strategy_bars import write_comparison
+
+        sections = (("By mesh axis", self.by_axis()), ("Memory at the peak", self.memory()))
+        return write_comparison(self.rows, self.conclusion, sections, Path(path))
+
+    @property
+    def conclusion(self) -> str:
+        """One or two sentences: the best strategy, and how far the next one is behind."""
+        planned = [row for row in self.rows if row.plan is not None]
+        if not planned:
+            return f"No strategy of {len(self.rows)} has a plan."
+        first = planned[0]
+        if not first.fits:
+            least = min(planned, key=lambda row: row.peak_bytes)
+            return (
+                f"No strategy fits: {least.name} needs the least memory, "
+                f"{bytes_text(least.peak_bytes)} of {bytes_text(least.capacity_bytes)} per device."
+            )
+        held = f"{bytes_text(first.peak_bytes)} of {bytes_text(first.capacity_bytes)} per device"
+        step = seconds_text(first.step_s)
+        said = f"Fastest that fits: {first.name} on {first.mesh}, {step} per step, {held}."
+        others = [row for row in planned[1:] if row.fits]
+        if others:
+            behind = others[0].order / first.order - 1 if first.order else 0.0
+            said += f" Next: {others[0].name} on {others[0].mesh}, {behind:.0%} slower."
+        return said
+
+    def parts(self) -> Parts:
+        """Return the conclusion, the ranked table, and the reasons of refused strategies."""
+        refused = [f"{row.name} on {row.mesh}: {row.refused}" for row in self.rows if row.refused]
+        reserve = max((row.reserve for row in self.rows), default=0.0)
+        kept = f"{reserve:.0%} of the memory is reserved" if reserve else "nothing is reserved"
+        shown = Table.from_records((row.shown() for row in self.rows), SHOWN)
+        # A column in which no row has a value (tokens of a model without tokens) is left out.
+        used = tuple(name for name in SHOWN if any(shown[name]))
+        slim = Table.from_records(iter(shown), used)
+        return (self.conclusion, slim, f"fits: {kept}.", *(f"Refused: {r}" for r in refused))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StrategyDifference(Answer):
+    """The difference of two strategies in seconds, by cause and by module."""
+
+    first: ComparedStrategy
+    second: ComparedStrategy
+
+    @cached_property
+    def causes(self) -> Table:
+        """A row per cause of time (`Cost.limits`); the differences add up to that of the steps."""
+        one, other = self.first.limits, self.second.limits
+        rows = [
+            (
+                name,
+                one.get(name, 0.0),
+                other.get(name, 0.0),
+                other.get(name, 0.0) - one.get(name, 0.0),
+            )
+            for name in dict.fromkeys((*one, *other))
+        ]
+        rows.sort(key=lambda row: -abs(row[3]))
+        return Table(("cause", "first_s", "second_s", "difference_s"), tuple(rows))
+
+    @cached_property
+    def table(self) -> Table:
+        """A row per module, kind of collective and axes whose bytes differ, the largest first."""
+        one, other = self._bytes(self.first), self._bytes(self.second)
+        rows = []
+        for key in dict.fromkeys((*one, *other)):
+            before, after = one.get(key, (0, 0.0)), other.get(key, (0, 0.0))
+            if before != after:
+                rows.append((*key, before[0], after[0], before[1], after[1]))
+        rows.sort(key=lambda row: -abs(row[6] - row[5]))
+        columns = ("module", "kind", "mesh_axes", "first_executions", "second_executions")
+        return Table((*columns, "first_wire_bytes", "second_wire_bytes"), tuple(rows))
+
+    @staticmethod
+    def _bytes(row: ComparedStrategy) -> dict[tuple[str, str, str], tuple[int, float]]:
+        """Return executions and bytes per step, by module, kind of collective and axes."""
+        from shardalg.show.tables import collectives_by_module
+
+        plan = row.plan
+        if plan is None:
+            return {}
+        return {
+            (r["module"], r["kind"], r["mesh_axes"]): (
+                int(r["executions"]),
+                float(r["wire_bytes_per_step"]),
+            )
+            for r in collectives_by_module(plan._collectives_table)
+        }
+
+    @property
+    def sentence(self) -> str:
+        """Say which strategy is faster, and because of which cause and collective."""
+        fast, slow = sorted((self.first, self.second), key=lambda row: row.step_s)
+        apart = slow.step_s - fast.step_s
+        if not apart:
+            return f"{self.first.name} and {self.second.name} take the same time."
+        sign = 1 if slow is self.second else -1
+        cause = max(self.causes, key=lambda row: sign * row["difference_s"])
+        gained = seconds_text(sign * cause["difference_s"])
+        said = (
+            f"{fast.name} is {seconds_text(apart)} ({apart / slow.step_s:.0%}) faster than "
+            f"{slow.name} per step. {slow.name} loses {gained} more to {cause['cause']}."
+        )
+        more = [
+            row
+            for row in self.table
+            if sign * (row["second_wire_bytes"] - row["first_wire_bytes"]) > 0
+        ]
+        if more:
+            row = more[0]
+            sent = bytes_text(abs(row["second_wire_bytes"] - row["first_wire_bytes"]))
+            said += (
+                f" It sends {sent} more per device by {row['kind']} along {row['mesh_axes']}"
+                f" in {row['module'] or 'no module'}."
+            )
+        return said
+
+    def parts(self) -> Parts:
+        """Return the sentence, the causes and the collectives that differ."""
+        names = {"first": self.first.name, "second": self.second.name}
+        legend = ", ".join(f"{place} = {name}" for place, name in names.items())
+        shown = Table(
+            ("cause", *names, "difference"),
+            tuple(
+                (
+                    cause,
+                    *(seconds_text(s) for s in pair),
+                    seconds_text(d) if d >= 0 else f"-{seconds_text(-d)}",
+                )
+                for cause, *pair, d in self.causes.rows
+                if d
+            ),
+        )
+        return (self.sentence, f"{legend}:", shown, self.table)

@@ -1,0 +1,140 @@
+"""The figure and the page of a comparison of strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from matplotlib.patches import Patch
+
+from shardalg.costs.analyses.limits import limit_color, place_of
+from shardalg.drawing import Drawing
+from shardalg.files import write_whole
+from shardalg.pictures import png
+from shardalg.show.html import Page, Picture, Section
+from shardalg.tables import Table, bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class StrategyBar(Protocol):
+    """The quantities of a strategy that its bar shows (`plan.strategies.compared`)."""
+
+    @property
+    def name(self) -> str:
+        """Name in the comparison."""
+
+    @property
+    def mesh(self) -> str:
+        """Axis sizes."""
+
+    @property
+    def refused(self) -> str:
+        """Reason why there is no plan, or empty text."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the capacity."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak memory of a device in bytes."""
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Bytes of a device that a step may use."""
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Seconds of each cause of the step's time."""
+
+
+# Shares below this are drawn without a label.
+LEAST_LABELLED = 0.07
+
+
+def draw_comparison(rows: Sequence[StrategyBar]) -> Figure:
+    """Draw a bar per strategy with the causes of its step's time, and its peak memory beside it.
+
+    Bars of strategies that do not fit are pale and say so. Refused strategies have their reason.
+    """
+    height = 0.9 + 0.46 * max(1, len(rows))
+    figure = Drawing(figsize=(8.4, height + 0.5), layout="constrained")
+    axes = figure.subplots()
+    longest = max((row.step_s for row in rows if not row.refused), default=1.0) or 1.0
+    seen: dict[str, str] = {}
+    for place, row in enumerate(rows):
+        if row.refused:
+            axes.text(0, place, f" refused: {row.refused[:90]}", va="center", fontsize=8)
+            continue
+        left = 0.0
+        # The same order of causes in each bar, so that bars are comparable part by part.
+        for cause, seconds in sorted(row.limits.items(), key=lambda part: place_of(part[0])):
+            if seconds <= 0:
+                continue
+            # Communication along all axes has one colour; the axis is written inside the bar.
+            color = seen.setdefault(cause, limit_color(cause))
+            axes.barh(
+                place,
+                1e3 * seconds,
+                left=1e3 * left,
+                height=0.62,
+                color=color,
+                alpha=1.0 if row.fits else 0.35,
+                edgecolor="white",
+            )
+            along = cause.partition(" along ")[2]
+            if along and seconds / longest > LEAST_LABELLED:
+                axes.text(
+                    1e3 * (left + seconds / 2), place, along, ha="center", va="center", fontsize=7
+                )
+            left += seconds
+        fits = "" if row.fits else ", does not fit"
+        held = f"{bytes_text(row.peak_bytes)} of {bytes_text(row.capacity_bytes)}{fits}"
+        axes.text(
+            1e3 * row.step_s,
+            place,
+            f"  {seconds_text(row.step_s)}, {held}",
+            va="center",
+            fontsize=8,
+        )
+    names = [f"{row.name}\n{row.mesh}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set(xlabel="ms of a step", xlim=(0, 1e3 * longest * 1.4))
+    axes.spines[["top", "right"]].set_visible(False)
+    kinds = {cause.partition(" along ")[0]: color for cause, color in seen.items()}
+    handles = [Patch(color=color, label=kind) for kind, color in kinds.items()]
+    if handles:
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8
+        )
+    return figure
+
+
+def write_comparison(
+    rows: Sequence[StrategyBar],
+    conclusion: str,
+    sections: Iterable[tuple[str, Table]],
+    path: Path,
+) -> Path:
+    """Write the comparison as one HTML file with its picture inside; return the path.
+
+    Args:
+      sections: titles and tables below the picture.
+    """
+    figure = draw_comparison(rows)
+    picture = Picture("strategies", png(figure), "Causes of each strategy's step time.")
+    reasons = tuple(f"{row.name} on {row.mesh}: {row.refused}" for row in rows if row.refused)
+    parts = [Section("Step time", (picture, *reasons))]
+    parts += [Section(title, (table,)) for title, table in sections if len(table)]
+    page = Page("Strategies compared", conclusion, tuple(parts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, page.to_html())
+    return path

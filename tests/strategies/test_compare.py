@@ -1,0 +1,208 @@
+"""`sa.compare`: every row equals the plan made alone; ranking, reasons, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shardalg as sa
+
+X, W, V = (
+    jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 2048), (2048, 8192), (8192, 2048))
+)
+MESH = sa.Mesh({"data": 4, "model": 2})
+WEIGHTS = {"up": W, "down": V}
+ROLES = ("parameters", "data")
+STRATEGIES = {
+    "data": sa.Strategy(MESH, (P(), P(("data", "model")))),
+    "fsdp": sa.Strategy(MESH, (P("data"), P(("data", "model")))),
+    "tensor": sa.Strategy(MESH, ({"up": P(None, "model"), "down": P("model", None)}, P("data"))),
+}
+
+
+def loss(weights, x):
+    def of(weights):
+        hidden = jax.nn.gelu(x @ weights["up"])
+        return jnp.mean((hidden @ weights["down"]).astype(jnp.float32) ** 2)
+
+    return jax.grad(of)(weights)
+
+
+def compared(**more):
+    options = {"strategies": STRATEGIES, "hardware": "h100:8", "roles": ROLES, **more}
+    return sa.compare(loss, WEIGHTS, X, **options)
+
+
+def test_each_row_is_the_plan_made_alone():
+    found = compared()
+    order = sorted(STRATEGIES, key=lambda name: found[name].step_s)
+    assert [row.name for row in found.rows] == order
+    for name, strategy in STRATEGIES.items():
+        alone = sa.plan(
+            loss, WEIGHTS, X, strategy=strategy, roles=ROLES, options=sa.Options(hardware="h100")
+        )
+        cost, row = alone.cost("h100:8"), found[name]
+        assert row.step_s == float(cost.step_time_s)
+        assert row.peak_bytes == float(cost.peak_memory_bytes)
+        waits = float(cost.step_time_s) - float(cost.compute_s)
+        assert sum(row.exposed_s.values()) == pytest.approx(waits, rel=1e-9)
+        record = row.record()
+        assert record["mfu"] == cost.mfu
+        assert record["wire_bytes"] == float(cost.wire_bytes)
+        assert row.plan.program == alone.program
+    assert found.best is found.rows[0]
+
+
+def test_samples_are_those_of_the_data_and_tokens_those_of_integers():
+    row = compared().best
+    assert row.samples == 4096
+    assert row.tokens is None
+    ids = jax.ShapeDtypeStruct((16, 128), "int32")
+    table = jax.ShapeDtypeStruct((512, 64), "float32")
+    embedded = sa.compare(
+        lambda table, ids: table[ids],
+        table,
+        ids,
+        strategies={"data": sa.Strategy(sa.Mesh({"d": 8}), (P(), P("d")))},
+        hardware="h100:8",
+        roles=ROLES,
+    ).best
+    assert (embedded.samples, embedded.tokens) == (16, 16 * 128)
+    assert embedded.record()["tokens_per_s"] == 16 * 128 / embedded.step_s
+
+
+def test_causes_by_axis_and_memory_add_up():
+    found = compared()
+    for row in found.rows:
+        assert sum(row.limits.values()) == pytest.approx(row.step_s, rel=1e-9)
+    by_axis = found.by_axis()
+    for row in found.rows:
+        sent = sum(r["wire_bytes"] for r in by_axis if r["strategy"] == row.name)
+        assert sent == pytest.approx(row.record()["wire_bytes"])
+    for row, held in zip(found.rows, found.memory(), strict=True):
+        classes = sum(n or 0 for column, n in held.items() if column.endswith("_bytes"))
+        assert classes == pytest.approx(2 * row.peak_bytes + row.capacity_bytes)
+
+
+def test_why_names_the_cause_and_the_differences_add_up():
+    found = compared()
+    why = found.why("data", "tensor")
+    apart = found["tensor"].step_s - found["data"].step_s
+    assert sum(why.causes["difference_s"]) == pytest.approx(apart, rel=1e-9)
+    faster = min("data", "tensor", key=lambda name: found[name].step_s)
+    assert why.sentence.startswith(f"{faster} is ")
+    own = found["data"].plan.collectives(by="module")
+    for row in why:
+        same = (own[column] == row[column] for column in ("module", "kind", "mesh_axes"))
+        mine = own[next(same) & next(same) & next(same)]
+        assert mine["wire_bytes_per_step"].sum() == pytest.approx(row["first_wire_bytes"])
+    same = found.why("data", "data")
+    assert same.sentence == "data and data take the same time."
+    assert not len(same.table)
+
+
+def test_a_strategy_that_has_no_plan_is_a_row_with_its_reason():
+    few = sa.Strategy(sa.Mesh({"data": 4}), (P(), P("data")))
+    found = compared(
+        strategies={**STRATEGIES, "axis": sa.Strategy(MESH, (P("pipe"), P())), "few": few}
+    )
+    assert "names 'pipe'" in found["axis"].refused
+    assert "the mesh has 4 devices, and h100:1x8 has 8" in found["few"].refused
+    assert {row.name for row in found.rows[-2:]} == {"axis", "few"}
+    assert "Refused: axis" in repr(found)
+    with pytest.raises(sa.TableError, match="'axis' has no plan to compare"):
+        found.why("axis", "data")
+
+
+def test_nothing_fits():
+    found = compared(reserve=0.9999)
+    assert not any(row.fits for row in found.rows)
+    least = min(found.rows, key=lambda row: row.peak_bytes)
+    with pytest.raises(sa.TableError, match=f"{least.name!r} on .* needs the least memory"):
+        _ = found.best
+    assert "No strategy fits" in found.conclusion
+
+
+def test_pareto_leaves_out_what_is_beaten_in_both():
+    found = compared()
+    kept = {row.name for row in found.pareto().rows}
+    for row in found.rows:
+        beaten = any(
+            other is not row and other.step_s <= row.step_s and other.peak_bytes <= row.peak_bytes
+            for other in found.rows
+        )
+        assert (row.name in kept) is not beaten
+
+
+def test_a_jitted_function_has_a_row_of_its_own_annotations():
+    sa.host_devices(8)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = ({"up": P(), "down": P()}, P("data"))
+    own = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, P)
+    )
+    step = jax.jit(loss, in_shardings=own)
+    found = sa.compare(step, WEIGHTS, X, strategies=STRATEGIES, hardware="h100:8", roles=ROLES)
+    options = sa.Options(policy="jit", hardware="h100")
+    alone = sa.plan(step, WEIGHTS, X, roles=ROLES, options=options)
+    assert found["current"].step_s == float(alone.cost("h100:8").step_time_s)
+    assert "current" not in {row.name for row in compared().rows}
+
+
+def test_plans_and_several_machines():
+    plans = {
+        name: sa.plan(loss, WEIGHTS, X, strategy=strategy, roles=ROLES)
+        for name, strategy in STRATEGIES.items()
+    }
+    found = sa.compare(plans, hardware=["h100:8", "v5p:8"])
+    assert len(found.rows) == 2 * len(plans)
+    assert {row.chip for row in found.rows} == {"h100:1x8", "tpu_v5p:2x2x2"}
+    with pytest.raises(sa.TableError, match="'data' is several rows"):
+        _ = found["data"]
+
+
+def test_the_page_and_the_picture(tmp_path):
+    found = compared(strategies={**STRATEGIES, "axis": sa.Strategy(MESH, (P("pipe"), P()))})
+    path = found.page(tmp_path / "folder" / "page.html")
+    text = path.read_text()
+    assert found.conclusion in text
+    assert "names 'pipe'" in text
+    assert "data:image/png" in text
+    widths = sum(bar.get_width() for bar in found.draw().axes[0].patches)
+    steps = sum(row.step_s for row in found.rows if not row.refused)
+    assert widths == pytest.approx(1e3 * steps, rel=1e-6)
+
+
+def test_progress_counts_every_strategy():
+    seen = []
+    compared(progress=lambda *which: seen.append(which))
+    assert seen == [(n, 3, name) for n, name in enumerate(STRATEGIES, 1)]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"strategies": {}}, "give a dict from names to strategies"),
+        ({"strategies": None}, "give a dict from names to strategies"),
+        ({"strategies": {"a": "fspd"}}, r"Did you mean sa.recipes.fsdp\(...\)\?"),
+        ({"strategies": {1: STRATEGIES["data"]}}, "names are text"),
+        ({"reserve": 1.5}, "give a share from 0 to below 1"),
+        ({"meshes": [3]}, "give a Mesh, or axis sizes"),
+        ({"hardware": "h1000:8"}, "h1000"),
+    ],
+)
+def test_bad_input(more, text):
+    with pytest.raises(sa.ShardalgError, match=text):
+        compared(**more)
+
+
+@pytest.mark.parametrize("given", [{"a": 3}, {}])
+def test_a_dict_of_other_things_is_refused(given):
+    with pytest.raises(sa.StrategyError, match="are not plans"):
+        sa.compare(given)
+
+
+def test_unknown_names_have_near_ones():
+    with pytest.raises(sa.TableError, match="Did you mean data"):
+        _ = compared()["dat"]
