@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```(python|text)\n(.*?)^```", README, re.MULTILINE | re.D
 CONSOLES = re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 LINKS = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
 
-
+NAMES = ["your model", "numbers", "named sizes", "strategies"]
 EXAMPLES = [(code, text) for (_, code), (_, text) in zip(BLOCKS[::2], BLOCKS[1::2], strict=True)]
 
 
@@ -38,7 +38,7 @@ def test_every_example_has_its_output():
     assert [kind for kind, _ in BLOCKS] == ["python", "text"] * len(EXAMPLES)
 
 
-@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["your model", "numbers", "named sizes"])
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=NAMES)
 def test_an_example_prints_what_the_readme_shows(code, shown, tmp_path, own_devices):
     assert printed(tmp_path, code, own_devices) == shown.splitlines()
 
@@ -66,7 +66,7 @@ def test_a_command_prints_what_the_readme_shows(console):
     assert without_times(answered(console)) == without_times(console)
 
 
-@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["your model", "numbers", "named sizes"])
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=NAMES)
 def test_an_example_is_short(code, shown):
     lines = [line for line in code.splitlines() if line and "import" not in line]
     assert len(lines) <= 15
