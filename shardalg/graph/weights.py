@@ -372,10 +372,16 @@ def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:
 def _others(
     leaves: list[_Leaf], modules: Mapping[int, str], known: Mapping[str, str], read: set[int]
 ) -> dict[int, str]:
-    """Return the modules of arguments that are no weights.
+    """Return the module of each argument that is not a weight, by its value.
 
-    The path of an optimizer's moment ends with the path of the weight, so that it has the weight's
-    module. Any other argument has the name of its tree, such as `batch` of `batch['tokens']`.
+    The first of these that exists: the module of a weight whose path ends the argument's path (an
+    optimizer's moment); the module of a weight in the same folder of the tree; the scope of the
+    user's code with that path (`known`); the argument's own tree, as `batch` of `batch['tokens']`.
+
+    Args:
+      leaves: all arguments. modules: the module of each weight, by its value.
+      known: the module of each path that a named scope of the function has.
+      read: arguments that the forward pass reads.
     """
     weights = [leaf for leaf in leaves if leaf.value in modules]
     whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}

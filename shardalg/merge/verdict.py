@@ -125,7 +125,7 @@ def owners(pair: Pair, failure: Failure) -> tuple[Sharding, ...]:
 
 
 def _contained_witness(pair: Pair, failure: Failure) -> Witness:
-    """Return a device whose block of the first sharding leaves its block of the second one."""
+    """Return a device whose block of the first sharding is not inside its block of the second."""
     # The closed form decides without a device, so a device is searched here.
     fine, coarse = pair
     for device in fine.mesh.order:

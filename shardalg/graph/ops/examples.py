@@ -24,7 +24,7 @@ def window(count: int) -> dict[str, Plain]:
 
 
 def selection(count: int) -> dict[str, Plain]:
-    """Return the parameters of the same window in an operator that selects the largest element."""
+    """Return the parameters of `select_and_scatter_add` with the window of `window(count)`."""
     names = ("window_dimensions", "window_strides", "padding")
     params = {name: window(count)[name] for name in names}
     return params | {"select_prim": ("opaque", "primitive:ge")}

@@ -140,7 +140,7 @@ class CostProblem:
             return candidates(
                 node.signature, value_shardings, place, self.hardware, finite=self.finite
             )
-        # A node without a row runs on whole operands.
+        # An operator without a row in `RULES` has no loops that could be sharded.
         every, count = tuple(map(whole, value_shardings)), len(node.operands)
         asks, makes = tuple(enumerate(every[:count])), tuple(enumerate(every[count:]))
         return (ComponentCandidate((), asks, makes),)

@@ -120,8 +120,8 @@ def rounds(graph: Graph, annotations: Annotations, index: SweepIndex) -> list[tu
     shardings = (*annotations.arguments, *annotations.sites, *annotations.results)
     if not any(s is not None and s.priorities for s in shardings):
         return []
-    # Annotations of single operands and of results have rounds, too. A result is numbered as its
-    # stand-in.
+    # Annotations of single operands and of results have rounds, too. Results are numbered after the
+    # graph's values, because one value may be several results with different annotations.
     own = dict(given(graph, annotations))
     rows = [*own.items(), *_operand_annotations(graph, annotations, index, set(own)).items()]
     rows += [(v, s) for v, s in enumerate(annotations.results, len(graph.values)) if s is not None]

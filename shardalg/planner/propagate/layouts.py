@@ -136,7 +136,8 @@ class Layouts:
         dims, shape = self.dims[number], self.shapes[number]
         whole = dims
         if self.policy != "gspmd":
-            # The digits before the first one that is only a part of an axis.
+            # Shardy gives arguments and results whole axes only, so that the dimension keeps the
+            # axes before the first one that is split.
             is_axis = self._known_axes.__contains__
             whole = tuple([tuple(itertools.takewhile(is_axis, digits)) for digits in dims])
         cut: list[Digits] = []

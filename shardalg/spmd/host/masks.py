@@ -74,7 +74,8 @@ def _mask(a: Mask, x: Stack) -> Stack:
     fill = identity(a.fill, x[0].dtype.name)
 
     def mask_block(position: int, block: np.ndarray) -> np.ndarray:
-        # The global number of the element at each place.
+        # A block of a padded dimension reaches beyond the size only on the last devices, so the
+        # comparison needs positions in the whole dimension.
         place = partition_id(a.digits, position) * a.block + np.arange(block.shape[a.dim])
         shape = [-1 if i == a.dim else 1 for i in range(block.ndim)]
         return np.where((place < a.size).reshape(shape), block, np.asarray(fill, block.dtype))

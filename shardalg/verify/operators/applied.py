@@ -240,10 +240,14 @@ class Filling:
         return replace(declared, dims=tuple(dims), number=self.along("", None))
 
     def along(self, loop: str, beside: DimensionContents | None) -> FillNumber | None:
-        """Return the number beyond the elements of a loop, or None if it is unknown.
+        """Return the number in the padding of the result along a loop, or None if it is unknown.
 
-        Without a loop it is the number that all elements equal.
+        Args:
+          loop: "" asks for the number that all elements of the result equal.
+          beside: the contents of the result's dimension, whose padding the operands must share.
         """
+        # The global and the local row must read the same operands along the loop. Otherwise padding
+        # of an operand does not arrive in the padding of the result.
         along = operands_along(self.run.rule, loop)
         if along is None or along != operands_along(self.run.local, loop):
             return None

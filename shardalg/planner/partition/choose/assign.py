@@ -282,10 +282,11 @@ def _overlapping(digits: Digits) -> bool:
 
 
 def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
-    """Return per loop the digits that the sharding of some tensor suggests for it, and ().
+    """Return the digits along which each loop of an operator may be sharded; () is always one.
 
-    A sort, for example, needs a dimension whole. The digits of such a dimension may move to any
-    other loop instead (an all-to-all). Digits of a contracting loop may move to an idle axis.
+    Candidates come from three places. A loop may be sharded as a tensor's sharding has it. Digits
+    of a dimension that the operator needs whole (a sort) may move to any other loop, by an
+    all-to-all. Digits of a contracting loop may move to an axis that nothing is sharded along.
     """
     by_loop: LoopCandidates = {name: [()] for name in component.loops}
     # No device does less work if these loops are split: the operator needs the dimension whole, or
@@ -302,19 +303,21 @@ def available_digits(key: NodeKey, component: Component) -> LoopCandidates:
                 if digits and any(name in gathered for name, _ in loops):
                     moved[digits] = None
                     continue
-                for loop, own in spread(loops, digits) if digits else ():
-                    known = by_loop.get(loop)
-                    if known is not None:
+                # A dimension of several loops (a reshape) gives its digits to the major loop first.
+                for loop, of_loop in spread(loops, digits) if digits else ():
+                    found = by_loop.get(loop)
+                    if found is not None:
                         # A loop may also be sharded along the major digits only.
-                        tops = (own[:end] for end in range(len(own), 0, -1))
-                        known += [top for top in tops if top not in known]
+                        majors = (of_loop[:end] for end in range(len(of_loop), 0, -1))
+                        found += [major for major in majors if major not in found]
     # Moved digits are tried on every loop that is long enough, alone and minor to its own digits.
     for digits in moved:
-        for name, known in by_loop.items():
-            behind = [(*own, *digits[:end]) for own in known for end in range(len(digits), 0, -1)]
-            for joint in behind:
-                if joint not in known and name in component.loops_of_extent(parts(joint)):
-                    known.append(joint)
+        ends = range(len(digits), 0, -1)
+        for name, found in by_loop.items():
+            for joint in [(*before, *digits[:end]) for before in found for end in ends]:
+                if joint not in found and name in component.loops_of_extent(parts(joint)):
+                    found.append(joint)
+    # An idle axis as large as the contracting loop's axis can take over its work.
     for name, digits in idle_axes_of_equal_size(key, component).items():
         if name in by_loop and digits not in by_loop[name]:
             by_loop[name] += [digits, *contracted_then_idle(key, component, name, digits)]

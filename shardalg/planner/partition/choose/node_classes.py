@@ -98,11 +98,14 @@ KEPT = ("annotate", "optimization_barrier")
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """The equivalence class of every node.
+    """The equivalence class of every node: nodes of one class get the same sharded computation.
+
+    Two nodes are in one class if they have the same operator on the same shapes, and their values
+    are read in the same way. The choice is then made once for the class.
 
     Attributes:
-      deferrable: values whose partial sums their only reader can pass on (`Rule.passes`): for all
-        numbers, and for finite numbers.
+      deferrable: two sets of values whose partial sums their only reader can pass on
+        (`Rule.passes`). The first set is valid for all numbers, the second for finite numbers.
       numbers: per node, the number of its class; None for calls and the user's collectives.
       reads: per class, the number of the first operand that is the same value, for each operand.
       unread: per class, results that no node reads. They are not moved to their sharding.

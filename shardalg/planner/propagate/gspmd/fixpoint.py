@@ -223,7 +223,11 @@ class Fixpoint:
                 self._write(change._replace(value=other, step=None, sources=(value,)))
 
     def _backward_sweep(self, first_place: int, end: int) -> bool:
-        """Offer the readers' shardings to the due values, from the last value to the first."""
+        """Give due values the shardings that their readers want, from the last value to the first.
+
+        A place is a value's number in the order of the visits. A place is due if a sharding changed
+        that its readers depend on. Returns whether a sharding changed.
+        """
         index, due, level = self.index, self.due_places, self.level
         kind_of_step, pick, numbers = index.kind_of_step, index.pick, self.numbers
         memos, first = self.memos[BACKWARD, self.merging], self.first[BACKWARD]
@@ -231,18 +235,23 @@ class Fixpoint:
         changed, place = False, due.rfind(1, first_place, end)
         while place >= 0:
             due[place], value, retry = 0, index.order[place], False
+            # Every reader in turn: `position` is its step, and the value is its operand `k`.
             for position, k in () if skipped[value] else index.reads[place]:
                 kind = kind_of_step[position]
+                # Operators of later levels (contractions, broadcasts) propagate nothing yet.
                 if first[kind] > level:
                     continue
+                # The elements of a tuple have shardings of their own, visited together.
                 if position in index.tuple_groups:
                     changed |= self._visit_tuple(index.tuple_groups[position], BACKWARD)
                     continue
+                # Equal operators with equal shardings have one outcome, computed once.
                 key = pick[position](numbers)
                 outcome = memos[kind].get(key, UNKNOWN)
                 if outcome is UNKNOWN:
                     outcome = memos[kind][key] = self._step(kind, key, BACKWARD)
                 if outcome is not None:
+                    # Merging may change more, once the level of merging begins.
                     retry |= outcome.retry
                     # XLA passes a scatter's updates to its indices, and the reverse, only if the
                     # scatter itself has a sharding.

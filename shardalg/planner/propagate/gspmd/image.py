@@ -84,11 +84,15 @@ class Image:
         return bool(self.window_dims) and (self.is_grouped or split)
 
     def project(self, dims: Dims, project: Callable[[Dims], Dims]) -> Dims:
-        """Return the sharding that an image on `dims` offers to the result while the window slides.
+        """Return the sharding of a convolution's result that follows from the image's sharding.
 
-        An image whose features are sharded offers nothing. With a large kernel, as in the gradient
-        of a filter, only the batch is offered; XLA puts it on the result's dimension of the same
-        number.
+        It is empty if the features of the image are sharded. If the kernel is large, as in the
+        gradient of a filter, it keeps only the batch: XLA shards dimension `d` of the result like
+        dimension `d` of the image there.
+
+        Args:
+          dims: the sharding of the image, a tuple of digits per dimension.
+          project: moves digits of the image's dimensions to those of the result by the row's loops.
         """
         # A kernel as large as the result occurs in the gradient of a filter. The spatial dimensions
         # of its result are the filter's, so that no block of the image is a block of them.

@@ -117,7 +117,11 @@ class ShardyModuleBuilder(Instructions):
                 yield ShardyOperator(kind, (self.read(value),), (stand_in,), None)
 
     def read(self, value: int) -> int:
-        """Return the value that a reader of a value reads in Shardy's module."""
+        """Return the value that stands for a value of the graph in Shardy's module.
+
+        Shardy's module has no node for some identities: their readers read the operand. Inside a
+        loop, a value of the outer computation is read through the loop's own copy.
+        """
         while True:
             if value in self.same:
                 value = self.same[value]
