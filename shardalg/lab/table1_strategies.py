@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -158,11 +157,8 @@ def _speller(mesh: Mesh) -> Callable[[Dims], PartitionSpec]:
             f"the strategies of Table 1 need a mesh of two axes (X, Y), got {mesh!r}."
         )
     names = dict(zip("XY", mesh.axis_names, strict=True))
-    return partial(_spell, names)
-
-
-def _spell(names: Mapping[str, str], dims: Dims) -> PartitionSpec:
-    return PartitionSpec(*(axis and names.get(axis) for axis in dims))
+    # A dimension that is replicated has None instead of an axis and keeps it.
+    return lambda dims: PartitionSpec(*(axis and names.get(axis) for axis in dims))
 
 
 def _is_dims(tree: Any) -> bool:

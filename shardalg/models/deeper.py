@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from shardalg.algebra.mesh import Mesh
@@ -297,20 +297,18 @@ def totals_of(depth: int, plans: Mapping[int, Plan], on: Topology | Hardware) ->
         return found[depth]
     low, high = sorted(plans)
     share = (depth - low) // (high - low)
-    return _totals(found[low], found[high], share, _memory(plans[low], plans[high], share, on))
+    # The instruction with the most live bytes can change with the depth, so memory is interpolated
+    # at every instruction and the largest result is the peak.
+    one, other = (
+        Shallow(p.program, p.graph, p._traced.roles, p._traced.donated, chip_of(on).rebuilds)
+        for p in (plans[low], plans[high])
+    )
+    return _totals(found[low], found[high], share, deeper(one, other, share))
 
 
 def interpolated_amounts(low: ProgramAmounts, high: ProgramAmounts, share: float) -> ProgramAmounts:
     """Interpolate linearly between two programs; keys of neither program are absent."""
     return low * (1 - share) + high * share
-
-
-def _memory(low: Plan, high: Plan, share: int, on: Topology | Hardware) -> Liveness:
-    """Return the live values of a device at the peak of the deeper model."""
-    chip = chip_of(on)
-    traced = [(plan.program, plan.graph, plan._traced) for plan in (low, high)]
-    one, other = (Shallow(p, g, t.roles, t.donated, chip.rebuilds) for p, g, t in traced)
-    return deeper(one, other, share)
 
 
 _SUMS = ("count", "flops", "wire_bytes")
@@ -376,19 +374,18 @@ def cost_on(
     # The cost of few layers has the machine's text, the constants and the default overlap.
     found = totals_of(depth, plans, on)
     costs = {n: plan.cost(on, overlap=overlap) for n, plan in plans.items()}
-    analysis = partial(_limits_of, depth, costs)
+
+    # The limits need an analysis of both programs, so they are computed only when a user asks.
+    def limits() -> StepLimits:
+        low, high = sorted(costs)
+        share = (depth - low) // (high - low)
+        return costs[low].limits * (1 - share) + costs[high].limits * share
+
     return replace(
         next(iter(costs.values())),
         totals=found,
         hints=found,
         by_module=None,
         elsewhere=None,
-        analysis=analysis,
+        analysis=limits,
     )
-
-
-def _limits_of(depth: int, costs: Mapping[int, Cost]) -> StepLimits:
-    """Return the parts of a step of many layers on the line through two models of few layers."""
-    low, high = sorted(costs)
-    share = (depth - low) // (high - low)
-    return costs[low].limits * (1 - share) + costs[high].limits * share

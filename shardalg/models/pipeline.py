@@ -147,22 +147,38 @@ class Pipeline:
         # Slots are padded with zeros, which random keys do not have.
         if any(map(is_key, jax.tree.leaves(x))):
             return _on_words(self, weights, x)
-        feed = jax.tree.map(self._streamed if self.stream_io else self._entering, x)
+        feed = jax.tree.map(self._input_slots, x)
         weights = jax.tree.map(self._by_stage, weights)
         state = jax.tree.map(lambda leaf: self._by_stage(jnp.zeros_like(leaf[:, 0])), feed)
         # A single streamed round needs no store: a microbatch leaves as soon as the last stage has
         # it.
-        done = jax.tree.map(self._no_slots, state) if self._stores else None
+        done = None
+        if self._stores:
+            slots = (self.schedule.stages, self.schedule.microbatches)
+            done = jax.tree.map(
+                lambda leaf: self._slots(jnp.zeros((*slots, *leaf.shape[1:]), leaf.dtype)), state
+            )
         if not self.stream_io:
             step = partial(self._iteration, weights, feed)
             (_, done), _ = lax.scan(step, (state, done), self._times)
-            return jax.tree.map(_leaving, done)
+            # Results leave the last stage once, after the loop, not once per iteration.
+            return jax.tree.map(lambda leaf: _in_order(leaf[-1]), done)
 
         # The ring of slots carries inputs that still have to enter and results that have left.
         def streamed(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], None]:
             (state, done), io = carry
             (state, done), _ = self._iteration(weights, io, (state, done), t)
-            return ((state, done), jax.tree.map(partial(self._moved_up, t), io, state)), None
+
+            # Column t moves up by one stage towards stage 0, where microbatches enter. The place
+            # that becomes free on the last stage takes the microbatch that leaves now.
+            def moved_up(io: Array, state: Array) -> Array:
+                stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
+                column = jnp.pad(self._fresh(t, io), [(0, 1), *[(0, 0)] * (state.ndim - 1)])[1:]
+                is_last = stage == self.schedule.stages - 1
+                column = self._by_stage(jnp.where(is_last, state, column))
+                return self._put(t % io.shape[1], io, column)
+
+            return ((state, done), jax.tree.map(moved_up, io, state)), None
 
         (_, io), _ = lax.scan(streamed, ((state, done), feed), self._times)
         return jax.tree.map(self._left, io)
@@ -203,13 +219,6 @@ class Pipeline:
         slot = t % count if self.stream_io else jnp.minimum(t, count - 1)
         return lax.dynamic_index_in_dim(feed, slot, 1, keepdims=False)
 
-    def _moved_up(self, t: Array, io: Array, state: Array) -> Array:
-        """Return the column of time `t` shifted by one stage, the finished one last."""
-        stage = lax.broadcasted_iota(jnp.int32, state.shape, 0)
-        column = jnp.pad(self._fresh(t, io), [(0, 1), *[(0, 0)] * (state.ndim - 1)])[1:]
-        column = self._by_stage(jnp.where(stage == self.schedule.stages - 1, state, column))
-        return self._put(t % io.shape[1], io, column)
-
     def _shifted(self, t: Array, feed: Array, state: Array, done: Array) -> Array:
         """Return each stage's input: a new microbatch, or the previous stage's result."""
         stages, batches = self.schedule.stages, self.schedule.microbatches
@@ -249,17 +258,20 @@ class Pipeline:
             return jax.checkpoint(run, policy=policy)(weights, x, turn)
         return _again(run, self.remat == "stage")(weights, x, turn)
 
-    def _entering(self, leaf: Array) -> Array:
-        """(batch, ...) to (stages, microbatches, batch / microbatches, ...), on the first stage."""
-        strided = self._strided(leaf)
-        padding = [(0, self.schedule.stages - 1), *[(0, 0)] * strided.ndim]
-        return self._slots(jnp.pad(strided[None], padding))
+    def _input_slots(self, leaf: Array) -> Array:
+        """Split (batch, ...) into microbatches: (stages, slots, batch / microbatches, ...).
 
-    def _streamed(self, leaf: Array) -> Array:
-        """(batch, ...) to (stages, microbatches / stages, batch / microbatches, ...)."""
-        strided = self._strided(leaf)
-        shape = (self.schedule.stages, self.schedule.microbatches_per_stage(), *strided.shape[1:])
-        return self._slots(strided.reshape(shape))
+        A stage has one slot per microbatch, zeros except on the first stage. With `stream_io` a
+        stage has microbatches / stages slots, and every slot has a microbatch.
+        """
+        stages, batches = self.schedule.stages, self.schedule.microbatches
+        # Strided microbatches keep a partitioned batch in place: each device has rows of all of
+        # them.
+        strided = leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
+        if self.stream_io:
+            shape = (stages, self.schedule.microbatches_per_stage(), *strided.shape[1:])
+            return self._slots(strided.reshape(shape))
+        return self._slots(jnp.pad(strided[None], [(0, stages - 1), *[(0, 0)] * strided.ndim]))
 
     def _left(self, io: Array) -> Array:
         """Return the finished microbatches in the order of the samples.
@@ -269,16 +281,6 @@ class Pipeline:
         # Slots are numbered by time of entry: microbatch m leaves stages - 1 iterations later.
         made = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
         return _in_order(made.reshape(self.schedule.microbatches, *made.shape[2:]))
-
-    def _strided(self, leaf: Array) -> Array:
-        batches = self.schedule.microbatches
-        # Strided microbatches keep a partitioned batch in place: each device has rows of all of
-        # them.
-        return leaf.reshape(leaf.shape[0] // batches, batches, *leaf.shape[1:]).swapaxes(0, 1)
-
-    def _no_slots(self, state: Array) -> Array:
-        shape = (state.shape[0], self.schedule.microbatches, *state.shape[1:])
-        return self._slots(jnp.zeros(shape, state.dtype))
 
     def _by_stage(self, leaf: Array, name: str | None = None) -> Array:
         stage: dict[int, str | None] = {} if self.axis is None else {0: self.axis}
@@ -402,11 +404,6 @@ def _again(run: Callable[..., Tree], recomputed: bool) -> Callable[..., Tree]:
 def _types(tree: Tree) -> str:
     shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
     return str(shapes)
-
-
-def _leaving(leaf: Array) -> Array:
-    """Return the results of the last stage, in the order of the samples."""
-    return _in_order(leaf[-1])
 
 
 def _in_order(leaf: Array) -> Array:

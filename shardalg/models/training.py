@@ -191,11 +191,6 @@ class Optimizer:
     laid_out: Callable[[Config, Any], Any]
 
 
-def _descend(config: Config, params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
-    """W = W - rate * G."""
-    return jax.tree.map(lambda w, g: w - RATE * g, params, grads), {"step": state["step"] + 1}
-
-
 def _moments(config: Config, dims: Any) -> dict[str, Any]:
     """Return Adafactor's moments on the dimensions that each keeps of its weight."""
 
@@ -224,7 +219,11 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(
         "sgd",
         lambda config, params: {"step": jax.numpy.zeros((), jax.numpy.int32)},
-        _descend,
+        # W = W - rate * G: the only state is the number of the step.
+        lambda config, params, grads, state: (
+            jax.tree.map(lambda w, g: w - RATE * g, params, grads),
+            {"step": state["step"] + 1},
+        ),
         lambda config, dims: {"step": ()},
     ),
 }

@@ -145,17 +145,17 @@ def init_params(config: Config, seed: int = 0) -> dict[str, Any]:
     deviation of a weight is `1 / sqrt(size of what it contracts)`.
     """
     draw = partial(_draw, np.random.default_rng(seed), config.param_dtype)
-    layers = [_init_layer(config, draw) for _ in range(config.L)]
+    fan_in = {"w_o": config.N * config.D, "w_out": config.H}
+    # Both forms draw layer by layer, so scanned and unrolled parameters of one seed are equal.
+    shapes = config.weight_shapes().items()
+    layers = [
+        {name: draw(shape, fan_in=fan_in.get(name, config.M)) for name, shape in shapes}
+        for _ in range(config.L)
+    ]
     return {
         "embedding": draw((config.V, config.M), fan_in=config.M),
         "layers": jax.tree.map(_stacked, *layers) if config.scan else tuple(layers),
     }
-
-
-def _init_layer(config: Config, draw: Callable[..., Array]) -> dict[str, Array]:
-    fan_in = {"w_o": config.N * config.D, "w_out": config.H}
-    shapes = config.weight_shapes()
-    return {name: draw(shapes[name], fan_in=fan_in.get(name, config.M)) for name in shapes}
 
 
 # Drawn on the host: a compile of jax.random for each shape would cost more than a train step.

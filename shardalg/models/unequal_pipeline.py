@@ -362,14 +362,15 @@ def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) ->
         else:
             # The first stage returns no gradient, because its inputs are data.
             (by_weights,), by_x = jax.vjp(lambda w: fn(w, x), weights)[1](dy), None
-        return jax.tree.map(_added, grads, by_weights), by_x
+        # The gradient by an integer array has JAX's type float0, which no addition accepts.
+        grads = jax.tree.map(
+            lambda total, more: total if more.dtype == jax.dtypes.float0 else total + more,
+            grads,
+            by_weights,
+        )
+        return grads, by_x
 
     return lax.scan(one, jax.tree.map(jnp.zeros_like, weights), (xs, dys))
-
-
-def _added(gradient: Any, more: Any) -> Any:
-    """Add the gradient of another microbatch; there is none by integers."""
-    return gradient if more.dtype == jax.dtypes.float0 else gradient + more
 
 
 def _under_loop(specs: Any) -> Any:

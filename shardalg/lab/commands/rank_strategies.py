@@ -72,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
         progress=_say,
         processes=options.processes,
     )
-    _end_line()
+    # Erase the progress line of a terminal: "\r\033[K" clears the line at the cursor.
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     if options.html is not None:
         write_whole(options.html, ranking.page(max(options.top, 100)).to_html())
     if options.json:
@@ -152,8 +154,3 @@ def _say(number: int, count: int, what: str) -> None:
         print(f"\r\033[K{number} of {count}: {what}", end="", file=sys.stderr, flush=True)
     else:
         print(f"{number} of {count}: {what}", file=sys.stderr, flush=True)
-
-
-def _end_line() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +122,6 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
-def _is_mesh(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_size, value.values()))
-
-
 _AMOUNTS = ("expansion_ratio", "per_device_batch")
 # The check of each entry of a row, and the text for the error.
 _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -132,7 +129,10 @@ _CHOICES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         ("gpus", "slices", "chips_per_slice", "model_dim", "heads"),
         (_is_size, "a whole number of at least 1"),
     ),
-    "mesh": (_is_mesh, "sizes by axis, in text 'data=2,fsdp=8'"),
+    "mesh": (
+        lambda value: isinstance(value, Mapping) and all(map(_is_size, value.values())),
+        "sizes by axis, in text 'data=2,fsdp=8'",
+    ),
     "ffn_matrices": (lambda value: type(value) is int and value in (2, 3), "2, or 3 (gated)"),
     "activation_checkpointing": (lambda value: type(value) is bool, "True or False"),
     "strategy": (lambda value: isinstance(value, str), "the name of one"),
@@ -229,22 +229,21 @@ def told_apart(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     alike: dict[str, list[MeasuredStep]] = {}
     for row in rows:
         alike.setdefault(row.name, []).append(row)
-    differ = {name: _differing(found) for name, found in alike.items()}
+    # Only the fields that differ among rows of one name are added: equal fields tell nothing apart.
+    differ = {}
+    for name, same in alike.items():
+        every = [_sizes(row) for row in same]
+        first = every[0].items()
+        differ[name] = [field for field, value in first if any(s[field] != value for s in every)]
     seen: Counter[str] = Counter()
-    made = []
+    renamed = []
     for row in rows:
         sizes = [f"{field}={_sizes(row)[field]}" for field in differ[row.name]]
         name = ", ".join((row.name, *sizes))
         again = f", again {seen[name]}" if seen[name] else ""
         seen[name] += 1
-        made.append(replace(row, name=f"{name}{again}"))
-    return tuple(made)
-
-
-def _differing(rows: Sequence[MeasuredStep]) -> list[str]:
-    """Return the fields that are not equal in all of the given rows."""
-    every = [_sizes(row) for row in rows]
-    return [field for field, value in every[0].items() if any(s[field] != value for s in every)]
+        renamed.append(replace(row, name=f"{name}{again}"))
+    return tuple(renamed)
 
 
 def _sizes(row: MeasuredStep) -> dict[str, Any]:
@@ -288,15 +287,11 @@ def _loaded(path: Path) -> Any:
     for number, row in enumerate(rows):
         if None in row:
             raise TableError(f"{path}: row {number} has more cells than there are columns.")
-    return [{name: _value(cell) for name, cell in row.items()} for row in rows]
-
-
-def _value(cell: Any) -> Any:
-    """Parse a cell of a CSV file as a number or a truth value, or else as text."""
-    try:
-        return json.loads(str(cell).lower())
-    except ValueError:
-        return cell
+        for name, cell in row.items():
+            # Lower case makes JSON of the "True" that pandas writes. Other text is kept.
+            with suppress(ValueError):
+                row[name] = json.loads(str(cell).lower())
+    return rows
 
 
 def calibrate(
@@ -334,13 +329,23 @@ def calibrate(
     '0.7'
     """
     pairs = _pairs(table)
+    measured_steps: list[Measured] = []
     if pairs is not None:
         if hardware is None:
             raise HardwareError("calibrate of plans needs hardware=..., the machine they ran on.")
-        measured_steps = [_of_plan(n, plan, s, hardware) for n, (plan, s) in enumerate(pairs)]
+        for number, (plan, seconds) in enumerate(pairs):
+            on = arranged(hardware, plan.mesh)
+            work = amounts(plan.program, plan.graph, on)
+            step = Measured(f"step {number}", on.chip.name, work, float(seconds))
+            measured_steps.append(step)
     else:
-        rows = told_apart(table if _is_read(table) else read(table))
-        measured_steps = [_measured(number, row) for number, row in enumerate(rows)]
+        is_read = isinstance(table, tuple) and all(isinstance(r, MeasuredStep) for r in table)
+        for number, row in enumerate(told_apart(table if is_read else read(table))):
+            # The same error type with the row's number, so that callers can still tell it apart.
+            try:
+                measured_steps.append(measured(row))
+            except ShardalgError as error:
+                raise type(error)(f"row {number}: {error}") from None
     free = _chosen(constants, len(measured_steps))
     chips = tuple(dict.fromkeys(step.chip for step in measured_steps))
     base = {chip: _base(chip, name, given) for chip in chips}
@@ -394,25 +399,6 @@ def _pairs(steps: Any) -> list[tuple[Plan, float]] | None:
         if not _is_amount(seconds):
             raise TableError(f"step {number} took {seconds!r} s: write a number above 0.")
     return list(steps)
-
-
-def _of_plan(number: int, plan: Plan, seconds: float, hardware: str | Machine) -> Measured:
-    """Return the measured step of a plan with its amounts of work."""
-    on = arranged(hardware, plan.mesh)
-    done = amounts(plan.program, plan.graph, on)
-    return Measured(f"step {number}", on.chip.name, done, float(seconds))
-
-
-def _is_read(table: Any) -> bool:
-    return isinstance(table, tuple) and all(isinstance(row, MeasuredStep) for row in table)
-
-
-def _measured(number: int, row: MeasuredStep) -> Measured:
-    """Return `measured` of a row; errors name the number of the row."""
-    try:
-        return measured(row)
-    except ShardalgError as error:
-        raise type(error)(f"row {number}: {error}") from None
 
 
 def measured(row: MeasuredStep) -> Measured:

@@ -87,7 +87,15 @@ class EncoderDecoder:
         embedding = params["embedding"].astype(config.dtype)
         x = annotate(embedding[source], "embedded")
         unbalanced = jnp.zeros(x.shape[0], jnp.float32)
-        encode = self.pipelined(partial(_encoder_part, config))
+
+        # Stages of a pipeline return one pytree, so the experts' balance loss travels with the
+        # activations of its microbatch, from stage to stage.
+        def encoder_part(weights: Any, state: State) -> State:
+            x, unbalanced = state
+            x, more = moe.pair(config, weights, x)
+            return x, unbalanced + more
+
+        encode = self.pipelined(encoder_part)
         encoded, unbalanced = encode(params["encoder"], (x, unbalanced))
         y = annotate(embedding[tokens], "embedded")
         decode = self.pipelined(partial(_decoder_layer, config.dense))
@@ -119,12 +127,6 @@ class EncoderDecoder:
 def _stacked(weight: Parameter, stacked: str) -> Parameter:
     """Numbered by stage and place in it, instead of by place alone; E stays an own dimension."""
     return Parameter(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
-
-
-def _encoder_part(config: MoEConfig, weights: Any, state: State) -> State:
-    x, unbalanced = state
-    x, more = moe.pair(config, weights, x)
-    return x, unbalanced + more
 
 
 def _decoder_layer(config: transformer.Config, weights: Any, state: State) -> State:

@@ -167,7 +167,9 @@ class Candidate:
             parts = 1
             # A spec may be shorter than the shape: the other dimensions are replicated.
             for size, axes in zip(value.shape, (*spec, *(None,) * value.ndim), strict=False):
-                count = _devices(self.mesh, axes)
+                # An entry of a spec is None, one axis, or a tuple of axes whose sizes multiply.
+                names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+                count = math.prod(self.mesh.shape[name] for name in names)
                 if size % count:
                     raise _uneven(size, value.shape, count, axes)
                 parts *= count
@@ -218,12 +220,6 @@ def _uneven(size: int, shape: tuple[int, ...], count: int, axes: Any) -> Strateg
         f"a dimension of {size} of an argument {shape} is not divisible by the {count} devices "
         f"along {axes}."
     )
-
-
-def _devices(mesh: Mesh, axes: Any) -> int:
-    """Return the number of devices along an entry of a spec."""
-    named = () if axes is None else (axes,) if isinstance(axes, str) else axes
-    return math.prod(mesh.shape[axis] for axis in named)
 
 
 WIDE = DenseTransformer(

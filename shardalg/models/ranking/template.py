@@ -57,8 +57,9 @@ class ProductTerm(NamedTuple):
 
     def at(self, sizes: Sizes) -> Any:
         """Return the number at these sizes."""
-        made = math.prod([sizes[name] for name in self.names]) * self.factor + self.more
-        return made.numerator if type(made) is Fraction and made.denominator == 1 else made
+        value = math.prod([sizes[name] for name in self.names]) * self.factor + self.more
+        # Shapes and trip counts are ints, so a whole Fraction becomes an int.
+        return value.numerator if type(value) is Fraction and value.denominator == 1 else value
 
 
 def sizes_of(one: Candidate) -> dict[str, Any]:
@@ -91,13 +92,11 @@ def kind_of(one: Candidate) -> tuple[Any, ...]:
     counts = [sizes.get(name) for name in _COUNTS]
     alike = tuple(counts.index(n) for n in counts)
     piped = one.strategy == PIPELINED
-    return _sizeless(one.model, piped), piped, small, alike
-
-
-def _sizeless(model: DenseTransformer, piped: bool) -> Any:
-    """Return the fields of a model that `sizes_of` does not contain."""
-    kept = {k: v for k, v in vars(model).items() if k in _FIELDS}
-    return tuple(v for k, v in kept.items() if not (piped and k == "layers"))
+    # A pipeline's layers are the product of the sizes L, R and n, so the key must not fix them.
+    fixed = [
+        name for name in vars(one.model) if name in _FIELDS and not (piped and name == "layers")
+    ]
+    return tuple(getattr(one.model, name) for name in fixed), piped, small, alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +167,13 @@ class Template:
           NoTemplateError: there is none.
         """
         if values not in self._known:
-            # Of several formulas through the three points take the simplest: no constant, few
-            # names.
-            found = min(self._fitting(values), key=_plainest, default=None)
+            # Several formulas can pass through the three points. Prefer no constant, then few
+            # names, then a whole factor: most sizes in a program are products of sizes.
+            found = min(
+                self._fitting(values),
+                key=lambda f: (f.more != 0, len(f.names), f.factor.denominator, abs(f.more)),
+                default=None,
+            )
             if found is None:
                 raise NoTemplateError(f"a number is {values} at {self.points}: no formula.")
             self._known[values] = found
@@ -239,10 +242,6 @@ class Template:
     def fixed(self) -> frozenset[tuple[str, Any]]:
         """Type and value of the scalars that depend on no size."""
         return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
-
-
-def _plainest(found: ProductTerm) -> tuple[Any, ...]:
-    return found.more != 0, len(found.names), found.factor.denominator, abs(found.more)
 
 
 def template(one: Candidate, held: Set[str] = frozenset()) -> Template:
@@ -342,13 +341,16 @@ class _Rebuilt:
 
 
 def _check(graphs: tuple[Graph, ...]) -> None:
-    """Raise unless all graphs have one form."""
-    first, *others = ((_form(g), g.sites and [s.name for s in g.sites]) for g in graphs)
-    if any(other != first for other in others):
+    """Raise `NoTemplateError` unless the graphs differ only in sizes, parameters and scalars."""
+    forms = [
+        (
+            [(n.primitive, n.operands, n.results, n.region, n.bodies) for n in graph.nodes],
+            # The rank without the sizes: the sizes are the numbers that the template interpolates.
+            [(len(v.type.shape), v.type.dtype, v.kind) for v in graph.values],
+            (graph.arguments, graph.results, [i for i, _ in graph.constants]),
+            graph.sites and [site.name for site in graph.sites],
+        )
+        for graph in graphs
+    ]
+    if any(form != forms[0] for form in forms[1:]):
         raise NoTemplateError("the step is another program at other sizes.")
-
-
-def _form(graph: Graph) -> Any:
-    nodes = [(n.primitive, n.operands, n.results, n.region, n.bodies) for n in graph.nodes]
-    kinds = [(len(v.type.shape), v.type.dtype, v.kind) for v in graph.values]
-    return nodes, kinds, graph.arguments, graph.results, [i for i, _ in graph.constants]

@@ -111,7 +111,7 @@ class Workers:
     pricing: CandidatePricing = field(default_factory=CandidatePricing)
     done: dict[int, Done] = field(default_factory=dict)
     _taken: int = 0
-    _told: int = 0
+    _num_begun: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -119,11 +119,12 @@ class Workers:
     def run(self) -> None:
         """Price all; interrupted, `done` has what is priced."""
         many = min(self.count - 1, len(self.tasks) - 1)
-        # told now: what this process works out meanwhile changes what tasks remember
-        told = [pickle.dumps(task) for task in self.tasks] if many > 0 else []
+        # Tasks are pickled before pricing starts, because pricing in this process fills the caches
+        # that a task's values have, and these would be pickled too.
+        pickled = [pickle.dumps(task) for task in self.tasks] if many > 0 else []
         # Threads only start and feed processes; pricing in threads would share one interpreter
         # lock.
-        others = threading.Thread(target=self._beside, args=(many, told))
+        others = threading.Thread(target=self._beside, args=(many, pickled))
         others.start()
         try:
             for place in self._places():
@@ -141,15 +142,27 @@ class Workers:
                     process.kill()
             others.join()
 
-    def _beside(self, many: int, told: Sequence[bytes]) -> None:
-        """Start workers, once it is worth it, and give them tasks until there are none."""
+    def _beside(self, many: int, pickled: Sequence[bytes]) -> None:
+        """Start up to `many` worker processes after `ALONE_S`; send them tasks until none is left.
+
+        Args:
+          pickled: the tasks in their order.
+        """
         if self._ended.wait(ALONE_S):
             return
         with self._lock, suppress(OSError):  # no further process: fewer workers
             left = 0 if self._ended.is_set() else len(self.tasks) - self._taken
             for _ in range(min(many, left)):
                 self._processes.append(_started())
-        threads = [threading.Thread(target=self._hand, args=(p, told)) for p in self._processes]
+
+        # A task of a worker that dies stays without a result: `run` prices it in this process.
+        def serve_tasks(process: subprocess.Popen[bytes]) -> None:
+            with suppress(OSError, EOFError, pickle.UnpicklingError), process:
+                for place in self._places():
+                    self.done[place] = _answered(process.stdin, process.stdout, pickled[place])
+
+        # One thread per worker, because reading an answer blocks until the worker has priced it.
+        threads = [threading.Thread(target=serve_tasks, args=(p,)) for p in self._processes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -166,15 +179,10 @@ class Workers:
             yield place
 
     def _tell(self) -> None:
-        for place in range(self._told, min(self._taken, len(self.tasks))):
-            self._told = place + 1
+        """Call `begun` for the tasks that a process took since the last call, in this thread."""
+        for place in range(self._num_begun, min(self._taken, len(self.tasks))):
+            self._num_begun = place + 1
             self.begun(place)
-
-    def _hand(self, process: subprocess.Popen[bytes], told: Sequence[bytes]) -> None:
-        """Give a worker one task after another; one that it dies of is left to this process."""
-        with suppress(OSError, EOFError, pickle.UnpicklingError), process:
-            for place in self._places():
-                self.done[place] = _answered(process.stdin, process.stdout, told[place])
 
 
 def _answered(given: IO[Any] | None, answers: IO[Any] | None, task: bytes) -> Done:
