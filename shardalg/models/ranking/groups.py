@@ -90,17 +90,20 @@ class CandidatePricing:
                 yield one, price(one.cost(on))
 
     def together(
-        self, found: Sequence[Candidate], held: frozenset[str] = frozenset()
+        self, found: Sequence[Candidate], fixed: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Sequence[Candidate], Mapping[int, Template]]]:
-        """Yield candidates of one program with its templates by layers; without templates, alone.
+        """Yield groups of candidates that share a program, each with templates by number of layers.
+
+        A group without templates (an empty mapping) must be planned candidate by candidate.
 
         Args:
-          held: sizes that they have in common, as which their templates are traced.
+          fixed: names of sizes that are equal in all of `found`. Templates are traced at the
+            candidates' own values of these sizes.
         """
-        templates = {} if found[0].model.remat == OFFLOADED else self.of(found[0], held)
+        templates = {} if found[0].model.remat == OFFLOADED else self.of(found[0], fixed)
         # A step without a template at any depth cannot be interpolated.
-        made = {depth: one for depth, one in templates.items() if one}
-        if not made or len(made) < len(templates):
+        usable = {depth: one for depth, one in templates.items() if one}
+        if not usable or len(usable) < len(templates):
             yield found, {}
             return
         same: dict[Any, list[Candidate]] = {}
@@ -108,25 +111,30 @@ class CandidatePricing:
             sizes = sizes_of(one)
             # Sizes at which two scalars coincide give another program, because equal scalars are
             # one value.
-            names = frozenset().union(*(t.together(sizes) for t in made.values()))
-            more = tuple((name, sizes[name]) for name in sorted(names - held))
+            names = frozenset().union(*(t.together(sizes) for t in usable.values()))
+            more = tuple((name, sizes[name]) for name in sorted(names - fixed))
             same.setdefault((bool(names), more), []).append(one)
         for (is_other, more), group in same.items():
+            # Candidates with the same coinciding values share a program: trace it at these values.
             if more and len(group) > 1:
-                yield from self.together(group, held | dict(more).keys())
+                yield from self.together(group, fixed | dict(more).keys())
             else:
-                yield group, {} if is_other else made
+                yield group, {} if is_other else usable
 
-    def of(self, one: Candidate, held: Set[str]) -> dict[int, Template | None]:
-        """Templates of its step, by layers; None where there is none."""
+    def of(self, one: Candidate, fixed: Set[str]) -> dict[int, Template | None]:
+        """Return the templates of a candidate's step by number of layers; None without template.
+
+        A deep model has two entries, of `SHALLOW` layers; others have one, of their own layers.
+        """
         layers, sizes = one.model.layers, sizes_of(one)
+        # A pipeline is one loop over its stages at any depth: tracing all layers costs no more.
         whole = one.strategy == PIPELINED or layers <= max(SHALLOW)
         found = {}
         for depth in (layers,) if whole else SHALLOW:
             shallow = replace(one, model=replace(one.model, layers=depth))
-            key = kind_of(shallow), tuple((name, sizes[name]) for name in sorted(held))
+            key = kind_of(shallow), tuple((name, sizes[name]) for name in sorted(fixed))
             if key not in self.templates:
-                self.templates[key] = _template(shallow, held)
+                self.templates[key] = _template(shallow, fixed)
             found[depth] = self.templates[key]
         return found
 
@@ -142,16 +150,18 @@ class CandidatePricing:
             self.planned += 1
             points = [_points(one) for one in left]
             first = points[0]
+            # Only the sizes that differ are recorded: numbers are faster and give no guards.
             names = [name for name in first if any(at[name] != first[name] for at in points)]
             try:
                 plan = _planned(left[0], templates, on, names)
                 holds = plan.guards.holding(points).tolist()
             except (ArithmeticError, LookupError, TypeError, ValueError):
+                # Without recorded sizes the error is one of the candidate itself.
                 if not names:
                     raise
                 plan = _planned(left[0], templates, on, ())
                 holds = [at == first for at in points]
-            assert holds[0], "a plan holds where it was made"
+            assert holds[0], "a plan holds at the sizes that it was planned for"
             here = [at for at, is_held in zip(points, holds, strict=True) if is_held]
             priced = [one for one, is_held in zip(left, holds, strict=True) if is_held]
             yield from zip(priced, plan.prices(here), strict=True)
@@ -163,18 +173,20 @@ def _points(one: Candidate) -> dict[str, int]:
     return {name: size for name, size in sizes_of(one).items() if name != "T"}
 
 
-def _template(one: Candidate, held: Set[str]) -> Template | None:
+def _template(one: Candidate, fixed: Set[str]) -> Template | None:
+    """Return the template of a candidate's step, or None if its numbers have no formulas."""
     try:
-        made = template(one, held)
-        made.at(made.points[0])
-        _ = made.literals
+        found = template(one, fixed)
+        # Graph and scalars are read on first use: read them here, where the error is caught.
+        found.at(found.points[0])
+        _ = found.literals
     except NoTemplateError:
         return None
-    return made
+    return found
 
 
 def price(cost: Cost) -> Price:
-    """Return the price in a cost."""
+    """Return a cost's step time, peak memory and largest cause of seconds."""
     causes = cost.seconds_by_cause
     limit = max(causes, key=lambda cause: float(causes[cause]))
     return Price(float(cost.step_time_s), int(cost.peak_memory_bytes), limit)
@@ -186,7 +198,7 @@ class _StepPlan:
 
     Attributes:
       depth: layers of the model. work: by layers of the programs that were planned.
-      held: bytes alive at each instant, of which the most are the peak.
+      live_bytes: bytes alive at each instruction; the largest of them is the peak.
     """
 
     depth: int
@@ -194,10 +206,14 @@ class _StepPlan:
     chip: Hardware
     guards: Guards
     work: Mapping[int, Work]
-    held: Sequence[Any]
+    live_bytes: Sequence[Any]
 
     def prices(self, points: Sequence[Mapping[str, int]]) -> Iterator[Price]:
-        """`dense_cost.cost_on` of each point."""
+        """Yield the price at each point, equal to `deeper.cost_on` of a plan in numbers.
+
+        Args:
+          points: the values of the recorded sizes, per candidate.
+        """
         exact = ExactPoints(points)
         done = {layers: work.amounts(exact.each) for layers, work in self.work.items()}
         if self.depth in done:
@@ -206,7 +222,9 @@ class _StepPlan:
             low, high = sorted(done)
             share = (self.depth - low) // (high - low)
             amounts = interpolated_amounts(done[low], done[high], share)
-        peaks = np.maximum.reduce([exact.of(size) for size in self.held]).tolist()
+        # The instruction with the most live bytes differs from point to point, so the maximum is
+        # taken per point.
+        peaks = np.maximum.reduce([exact.of(size) for size in self.live_bytes]).tolist()
         rows = {
             key: {name: np.broadcast_to(n, len(peaks)).tolist() for name, n in row.items()}
             for key, row in amounts.rows.items()
@@ -225,28 +243,29 @@ def _planned(
 ) -> _StepPlan:
     """Plan and price a candidate's step; named sizes record the questions about them."""
     point, chip = _points(one), chip_of(on)
-    asked = recorder({name: point[name] for name in names})
-    named = {name: asked.size(symbol(name)) for name in names}
+    record = recorder({name: point[name] for name in names})
+    named = {name: record.size(symbol(name)) for name in names}
     sizes = with_iterations({**point, **named})
     signatures: dict[Signature, Signature] = {}
     done: dict[int, Work] = {}
-    made: dict[int, Shallow] = {}
+    programs: dict[int, Shallow] = {}
     for layers, step in templates.items():
         stages = _stages(
             replace(one, model=replace(one.model, layers=layers)), step.at(sizes, signatures)
         )
         program, graph = stages.program, stages.graph
         done[layers] = work(program, graph, on, as_priced=True)
-        made[layers] = Shallow(program, graph, None, stages.traced.donated, chip.rebuilds)
+        programs[layers] = Shallow(program, graph, None, stages.traced.donated, chip.rebuilds)
     depth = one.model.layers
-    if depth in made:
-        held = [instant.bytes for instant in made[depth].instants]
+    if depth in programs:
+        live = [instant.bytes for instant in programs[depth].instants]
     else:
         # Instants of the deeper model follow from two shallow ones.
-        low, high = sorted(made)
-        held, _ = held_bytes(made[low], made[high], (depth - low) // (high - low))
-    kept = tuple(dict.fromkeys(map(formula_of, held)))
-    return _StepPlan(depth, one.mesh.size, chip, Guards(asked), done, kept)
+        low, high = sorted(programs)
+        live, _ = held_bytes(programs[low], programs[high], (depth - low) // (high - low))
+    # Equal layers have equal formulas: each formula is evaluated once.
+    live_bytes = tuple(dict.fromkeys(map(formula_of, live)))
+    return _StepPlan(depth, one.mesh.size, chip, Guards(record), done, live_bytes)
 
 
 def _stages(one: Candidate, traced: Traced) -> Stages:

@@ -114,8 +114,8 @@ class Ranking:
         last: tuple[Any, ...] = ()
         since = 0
         for batch in sorted(best):
-            made = best[batch].candidate
-            way = made.strategy, made.mesh, made.rounds, made.model.remat, made.model.optimizer
+            one = best[batch].candidate
+            way = one.strategy, one.mesh, one.rounds, one.model.remat, one.model.optimizer
             # A new best choice starts at this batch: the crossover.
             since = since if way == last else batch
             last = way
@@ -186,13 +186,18 @@ def _shown(found: Sequence[Any], top: int) -> tuple[str, ...]:
 
 
 def _record(one: Ranked, front: Set[int]) -> dict[str, Any]:
-    made, model = one.candidate, one.candidate.model
+    """Return the entries of a candidate's row by column.
+
+    Args:
+      front: ids of the candidates on the Pareto front.
+    """
+    candidate, model = one.candidate, one.candidate.model
     values = (
-        made.strategy,
-        ",".join(f"{name}={size}" for name, size in made.mesh.shape.items()),
+        candidate.strategy,
+        ",".join(f"{name}={size}" for name, size in candidate.mesh.shape.items()),
         model.batch,
         model.microbatches,
-        made.rounds,
+        candidate.rounds,
         model.remat or "none",
         model.optimizer,
         one.seconds_per_sample,
@@ -344,13 +349,13 @@ class _CandidateSearch:
             group = list(self.holding(group, state))
         return PricingTask(group, machine_for(group[0].mesh, self.on) if group else self.on)
 
-    def rank(self, task: PricingTask, made: Done) -> None:
-        """Rank what fits, and say why the rest does not."""
-        if made.refused:
+    def rank(self, task: PricingTask, result: Done) -> None:
+        """Add the task's candidates that fit to `ranked`, and refuse the others with a reason."""
+        if result.refused:
             for one in task.group:
-                self.refuse(one, made.refused)
+                self.refuse(one, result.refused)
             return
-        for one, price in zip(task.group, made.prices, strict=True):
+        for one, price in zip(task.group, result.prices, strict=True):
             if price.peak_memory_bytes <= self.memory:
                 self.ranked.append(Ranked(one, price, self.on))
                 continue
@@ -381,8 +386,8 @@ class _CandidateSearch:
         for group in sorted(groups, key=lambda group: min(needed[id(one)] for one in group)):
             # A plan holds at least its arguments, so that larger ones cannot have a smaller peak.
             hopeful = [one for one in group if best is None or needed[id(one)] < best[0]]
-            made = done(PricingTask(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
-            for one, price in zip(hopeful, made.prices, strict=True):
+            result = done(PricingTask(hopeful, machine_for(group[0].mesh, self.on)), self.pricing)
+            for one, price in zip(hopeful, result.prices, strict=True):
                 found = price.peak_memory_bytes, str(one)
                 best = min(best or found, found)
         return best

@@ -74,9 +74,13 @@ Refused = tuple[str, str]
 def candidates(
     model: DenseTransformer, devices: int, slices: int, choices: Mapping[str, tuple[Any, ...]]
 ) -> Iterator[Candidate | Refused]:
-    """Every combination of choices on every mesh of its strategy, refused where there is none."""
+    """Yield each combination of choices on each mesh of its strategy, or its text and an error.
+
+    The pair of a text and an error stands for a model that cannot be built with these choices.
+    """
     names = ("batch", "remat", "optimizer", "rounds")
-    made = lru_cache(maxsize=None)(partial(_model, model))
+    # Candidates of equal choices share one model object, which `grouped` then hashes once.
+    model_with = lru_cache(maxsize=None)(partial(_model, model))
     for strategy in choices["strategy"]:
         laid = meshes(strategy, devices, slices, model.layers)
         for mesh in ordered(laid) if "all" in choices["order"] else laid:
@@ -85,7 +89,7 @@ def candidates(
                 microbatches, batch, remat, optimizer, rounds = values
                 if rounds > 1 and strategy != PIPELINED:
                     continue
-                found = made(batch, microbatches, remat, optimizer)
+                found = model_with(batch, microbatches, remat, optimizer)
                 if isinstance(found, str):
                     yield f"{strategy} {mesh!r} batch {batch}", found
                 else:
@@ -122,10 +126,11 @@ def grouped(found: Iterable[Candidate | Refused]) -> tuple[Candidate | Refused, 
 
 
 def _microbatches(
-    model: DenseTransformer, mesh: Mesh, strategy: str, asked: Sequence[int]
+    model: DenseTransformer, mesh: Mesh, strategy: str, requested: Sequence[int]
 ) -> Sequence[int]:
-    if asked:
-        return asked
+    """Return the numbers of microbatches to try: those requested, or the strategy's default."""
+    if requested:
+        return requested
     if strategy != PIPELINED:
         return (model.microbatches,)
     return tuple(mesh.shape["L"] * n for n in _PER_STAGE)

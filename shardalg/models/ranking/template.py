@@ -185,6 +185,7 @@ class Template:
             yield ProductTerm((), Fraction(1), Fraction(one - 1))
             return
         for names, (here, there, last) in self._products:
+            # Three points are on one line if both slopes are equal, here without a division.
             if (one - other) * (here - last) == (one - third) * (here - there):
                 factor = Fraction(one - other, here - there)
                 yield ProductTerm(names, factor, one - factor * here)
@@ -194,6 +195,7 @@ class Template:
         names = tuple(self.points[0])
         chosen = (c for n in range(1, 5) for c in combinations(names, n))
         rows = ((c, tuple(math.prod(p[n] for n in c) for p in self.points)) for c in chosen)
+        # A product with equal values at two points would make the denominator in `_fitting` zero.
         return [(c, row) for c, row in rows if len(set(row)) == 3]
 
     @cached_property
@@ -228,9 +230,11 @@ class Template:
         found: set[str] = set()
         for one in self.varying:
             key = one.kind, one.at(sizes)
+            # A program has one value for equal scalars, so a coincidence changes its form.
             other = known.setdefault(key, one)
             if other is not one or key in self.fixed:
                 found.update(one.names, other.names)
+        # T follows from R, Q and L: fixing these three fixes T.
         return frozenset(found - {"T"} | {*_OF_ITERATIONS} if "T" in found else found)
 
     @cached_property
@@ -244,11 +248,12 @@ class Template:
         return frozenset((one.kind, one.value({})) for one in self.literals if not one.names)
 
 
-def template(one: Candidate, held: Set[str] = frozenset()) -> Template:
+def template(one: Candidate, fixed: Set[str] = frozenset()) -> Template:
     """Return the template of a candidate's step.
 
     Args:
-      held: sizes that are as the candidate has them, at which two scalars are one (`together`).
+      fixed: names of sizes that keep the candidate's value in all traces, because two scalars of
+        the program are equal at this value (`Template.together`).
 
     Raises:
       NoTemplateError: its traces are not one program.
@@ -257,8 +262,9 @@ def template(one: Candidate, held: Set[str] = frozenset()) -> Template:
     points = []
     for point in _POINTS:
         chosen = {
-            n: given[n] if given[n] <= _SMALL or n in held else point[n] for n in given if n != "T"
+            n: given[n] if given[n] <= _SMALL or n in fixed else point[n] for n in given if n != "T"
         }
+        # Equal counts of the candidate stay equal in each trace: their scalars are one value.
         for name in _COUNTS:
             same = next((n for n in _COUNTS if given.get(n) == given.get(name)), name)
             if same in chosen:
@@ -309,16 +315,17 @@ class _Rebuilt:
             )
             for row in rows
         )
-        types, made, nodes = [value.type for value in values], {}, []
+        types, rebuilt, nodes = [value.type for value in values], {}, []
         for row in zip(*(g.nodes for g in self.graphs), strict=True):
             node = row[0]
             ends = tuple(tuple(types[v] for v in side) for side in (node.operands, node.results))
             key = (*(n.signature for n in row), ends)
-            if key not in made:
+            # Most operators of equal layers share a signature, which is rebuilt once.
+            if key not in rebuilt:
                 params = self.of(*(n.signature.params for n in row))
                 found = Signature(node.primitive, params, *ends)
-                made[key] = self.same.setdefault(found, found)
-            nodes.append(replace(node, signature=made[key]))
+                rebuilt[key] = self.same.setdefault(found, found)
+            nodes.append(replace(node, signature=rebuilt[key]))
         trips = zip(*(g.regions for g in self.graphs), strict=True)
         regions = tuple(
             replace(row[0], trip_count=self.number(*(r.trip_count for r in row))) for row in trips
