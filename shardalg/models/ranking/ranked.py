@@ -114,8 +114,9 @@ class Ranking:
         last: tuple[Any, ...] = ()
         since = 0
         for batch in sorted(best):
-            one = best[batch].candidate
-            way = one.strategy, one.mesh, one.rounds, one.model.remat, one.model.optimizer
+            fastest = best[batch].candidate
+            schedule = fastest.rounds, fastest.model.remat, fastest.model.optimizer
+            way = fastest.strategy, fastest.mesh, *schedule
             # A new best choice starts at this batch: the crossover.
             since = since if way == last else batch
             last = way
