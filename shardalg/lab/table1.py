@@ -73,11 +73,12 @@ def derive(symbolised: Symbolised, roles: tuple[str, ...], *, per: str | None = 
 
 def costs(found: Scaling, programs: Sequence[Symbolised]) -> Costs:
     """Return the formulas with their orders, for the shardings of the given programs."""
-    facts = tuple(dict.fromkeys(fact for made in programs for fact in made.conditions))
+    facts = tuple(dict.fromkeys(fact for each in programs for fact in each.conditions))
     axes = programs[0].sizes.axes.values()
+    # An order is a statement about the mesh axes; all other sizes count as constants.
     growing = {name for size in axes for name in Formula.of(size).names}
     orders = found.orders(growing, [pair for fact in facts for pair in fact.divided])
-    hints = {name: hint for made in programs for name, hint in made.sizes.hints.items()}
+    hints = {name: hint for each in programs for name, hint in each.sizes.hints.items()}
     return Costs(found, orders, hints, facts)
 
 
@@ -144,10 +145,10 @@ class BigO(sympy.Function):
 
     def _mathml_presentation(self, printer: Any) -> Any:
         def element(tag: str, *parts: Any) -> Any:
-            made = printer.dom.createElement(tag)
+            node = printer.dom.createElement(tag)
             for piece in parts:
-                made.appendChild(piece)
-            return made
+                node.appendChild(piece)
+            return node
 
         name, opened, closed = (
             element(tag, printer.dom.createTextNode(text))
@@ -199,6 +200,7 @@ def sweep(costs: Costs, quantity: str, axis: str) -> np.ndarray:
     value = Formula.of(getattr(costs.scaling, quantity))
     swept = np.broadcast_to(value.lambdify()(**{**costs.hints, axis: POWERS}), POWERS.shape)
     points = ({**costs.hints, axis: int(size)} for size in POWERS)
+    # A formula is that of the program at the hints: where a fact fails, the plan is another one.
     holds = [all(fact.holds(point) for fact in costs.facts) for point in points]
     return np.where(holds, swept, np.nan)
 
@@ -218,8 +220,8 @@ def _draw(panel: Axes, curves: Mapping[str, np.ndarray], axis: str) -> None:
     panel.set_xticks(POWERS, [str(n) for n in POWERS], fontsize=7)
     panel.tick_params(axis="y", labelsize=7)
     panel.grid(color="#e2e5e9", lw=0.6)
-    said = f"   ({', '.join(nothing)}: 0)" if nothing else ""
-    panel.set_xlabel(f"{axis}{said}", fontsize=9, color=INK)
+    zeros = f"   ({', '.join(nothing)}: 0)" if nothing else ""
+    panel.set_xlabel(f"{axis}{zeros}", fontsize=9, color=INK)
     panel.spines[["top", "right"]].set_visible(False)
 
 
@@ -245,22 +247,27 @@ def plan_part(config: Config, mesh: Mesh, strategy: str, name: str) -> Plan:
     )
 
 
-def costs_of(made: Plan, *, per: str | None = None) -> Costs:
+def costs_of(plan: Plan, *, per: str | None = None) -> Costs:
     """Return formulas and orders of a plan with named sizes, per unit of the size `per`.
 
     Raises:
       StrategyError: a plan in numbers.
     """
-    return derive(_named(made), made._traced.roles, per=per)
+    return derive(_symbolised(plan), plan._traced.roles, per=per)
 
 
-def _named(made: Plan) -> Symbolised:
-    if made._symbolised is None:
+def _symbolised(plan: Plan) -> Symbolised:
+    """Return the plan's program in named sizes.
+
+    Raises:
+      StrategyError: a plan in numbers.
+    """
+    if plan._symbolised is None:
         raise StrategyError(
-            f"{made!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
+            f"{plan!r} has no named sizes, so that its costs have no orders: plan on a mesh with "
             "symbolic=True and arguments in sa.dims, such as Part.named_arguments."
         )
-    return made._symbolised
+    return plan._symbolised
 
 
 def layer_costs(
@@ -278,6 +285,7 @@ def layer_costs(
 
 
 def _together(plans: list[Plan]) -> Costs:
-    programs = [_named(made) for made in plans]
-    first, second = (costs_of(made).scaling for made in plans)
+    # Attention and feed-forward run one after the other, so their costs add up.
+    programs = [_symbolised(plan) for plan in plans]
+    first, second = (costs_of(plan).scaling for plan in plans)
     return costs(first + second, programs)

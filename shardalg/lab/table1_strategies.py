@@ -73,6 +73,7 @@ _SITES_OF = {
 
 
 def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_step") -> Strategy:
+    """Return the annotations of one row of Table 1 for a part of the model (`training.PARTS`)."""
     spec = _speller(mesh)
     chosen = training.part(part)
     arguments: tuple[Any, ...]
@@ -83,6 +84,7 @@ def _strategy(row: Activations, mesh: Mesh, config: Config, part: str = "train_s
         tokens = spec(row.bsm[:2])
         arguments, results = (weights, state, tokens, tokens), (weights, state, spec(()))
     else:
+        # Input and result of every part are activations (B, S, M); `dy` has the result's sharding.
         x = spec(row.bsm)
         forward, gradient = ((weights, x), x), ((weights, x, x), (x, weights, x))
         arguments, results = gradient if chosen.gradient else forward
@@ -136,8 +138,6 @@ def tensors_per_layer(config: Config) -> int:
     """Return how many tensors one more layer adds to the XLA graph of the uncompiled train step.
 
     The paper compares its annotations with this number: 7 per layer are 0.7 % (section 5.1).
-
-    What the paper counts its annotations against: 7 per layer are 0.7 % (section 5.1).
     """
     step = training.part("train_step")
 
@@ -145,8 +145,10 @@ def tensors_per_layer(config: Config) -> int:
         sized = replace(config, L=layers, scan=False)
         lowered = jax.jit(step.function(sized)).lower(*step.arguments(sized))
         program: Any = lowered.compiler_ir("hlo")
+        # Each line of HLO text that defines a tensor has one " = ".
         return program.as_hlo_text().count(" = ")
 
+    # The difference leaves out embedding, loss and everything else that a model has once.
     return tensors(2) - tensors(1)
 
 
@@ -171,6 +173,7 @@ def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
     if part.forward is not None:
         return {name: WEIGHTS[name] for name in part.weights}
     layer = {name: WEIGHTS[name] for name in config.weight_shapes()}
+    # Scanned layers have a leading dimension L, which Table 1 does not shard.
     stacked = {name: (None, *dims) for name, dims in layer.items()}
     layers = stacked if config.scan else (layer,) * config.L
     return {"embedding": WEIGHTS["embedding"], "layers": layers}

@@ -63,6 +63,8 @@ def train_step(
     """Run one training step; return parameters, optimizer state and the loss before the step."""
     config, optimizer = setting
     loss, grads = jax.value_and_grad(partial(transformer.loss, config))(params, tokens, targets)
+    # From level 2 on this site turns the all-reduce over the batch into a reduce-scatter: each
+    # device needs only the block that it updates.
     grads = jax.tree.map(lambda gradient: annotate(gradient, "gradients"), grads)
     return *optimizer.apply(config, params, grads, state), loss
 
@@ -109,6 +111,7 @@ def strategy(level: int, mesh: Mesh, config: Config, optimizer: str = "adam") ->
     split, whole = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
 
     def laid(tree: Any, is_split: bool) -> Any:
+        # Scalars, such as the number of the step, have no dimension to split.
         return jax.tree.map(lambda leaf: split if is_split and leaf.shape else whole, tree)
 
     params, state, *_ = arguments(config, optimizer)
@@ -147,16 +150,18 @@ def levels(plans: Mapping[Any, Plan]) -> Table:
 
 
 def _row(plan: Plan) -> tuple[float, ...]:
+    """Return a plan's entries of `COLUMNS`, in bytes, without the first column."""
     moved: Counter[str] = Counter()
     memory = plan.memory
     for row in plan._collectives_table:
         moved[row["kind"]] += row["wire_bytes_per_step"]
     sent = [moved[kind] for kind in SENT]
-    held = [memory.by_class.get(name, 0) for name in HELD[:2]]
-    return (*sent, sum(moved.values()), *held, _gradients(plan._sharded), memory.peak_bytes)
+    state_bytes = [memory.by_class.get(name, 0) for name in HELD[:2]]
+    return (*sent, sum(moved.values()), *state_bytes, _gradients(plan._sharded), memory.peak_bytes)
 
 
 def _gradients(sharded: ShardedGraph) -> int:
+    """Return the bytes on a device of all gradients, in the shardings of their annotations."""
     graph = sharded.graph
     sites = [graph.nodes[site.node] for site in graph.sites if site.name == "gradients"]
     values = [node.results[0] for node in sites]
@@ -171,13 +176,13 @@ def level_bars(table: Table) -> Figure:
     from shardalg.show.figures import AXIS_COLORS, KIND_COLORS
 
     figure = Drawing(figsize=(9.0, 3.2), layout="constrained")
-    held, sent = figure.subplots(1, 2)
+    memory_panel, sent_panel = figure.subplots(1, 2)
     names = ["\n".join(wrap(str(level), 14)) for level in table["level"]]
     memory = {f"{name}_bytes": color for name, color in zip(HELD, AXIS_COLORS, strict=False)}
     wires = {f"{kind}_wire_bytes": KIND_COLORS[kind] for kind in SENT}
     for axes, columns, title in (
-        (held, memory, "training state on a device"),
-        (sent, wires, "sent by a device in a step"),
+        (memory_panel, memory, "training state on a device"),
+        (sent_panel, wires, "sent by a device in a step"),
     ):
         bottom = [0.0] * len(table)
         for column, color in columns.items():

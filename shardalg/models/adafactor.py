@@ -67,16 +67,16 @@ def init_state(params: Any, factoring: Any) -> dict[str, Any]:
 
 
 def apply(params: Any, grads: Any, state: Any, factoring: Any) -> tuple[Any, dict[str, Any]]:
-    """One step: parameters and state after it."""
+    """Return the parameters and Adafactor's state after one step."""
     step = state["step"] + 1
     weights = jax.tree.leaves(params)
     tree: Any = jax.tree.structure(params)
     moments, factors = tree.flatten_up_to(state["moments"]), tree.flatten_up_to(factoring)
-    made = [
+    updated = [
         _update(w, g, moment, step=step, factors=f)
         for w, g, moment, f in zip(weights, jax.tree.leaves(grads), moments, factors, strict=True)
     ]
-    params, moments = (tree.unflatten(part) for part in zip(*made, strict=True))
+    params, moments = (tree.unflatten(part) for part in zip(*updated, strict=True))
     return params, {"step": step, "moments": moments}
 
 
@@ -86,17 +86,22 @@ def _update(
     rows, columns = factors.axes(weight.ndim)
     time = step.astype(jnp.float32)
     beta = 1.0 - time**-0.8
+    # The first step has beta = 0, so the moments need no correction of their zero start.
     square = jnp.square(gradient) + 1e-30
+    # Both factors of the second moment are means: a sharded dimension makes them an all-reduce of
+    # a vector, not of a matrix.
     row = beta * moment["row"] + (1.0 - beta) * jnp.mean(square, axis=columns)
     column = beta * moment["column"] + (1.0 - beta) * jnp.mean(square, axis=rows)
     update = gradient * _scale(row, column, rows, columns)
     update = update / jnp.maximum(1.0, _rms(update, rows + columns))
+    # The step is relative to the weight's own root mean square: section 8 of the paper.
     rate = jnp.minimum(1e-2, lax.rsqrt(time)) * jnp.maximum(1e-3, _rms(weight, rows + columns))
     return weight - rate * update, {"row": row, "column": column}
 
 
 def _scale(row: Array, column: Array, rows: tuple[int, ...], columns: tuple[int, ...]) -> Array:
     """`1 / sqrt(R C / mean(R))`, a product of two thin factors until the last moment."""
+    # Two broadcast vectors instead of the matrix R C: XLA fuses both into the update.
     share = row / jnp.mean(row, axis=rows, keepdims=True)
     return jnp.expand_dims(lax.rsqrt(share), columns) * jnp.expand_dims(lax.rsqrt(column), rows)
 

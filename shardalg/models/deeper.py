@@ -64,7 +64,8 @@ class _Every(AliveBytes):
         """Instruction `i` runs now; `inner` is the body of the loop that it is."""
         super().reach(i, inner)
         within = inner.instants if isinstance(inner, _Every) else []
-        self.instants += [((i, *place), self.total + held) for place, held in within]
+        # Bytes inside a loop body count beside the values that are alive around the loop.
+        self.instants += [((i, *place), self.total + size) for place, size in within]
         if not within:
             self.instants.append(((i,), self.totals[-1][0]))
 
@@ -103,7 +104,7 @@ class Shallow:
         assert isinstance(line, _Every), "begun by this scan"
         keys = _Keys(self.program)
         block = self.program.block
-        return [Instant(keys.of(block, place), place, held) for place, held in line.instants]
+        return [Instant(keys.of(block, place), place, size) for place, size in line.instants]
 
     def at(self, place: ProgramPoint) -> Liveness:
         """Return the live values at a place of the program."""
@@ -133,8 +134,8 @@ class _Keys:
             below = self.of(attributes.bodies[0], place[1:]) if len(attributes.bodies) == 1 else ()
             return type(attributes), below
         primitive = attributes.primitive if isinstance(attributes, Apply) else ""
-        made = tuple(self.type(result) for result in instruction.results)
-        return type(attributes), primitive, instruction.phase, made
+        results = tuple(self.type(result) for result in instruction.results)
+        return type(attributes), primitive, instruction.phase, results
 
     def type(self, result: int) -> Key:
         """Item type and shape."""
@@ -257,11 +258,12 @@ def machine_for(mesh: Mesh, hardware: str | Hardware | Topology) -> Topology | H
     crossing = (SLICE,) if slices > 1 else ()
     if isinstance(found, Topology):
         # A topology that says which axes cross the network is used unchanged.
-        told = found.network_axes or found.order or found.slices == 1
-        return found if told or not crossing else replace(found, network_axes=crossing)
+        is_given = found.network_axes or found.order or found.slices == 1
+        return found if is_given or not crossing else replace(found, network_axes=crossing)
     # A chip without a known shape stays a chip: each axis has links of its own.
     if not (found.interconnect.dimensions or found.interconnect.island):
         return found
+    # On TPU v2 and v3 a device is a core, and two cores share a chip and its links.
     cores = found.interconnect.cores_per_chip
     chips = mesh.size // slices // cores
     try:
@@ -323,7 +325,7 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
     def key(item: Item) -> tuple[str, tuple[str, ...], str, str]:
         return item.kind, item.axes, item.role, item.phase
 
-    made = []
+    summed = []
     before, after = ({key(item): item for item in totals.items} for totals in (low, high))
     for each in dict.fromkeys((*before, *after)):
         # A kind of work that one model does not have counts as none of it.
@@ -335,9 +337,9 @@ def _totals(low: Totals, high: Totals, share: int, memory: Liveness) -> Totals:
         causes = dict.fromkeys((*seconds[0], *seconds[1]))
         by_cause = tuple((c, line(*(side.get(c, 0.0) for side in seconds))) for c in causes)
         sums = {n: line(getattr(one, n), getattr(other, n)) for n in _SUMS}
-        made.append(Item(*each, **sums, seconds=by_cause, slices=max(one.slices, other.slices)))
+        summed.append(Item(*each, **sums, seconds=by_cause, slices=max(one.slices, other.slices)))
     return Totals(
-        tuple(made),
+        tuple(summed),
         line(low.useful_flops, high.useful_flops),
         line(low.useful_s, high.useful_s),
         low.devices,

@@ -102,6 +102,7 @@ class Model:
         rng = np.random.default_rng(seed)
 
         def draw(weight: Parameter) -> Array:
+            # A product with this weight then has the variance of its input.
             fan_in = math.prod(self.sizes[letter] for letter in weight.contracted)
             normal = rng.standard_normal(self._shape(weight), np.float32)
             return jnp.asarray(normal * np.float32(fan_in**-0.5))
@@ -117,11 +118,11 @@ class Model:
         """Shapes and types of the arguments of `train_step`."""
         types = self.types()
         state = jax.eval_shape(self._state, types)
-        made = (
-            jax.ShapeDtypeStruct(self._shape(data), jnp.int32 if data.below else jnp.float32)
-            for data in self.data
+        data = (
+            jax.ShapeDtypeStruct(self._shape(each), jnp.int32 if each.below else jnp.float32)
+            for each in self.data
         )
-        return types, state, *made
+        return types, state, *data
 
     def train_step(self, params: Any, state: Any, *data: Array) -> tuple[Any, Any, Array]:
         """One step of Adafactor: (parameters, optimizer state, loss before the step)."""
@@ -135,11 +136,14 @@ class Model:
         def spec(dims: str) -> PartitionSpec:
             return letters_spec(mesh, layout.activations, dims)
 
+        # None annotates all sites, an empty tuple none: both are false, so compare with None.
         names = self.sites if layout.sites is None else layout.sites
         sites = {name: spec(self.sites[name]) for name in names}
         data = [spec(data.dims) for data in self.data]
         if layout.weights is None:
             return Strategy(mesh, (None, None, *data), sites=sites)
+        # A weight's moments keep the axes of their own dimensions, so the update of a block reads
+        # only the block's own moments.
         laid_out = partial(letters_spec, mesh, layout.weights)
         weights = self._each(lambda weight: laid_out(weight.dims))
         moments = self._each(partial(_moments, laid_out))
@@ -178,7 +182,7 @@ class Model:
 def _moments(
     laid_out: Callable[[str], PartitionSpec], weight: Parameter
 ) -> dict[str, PartitionSpec]:
-    """Adafactor's, along the dimensions that each keeps of its weight."""
+    """Return the shardings of a weight's Adafactor moments: the axes of the kept dimensions."""
     row, column = adafactor.Factoring(weight.rows, weight.stacked).split(tuple(weight.dims))
     whole = dict(zip(weight.dims, laid_out(weight.dims), strict=True))
     kept = {"row": row, "column": column}
@@ -191,6 +195,7 @@ def letters_spec(mesh: Mesh, where: Mapping[str, Axes], dims: str) -> PartitionS
     >>> tuple(letters_spec(Mesh({"X": 2, "Y": 4}), {"E": "X", "M": "X", "H": "Y"}, "EMH"))
     ('X', None, 'Y')
     """
+    # A mesh axis can split one dimension of a tensor only; the first letter that names it has it.
     free, entries = list(mesh.axis_names), []
     for letter in dims:
         named = where.get(letter, ())

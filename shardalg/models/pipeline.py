@@ -54,7 +54,7 @@ REMAT = ("none", "layer", "stage")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipelined stack of layers: call it as `y = pipe(weights, x)`; made by `pipeline`.
+    """A pipelined stack of layers, called as `y = pipe(weights, x)`; `pipeline` builds one.
 
     Attributes:
       stage_fn: one layer, `(weights of a layer, microbatch) -> microbatch`.
@@ -210,8 +210,9 @@ class Pipeline:
             done = jax.tree.map(partial(self._put, slot), done, state)
         return (state, done), None
 
-    def _put(self, slot: Array, to: Array, made: Array) -> Array:
-        return self._slots(lax.dynamic_update_index_in_dim(to, made, slot, 1))
+    def _put(self, slot: Array, store: Array, results: Array) -> Array:
+        """Write each stage's result, (stages, ...), into one slot of the store."""
+        return self._slots(lax.dynamic_update_index_in_dim(store, results, slot, 1))
 
     def _fresh(self, t: Array, feed: Array) -> Array:
         """Return the column of slots whose first stage has the microbatch that enters at `t`."""
@@ -248,12 +249,14 @@ class Pipeline:
                 return _again(self.stage_fn, self.remat == "layer")(weights, x), None
 
             layers = jax.tree.map(of_round, weights)
+            # One layer needs no loop: a scan of one iteration would only add a region.
             if len(jax.tree.leaves(layers)[0]) == 1:
                 return layer(x, jax.tree.map(lambda leaf: leaf[0], layers))[0]
             return lax.scan(layer, x, layers)[0]
 
         if self.remat == "layer" and rounds > 1:
-            # else the weights of every iteration's round would be kept for the backward pass
+            # Otherwise the slice of the weights that each iteration reads would be a residual of
+            # the loop: a copy of the round's weights per iteration.
             policy = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
             return jax.checkpoint(run, policy=policy)(weights, x, turn)
         return _again(run, self.remat == "stage")(weights, x, turn)
@@ -279,8 +282,8 @@ class Pipeline:
         The column of time t has microbatch t.
         """
         # Slots are numbered by time of entry: microbatch m leaves stages - 1 iterations later.
-        made = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
-        return _in_order(made.reshape(self.schedule.microbatches, *made.shape[2:]))
+        slots = jnp.roll(self._slots(io), 1 - self.schedule.stages, 1)
+        return _in_order(slots.reshape(self.schedule.microbatches, *slots.shape[2:]))
 
     def _by_stage(self, leaf: Array, name: str | None = None) -> Array:
         stage: dict[int, str | None] = {} if self.axis is None else {0: self.axis}
@@ -319,15 +322,15 @@ class Pipeline:
         def layer(leaf: Array) -> Array:
             return leaf[0, 0]
 
-        # arrays themselves, as JAX takes them: of numpy's 64 bits 32
+        # JAX makes 32-bit arrays of numpy's 64-bit ones: types are compared after this change.
         taken = jax.eval_shape(lambda x: jax.tree.map(one, x), x)
         # Shapes alone decide, so that no layer runs here.
         first = jax.eval_shape(lambda weights: jax.tree.map(layer, weights), weights)
-        made = jax.eval_shape(self.stage_fn, first, taken)
-        if _types(made) != _types(taken):
+        result = jax.eval_shape(self.stage_fn, first, taken)
+        if _types(result) != _types(taken):
             raise PipelineError(
-                f"a stage takes {_types(taken)} and makes {_types(made)}: what one stage makes is "
-                "what the next one takes, so shapes and types must be the same. Cast inside the "
+                f"a stage takes {_types(taken)} and makes {_types(result)}: what one stage makes "
+                "is what the next one takes, so shapes and types must be the same. Cast inside the "
                 "stage, or move what changes them before or after the pipeline."
             )
 
@@ -344,9 +347,9 @@ def _check_layers(weights: Tree, *, dims: int) -> None:
         )
     counts = {name: math.prod(shape[:dims]) for name, shape in shapes.items()}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        found = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise PipelineError(
-            f"the weights are of different numbers of layers: {said:.200}. Give every array one "
+            f"the weights are of different numbers of layers: {found:.200}. Give every array one "
             "entry per layer; what all layers share, stage_fn may close over."
         )
 
@@ -408,8 +411,9 @@ def _types(tree: Tree) -> str:
 
 def _in_order(leaf: Array) -> Array:
     """(microbatches, samples of each, ...) to (batch, ...); sample i is of microbatch i % M."""
-    made = leaf.swapaxes(0, 1)
-    return made.reshape(made.shape[0] * made.shape[1], *made.shape[2:])
+    # Sample i is entry i // M of microbatch i % M, so entries are the major dimension again.
+    strided = leaf.swapaxes(0, 1)
+    return strided.reshape(strided.shape[0] * strided.shape[1], *strided.shape[2:])
 
 
 def pipeline(

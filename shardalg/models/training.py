@@ -20,7 +20,8 @@ from shardalg.models.transformer import ATTENTION, FFN, Config
 
 Array = jax.Array
 
-# What a weight contracts are the rows of its second moments: one dimension but for these.
+# The contracted dimensions of a weight are the rows of its second moments. Weights that are not
+# listed contract one dimension.
 ROWS = {"w_o": 2}
 
 
@@ -102,15 +103,17 @@ class Part:
 
         letters = "BSMHNDVL" if config.scan else "BSMHNDV"
         hints = [getattr(config, letter) for letter in letters]
-        unlike = range(10_007, 10_007 + len(letters))  # numbers that tell the letters apart
+        # Each size is a number that no other size has, so that a dimension's letter can be read off
+        # the traced shapes.
+        unlike = range(10_007, 10_007 + len(letters))
         named = dict(zip(unlike, dims(" ".join(letters), hint=hints), strict=True))
         sizes: dict[str, Any] = dict(zip(letters, unlike, strict=True))
-        apart = replace(config, **sizes)
+        distinct = replace(config, **sizes)
 
         def name(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(tuple(named.get(n, n) for n in leaf.shape), leaf.dtype)
 
-        return jax.tree.map(name, self.arguments(apart))
+        return jax.tree.map(name, self.arguments(distinct))
 
     def roles(self) -> tuple[str, ...]:
         """Return the role of each argument."""
@@ -124,7 +127,8 @@ class Part:
 
     def random_arguments(self, config: Config, seed: int = 0) -> tuple[Any, ...]:
         """Arguments with numbers in them, the same for the same seed."""
-        rng = np.random.default_rng((seed, 1))  # not the numbers of the parameters
+        # Another stream than that of the parameters, whose seed is `seed` alone.
+        rng = np.random.default_rng((seed, 1))
         if self.forward is None:
             params = transformer.init_params(config, seed)
             ids = rng.integers(0, config.V, (2, config.B, config.S), np.int32)

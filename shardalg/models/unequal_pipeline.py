@@ -130,6 +130,7 @@ class StagePlan:
         gradients = local_bytes(self.backward.program, block.results[: self.weights])
         passing = (*block.arguments[self.weights :], *block.results[self.weights :])
         passing_bytes = local_bytes(self.backward.program, passing)
+        # In 1F1B a forward pass runs between backward passes: gradients are alive in both.
         forward = self.forward.cost(hardware).peak_memory_bytes + gradients
         backward = self.backward.cost(hardware).peak_memory_bytes
         alone = backward - passing_bytes + passing_bytes // microbatches
@@ -138,7 +139,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class UnequalPipeline:
-    """Stages of any functions on meshes of their own; made by `unequal_pipeline`.
+    """A pipeline of stages with different functions and meshes; `unequal_pipeline` builds one.
 
     Attributes:
       stages: their plans, first to last.
@@ -268,9 +269,9 @@ def unequal_pipeline(
     taken, found = jax.tree.map(microbatch, x), []
     for number, stage in enumerate(stages):
         # A stage is planned with the types that the previous stage returns.
-        made = _made(number, stage, taken)
-        found.append(_planned(stage, taken, made, microbatches, returns=number > 0))
-        taken = made
+        result = _result_types(number, stage, taken)
+        found.append(_planned(stage, taken, result, microbatches, returns=number > 0))
+        taken = result
     return UnequalPipeline(tuple(found), microbatches, schedule)
 
 
@@ -311,21 +312,29 @@ def _own_devices(stages: Sequence[Stage]) -> None:
             taken[device] = number
 
 
-def _made(number: int, stage: Stage, taken: Tree) -> Tree:
+def _result_types(number: int, stage: Stage, taken: Tree) -> Tree:
     """Return the types of a stage's result for one microbatch."""
+    # `eval_shape` traces the stage alone, so that an error names this stage and not a whole plan.
     try:
         return jax.eval_shape(stage.fn, stage.weights, taken)
     except (TypeError, ValueError) as error:
-        told = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise PipelineError(
-            f"stage {number} cannot take what comes to it, {taken}: {told.rstrip('.')}. A stage "
+            f"stage {number} cannot take what comes to it, {taken}: {reason.rstrip('.')}. A stage "
             "takes what the one before makes of a microbatch."
         ) from error
 
 
 def _planned(
-    stage: Stage, taken: Tree, made: Tree, microbatches: int, *, returns: bool
+    stage: Stage, taken: Tree, result: Tree, microbatches: int, *, returns: bool
 ) -> StagePlan:
+    """Plan the forward and the backward pass of one stage on its own mesh.
+
+    Args:
+      taken, result: types of the stage's input and result for one microbatch.
+      returns: whether the backward pass returns the gradients of the stage's input.
+    """
+
     def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((microbatches, *leaf.shape), leaf.dtype)
 
@@ -341,7 +350,7 @@ def _planned(
         partial(_gradient, stage.fn, returns),
         stage.weights,
         jax.tree.map(stacked, taken),
-        jax.tree.map(stacked, made),
+        jax.tree.map(stacked, result),
         mesh=stage.mesh,
         in_shardings=(stage.specs, _under_loop(stage.x), None),
         out_shardings=(stage.specs, _under_loop(stage.x) if returns else None),
@@ -353,7 +362,13 @@ def _planned(
 
 
 def _gradient(fn: StageFn, returns: bool, weights: Tree, xs: Tree, dys: Tree) -> tuple[Tree, Tree]:
-    """Gradients by the weights, added up over microbatches, and by each microbatch."""
+    """Return the sum over microbatches of the weights' gradients, and each input's gradient.
+
+    Args:
+      xs, dys: inputs, and gradients of the results, stacked along a first dimension of
+        microbatches.
+      returns: False leaves the inputs' gradients out (None).
+    """
 
     def one(grads: Tree, passing: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         x, dy = passing

@@ -54,11 +54,12 @@ def conformer(here: Column) -> Plan:
     """Plan the step of a column of Table 5; in a circular schedule each layer is a round."""
     facts = here.facts
     stages, batches, layers = facts["pipeline_stages"], facts["num_microbatches"], facts["L"]
+    # A stage of a circular schedule has one layer per round (section 3.3 of the paper).
     rounds = layers // stages if facts["schedule"] == "circular" else 1
     sizes = {letter: facts[letter] for letter in "BMHNL"}
     schedule = Schedule(stages, batches, rounds)
-    made = Conformer(schedule, **sizes, S=FRAMES, K=32, F=80, C=32, V=1024)
-    return made.model.plan(Mesh({"L": stages}), PIPELINED)
+    config = Conformer(schedule, **sizes, S=FRAMES, K=32, F=80, C=32, V=1024)
+    return config.model.plan(Mesh({"L": stages}), PIPELINED)
 
 
 def sparse(here: Column) -> Plan:
@@ -74,8 +75,8 @@ def sparse(here: Column) -> Plan:
         "V": 32000,
         "L": 36,
     }
-    made = MoEConfig(B=facts["B"], E=facts["E"], C=capacity, **sizes)
-    return made.model.plan(Mesh({"X": facts["devices"]}), SPARSE)
+    config = MoEConfig(B=facts["B"], E=facts["E"], C=capacity, **sizes)
+    return config.model.plan(Mesh({"X": facts["devices"]}), SPARSE)
 
 
 def hybrid(here: Column) -> Plan:
@@ -83,9 +84,9 @@ def hybrid(here: Column) -> Plan:
     facts = here.facts
     sizes: dict[str, Any] = {letter: facts[letter] for letter in "BHNE"}
     capacity = 2 * 1024 // facts["E"]
-    made = MoEConfig(**sizes, S=1024, M=8192, D=128, V=32000, L=12, C=capacity)
+    config = MoEConfig(**sizes, S=1024, M=8192, D=128, V=32000, L=12, C=capacity)
     x, y = facts["mesh"]
-    return made.model.plan(Mesh({"X": x, "Y": y}), HYBRID)
+    return config.model.plan(Mesh({"X": x, "Y": y}), HYBRID)
 
 
 def unet(here: Column) -> Plan:
@@ -93,8 +94,8 @@ def unet(here: Column) -> Plan:
     facts = here.facts
     x, y = facts["mesh"]
     batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
-    made = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
-    return made.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)
+    config = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
+    return config.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)
 
 
 PLANS: Mapping[int, Callable[[Column], Plan]] = {5: conformer, 6: sparse, 7: hybrid, 8: unet}
@@ -121,6 +122,7 @@ def prefix_sums_s(plan: Plan) -> float:
         if type(attributes) is Apply and attributes.primitive == "cumsum" and node is not None:
             along = plan.graph.nodes[node].signature.param("axis")
             shape = plan.program.locals[step.instruction.operands[0]].shape
+            # A window over all earlier places adds `n` numbers at each of the `n` places.
             additions += step.count * math.prod(shape) * shape[along]
     return additions / VECTOR_FLOPS_PER_S
 

@@ -132,14 +132,16 @@ def products(plan: Plan, chip: Hardware) -> Table:
         signature = plan.graph.nodes[instruction.node].signature
         if not contracts(signature):
             continue
-        held = [plan.program.locals[v] for v in (*instruction.operands, *instruction.results)]
-        flops = shaped_flops(signature, tuple([v.shape for v in held]))
-        moved = sum(v.bytes for v in held)
+        blocks = [plan.program.locals[v] for v in (*instruction.operands, *instruction.results)]
+        flops = shaped_flops(signature, tuple([v.shape for v in blocks]))
+        # Each block is read or written once: the least traffic that a product can have.
+        moved = sum(v.bytes for v in blocks)
         arithmetic, traffic = flops / chip.peak("bfloat16"), moved / chip.hbm_bytes_per_s
         bound = "arithmetic" if arithmetic >= traffic else "memory"
-        shape = " x ".join(map(str, held[-1].shape))
+        shape = " x ".join(map(str, blocks[-1].shape))
         rows.append((shape, instruction.phase, flops, moved, flops / moved, bound))
     columns = ("result", "phase", "flops", "moved_bytes", "flops_per_byte", "bound_by")
+    # Equal layers give equal rows, of which one is shown.
     return Table(columns, tuple(dict.fromkeys(rows)))
 
 
@@ -150,6 +152,7 @@ def roofline(found: Table, chip: Hardware) -> Figure:
     figure = Drawing(figsize=(6.2, 3.6), layout="constrained")
     panel = figure.subplots()
     peak, speed = chip.peak("bfloat16"), chip.hbm_bytes_per_s
+    # The roof bends at `peak / speed` flops per byte: below this intensity memory is the limit.
     ends = [peak / speed / 16, 2 * max(found["flops_per_byte"])]
     panel.plot([ends[0], peak / speed, ends[1]], [ends[0] * speed, peak, peak], color=INK)
     for phase, color in (("forward", COLORS[0]), ("backward", COLORS[1])):
@@ -165,10 +168,10 @@ def roofline(found: Table, chip: Hardware) -> Figure:
 
 def elsewhere(column: Column, machines: Iterable[str | Topology]) -> Table:
     """Price the same step on other machines of as many devices: seconds, utilisation, memory."""
-    made = model(column)
+    transformer = model(column)
     rows = []
     for name in machines:
-        found = made.cost(column.mesh, name, strategy="finalized")
+        found = transformer.cost(column.mesh, name, strategy="finalized")
         share, peak = 100 * found.flops_utilization, found.peak_memory_bytes / 1e9
         rows.append((str(name), found.step_time_s, share, peak, bool(found.fits)))
     names = ("machine", "step_time_s", "flops_utilization_pct", "peak_memory_gb", "fits")

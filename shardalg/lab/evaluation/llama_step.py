@@ -117,6 +117,7 @@ def _norm(x: Array, scale: Array) -> Array:
 def _rotated(x: Array) -> Array:
     """Rotate the halves of each head's features by the angle of their position (2104.09864)."""
     half = x.shape[-1] // 2
+    # Pair i of the features turns by position * 10000^(-2i/D), and half = D / 2.
     rates = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * rates
     cos, sin = jnp.cos(angle)[None, :, None, :], jnp.sin(angle)[None, :, None, :]
@@ -128,6 +129,7 @@ def _attended(sizes: LlamaSizes, q: Array, k: Array, v: Array) -> Array:
     """Causal attention of (B, S, heads, D)."""
     if sizes.kv_heads < sizes.heads:
         k, v = (jnp.repeat(x, sizes.heads // sizes.kv_heads, axis=2) for x in (k, v))
+    # The name ON_CHIP tells the cost model that a kernel keeps the scores out of memory.
     inside = partial(annotate, name=ON_CHIP) if sizes.flash else lambda x: x
     scores = inside(jnp.einsum("bsnd,btnd->bnst", q, k)) * sizes.head_dim**-0.5
     query = lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
@@ -193,6 +195,7 @@ def loss(sizes: LlamaSizes, params: Any, tokens: Array, targets: Array) -> Array
     output = params["embedding" if sizes.tied else "output"].astype(jnp.bfloat16)
     logits = jnp.einsum("bsm,vm->bsv", _norm(x, params["norm"]), output).astype(jnp.float32)
     number = lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+    # Comparing with an iota instead of a gather: each device of a sharded vocabulary adds its part.
     picked = jnp.sum(jnp.where(targets[..., None] == number, logits, 0.0), axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
@@ -217,6 +220,7 @@ def train_step(
             parts,
         )
     first, second, step = state
+    # Adam with decoupled weight decay (arXiv:1711.05101); moments start at zero, hence 1 - beta^t.
     first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), first, grads)
     second = jax.tree.map(lambda m, g: (0.95 * m + 0.05 * g * g).astype(m.dtype), second, grads)
     time = (step + 1).astype(jnp.float32)
@@ -257,6 +261,8 @@ def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
     batch = entry(tuple(axis for axis in BATCH_AXES if axis in names))
     shard = entry(tuple(axis for axis in WEIGHT_AXES if axis in names))
     tensor = entry(tuple(axis for axis in ("tensor",) if axis in names))
+    # W_in is split along its columns and W_out along its rows, so that the hidden features stay
+    # split between both products (Megatron-LM, arXiv:1909.08053).
     by_columns, by_rows = PartitionSpec(shard, tensor), PartitionSpec(tensor, shard)
     specs = {
         **dict.fromkeys(("norm", "norm_1", "norm_2"), PartitionSpec()),

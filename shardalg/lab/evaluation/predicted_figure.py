@@ -46,9 +46,9 @@ def step_times(values: Iterable[Compared]) -> dict[str, list[Point]]:
     """Return the predicted step times of the paper's columns, by table."""
     found: dict[str, list[Point]] = {}
     for value in values:
-        made = value.prediction
-        if value.quantity == STEP and made is not None:
-            point = Point(value.measured, made.value, made.how in (TRAINED, ANCHOR))
+        predicted = value.prediction
+        if value.quantity == STEP and predicted is not None:
+            point = Point(value.measured, predicted.value, predicted.how in (TRAINED, ANCHOR))
             found.setdefault(f"Table {value.column.table}", []).append(point)
     return found
 
@@ -60,6 +60,7 @@ def published_rows() -> dict[str, list[Point]]:
         if run.skip:
             continue
         chip = run.machine.on(run.software).chip
+        # The error of a fit without this row: the row's own measurement did not help to predict it.
         left_out = chip.calibration.provenance["rows"][run.name]["left_out"]
         point = Point(run.step_s, run.step_s * (1 + left_out))
         found.setdefault(f"{chip.name}, {run.software}", []).append(point)

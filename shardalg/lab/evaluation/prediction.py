@@ -28,7 +28,8 @@ class Goal:
     """The errors that predictions of one quantity should stay within.
 
     Attributes:
-      median, most: of the sizes of the errors, in `unit`; None where nothing is asked of it.
+      median, most: limits of the median and the largest absolute error, in `unit`; None sets no
+        limit.
       unit: "%" of the measured value, or "points" of a share.
 
     >>> print(Goal(5, 15), Goal(2, unit=POINTS), sep="; ")
@@ -40,13 +41,13 @@ class Goal:
     unit: str = PERCENT
 
     def __str__(self) -> str:
-        asked = (("median", self.median), ("most", self.most))
-        return ", ".join(f"{name} {value:g} {self.unit}" for name, value in asked if value)
+        limits = (("median", self.median), ("most", self.most))
+        return ", ".join(f"{name} {value:g} {self.unit}" for name, value in limits if value)
 
     def met(self, median: float, most: float) -> bool:
         """Return True if errors of that median and that largest size are within the goal."""
-        asked = ((median, self.median), (most, self.most))
-        return all(limit is None or found <= limit for found, limit in asked)
+        pairs = ((median, self.median), (most, self.most))
+        return all(limit is None or found <= limit for found, limit in pairs)
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ def compared(columns: Iterable[Column], predictors: Mapping[int, Predictor]) -> 
     found: list[Compared] = []
     for each in columns:
         predictor = predictors.get(each.table)
-        made = predictor(each) if predictor else {}
-        found += (Compared(each, name, made.get(name)) for name in each.measured)
+        predictions = predictor(each) if predictor else {}
+        found += (Compared(each, name, predictions.get(name)) for name in each.measured)
     return found
 
 
@@ -215,11 +216,11 @@ def summary(values: Iterable[Compared]) -> Table:
 
 def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a row of the summary as a table shows it."""
-    quantity, tables, count, median, most, asked, met = found.values()
+    quantity, tables, count, median, most, limits, met = found.values()
     if met is None:
-        return quantity, tables, 0, "", "", asked, "not modelled yet"
+        return quantity, tables, 0, "", "", limits, "not modelled yet"
     shown = (f"{size:.1f} {UNITS[quantity]}" for size in (median, most))
-    return quantity, tables, count, *shown, asked, "yes" if met else "NO"
+    return quantity, tables, count, *shown, limits, "yes" if met else "NO"
 
 
 def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
@@ -232,20 +233,20 @@ def summary_records(values: Iterable[Compared]) -> list[dict[str, Any]]:
 
 
 def _judged(quantity: str, group: list[Compared]) -> dict[str, Any]:
-    asked = group[0].goal
-    assert isinstance(asked, Goal), "groups have goals"
+    target = group[0].goal
+    assert isinstance(target, Goal), "groups have goals"
     tables = ", ".join(map(str, sorted({value.column.table for value in group})))
     errors = [abs(value.error) for value in group if value.counts and value.error is not None]
     median, most = (statistics.median(errors), max(errors)) if errors else (None, None)
-    unit = KEYS[asked.unit]
+    unit = KEYS[target.unit]
     return {
         "quantity": quantity,
         "tables": tables,
         "num_values": len(errors),
         f"median_error_{unit}": median,
         f"largest_error_{unit}": most,
-        "goal": str(asked),
-        "met": None if median is None or most is None else asked.met(median, most),
+        "goal": str(target),
+        "met": None if median is None or most is None else target.met(median, most),
     }
 
 

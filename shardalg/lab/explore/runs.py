@@ -120,8 +120,8 @@ HELD = ("plan", "plan_bytes", "compiled_bytes", "xla_compiled_bytes")
 
 def not_run(reason: str) -> Section:
     """Return a section with the reason why nothing was run."""
-    said = f"The plans were not run: {reason}."
-    return Section("Not run", (said,), conclusion=said)
+    sentence = f"The plans were not run: {reason}."
+    return Section("Not run", (sentence,), conclusion=sentence)
 
 
 def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
@@ -129,9 +129,11 @@ def why_not(settings: Settings, plans: Mapping[str, Plan]) -> str:
     needed = settings.mesh.size
     if not settings.can_run:
         return f"the mesh has {needed} devices and --devices allows {settings.devices}"
-    held = max(made.cost(Hardware("any")).peak_memory_bytes for made in plans.values()) * needed
-    if held > MOST_BYTES:
-        return f"all devices together would hold {held:,} bytes, more than {MOST_BYTES:,}"
+    # CPU devices share the host's memory, so the peaks of all devices add up.
+    peaks = [plan.cost(Hardware("any")).peak_memory_bytes for plan in plans.values()]
+    total_bytes = max(peaks) * needed
+    if total_bytes > MOST_BYTES:
+        return f"all devices together would hold {total_bytes:,} bytes, more than {MOST_BYTES:,}"
     return ""
 
 
@@ -142,14 +144,15 @@ def sample(settings: Settings, name: str) -> Sample:
     return Sample(args, one_device(chosen.function(settings.config))(*args))
 
 
-def run(settings: Settings, made: Plan, data: Sample) -> Comparison:
-    """Run a plan on the sample of its part."""
-    verified = made.verify().summary()
-    lowered, repeats = made.lower(), settings.repeats
+def run(settings: Settings, plan: Plan, data: Sample) -> Comparison:
+    """Verify a plan, run it on the sample of its part, and return its results beside XLA's."""
+    verified = plan.verify().summary()
+    lowered, repeats = plan.lower(), settings.repeats
     return compare(lowered, data.arguments, data.expected, repeats=repeats, verified=verified)
 
 
 def _ran(devices: int, runs: Sequence[ExploredPlan]) -> str:
+    """Return a sentence with the largest error of all runs and the bytes sent beside XLA's."""
     worst = max(r.compared.relative_error for r in runs)
     totals = [next(iter(r.beside.where(kind="all"))) for r in runs]
     ours, theirs = (sum(total[n] for total in totals) for n in SENT)
@@ -172,6 +175,7 @@ def _more(run: ExploredPlan) -> bool:
     for row in run.beside:
         kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["executions"] - row["xla_executions"]
     more = kinds.pop("all_gather", 0)
+    # The row "all" is the sum of the other rows, so it differs whenever all-gathers do.
     kinds.pop("all")
     return more > 0 and not any(kinds.values())
 

@@ -76,16 +76,16 @@ rematerialises nothing. For the finalized strategy the paper measured {step_time
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
     """Plan the same part under each strategy; it is traced once."""
     first, *others = settings.strategies
-    made = {first: plan_part(settings.config, settings.mesh, first, name)}
+    plans = {first: plan_part(settings.config, settings.mesh, first, name)}
     for other in others:
         strategy = STRATEGIES[other](settings.mesh, settings.config, name)
-        made[other] = made[first].replan(strategy)
-    return made
+        plans[other] = plans[first].replan(strategy)
+    return plans
 
 
 def sections(plans: Mapping[str, Plan]) -> tuple[Section, ...]:
     """Return the totals of all strategies, then the collectives of each."""
-    found = {name: made._collectives_table for name, made in plans.items()}
+    found = {name: plan._collectives_table for name, plan in plans.items()}
     summed = tables.strategies(found)
     bars = Picture(
         "wire_bytes",
@@ -122,7 +122,7 @@ def _least(found: Mapping[str, Table]) -> str:
 
 def memory_section(plans: Mapping[str, Plan]) -> Section:
     """Peak memory of the train step per strategy, by class of value."""
-    peaks = {name: made.cost(ANY).memory for name, made in plans.items()}
+    peaks = {name: plan.cost(ANY).memory for name, plan in plans.items()}
     classes = tuple(dict.fromkeys(kind for peak in peaks.values() for kind in peak.by_class))
     rows = (
         (name, peak.peak_bytes, *(peak.by_class.get(kind, 0) for kind in classes))
@@ -138,17 +138,18 @@ def price_section(plans: Mapping[str, Plan], chip: str = "tpu_v3") -> Section:
         "strategy", "step_time_s", "compute_s", "communication_s", "peak_memory_gb",
         "flops_utilization", "fits",
     )  # fmt: skip
-    rows = tuple((name, *_price(made.cost(chip))) for name, made in plans.items())
+    rows = tuple((name, *_price(plan.cost(chip))) for name, plan in plans.items())
     table = Table(columns, rows)
     words = _price_words(plans, chip)
     return Section(AT_SIZE, (words, table), (table,), _priced_as(plans, chip))
 
 
 def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
-    costs = {name: made.cost(chip) for name, made in plans.items()}
+    costs = {name: plan.cost(chip) for name, plan in plans.items()}
+    # A step that fits is preferred to every step that does not; among equals the faster one.
     best = min(costs, key=lambda name: (not costs[name].fits, costs[name].step_time_s))
     cost, fit = costs[best], [name for name in costs if costs[name].fits]
-    held, took = bytes_text(cost.peak_memory_bytes), seconds_text(cost.step_time_s)
+    peak, took = bytes_text(cost.peak_memory_bytes), seconds_text(cost.step_time_s)
     if not fit:
         what = f"no strategy fits; the fastest is {best}"
     elif len(costs) == 1:
@@ -159,7 +160,7 @@ def _priced_as(plans: Mapping[str, Plan], chip: str) -> str:
         what = f"{len(fit)} of {len(costs)} strategies fit ({', '.join(fit)}); of these the fastest"
         what += f" is {best}"
     return (
-        f"The paper's {NAME} on {chip}, layers rematerialised: {what}, {took} a step and {held} a "
+        f"The paper's {NAME} on {chip}, layers rematerialised: {what}, {took} a step and {peak} a "
         "device."
     )
 

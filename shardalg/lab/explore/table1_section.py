@@ -77,9 +77,9 @@ def _derived(settings: Settings, parts: Mapping[str, Costs]) -> Section:
     paper = {name: ORDERS[name] for name in parts}
     derived = table(parts, paper)
     same = derived["equal"].count("yes")
-    said = f"Table 1: {same} of {len(derived)} orders of the planned layers are the paper's."
+    sentence = f"Table 1: {same} of {len(derived)} orders of the planned layers are the paper's."
     shown = (words, derived, _annotations(settings))
-    return Section("Table 1, derived", shown, conclusion=said)
+    return Section("Table 1, derived", shown, conclusion=sentence)
 
 
 def _annotations(settings: Settings) -> str:
@@ -100,8 +100,9 @@ def nearest(plans: Mapping[str, Plan], count: int = MOST_CHOICES) -> Table:
     """Per plan, the choices that other sizes would change first."""
     columns = ("condition", "margin", "place", "decides", "flips")
     rows = []
-    for name, made in plans.items():
-        weighed = (row for row in made._conditions_table if "rather than" in row["decides"])
+    for name, plan in plans.items():
+        # Conditions that decide between two programs are worded "rather than".
+        weighed = (row for row in plan._conditions_table if "rather than" in row["decides"])
         rows += [(name, *(row[c] for c in columns)) for row in islice(weighed, count)]
     return Table(("strategy", *columns), tuple(rows))
 
@@ -110,7 +111,7 @@ def _apart(settings: Settings, parts: Mapping[str, Costs], layers: Mapping[str, 
     """Return the costs of norms and residuals of a layer, and of a layer in a train step."""
     whole = {name: costs_of(layers[name]) for name in parts}
     added = {name: whole[name].scaling - found.scaling for name, found in parts.items()}
-    steps = {name: costs_of(made, per="L") for name, made in plans_of(settings, TRAIN_STEP).items()}
+    steps = {name: costs_of(plan, per="L") for name, plan in plans_of(settings, TRAIN_STEP).items()}
     words = STEP.format(layers=settings.config.L)
     hints = next(iter(parts.values())).hints
     apart = APART.format(statistics=_statistics(added), orders=_orders(parts, whole))

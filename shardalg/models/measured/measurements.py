@@ -100,8 +100,8 @@ def _check(given: Row) -> None:
     found = [name for name in MEASURED if name in given]
     bare = [name for name in _UNITLESS if name in given]
     if len(found) != 1:
-        told = f"{bare[0]!r} has no unit: write {_UNITLESS[bare[0]]}" if bare else f"got {found}"
-        raise TableError(f"a measured row has one of {', '.join(MEASURED)}; {told}.")
+        reason = f"{bare[0]!r} has no unit: write {_UNITLESS[bare[0]]}" if bare else f"got {found}"
+        raise TableError(f"a measured row has one of {', '.join(MEASURED)}; {reason}.")
     if not isinstance(given.get("chip"), str):
         raise TableError(f"a measured row has chip = {given.get('chip')!r}: write its name.")
     for name in ("seq", "vocab", *found, *(name for name in _AMOUNTS if name in given)):
@@ -208,7 +208,7 @@ def read(table: Any) -> tuple[MeasuredStep, ...]:
         if not isinstance(row, Mapping):
             raise TableError(f"row {number}: {row!r} is no mapping of names to values.")
         try:
-            found.append(from_row(_told(row), dims))
+            found.append(from_row(_filled_cells(row), dims))
         except ShardalgError as error:
             raise TableError(f"row {number}: {error}") from None
     return tuple(found)
@@ -251,7 +251,7 @@ def _sizes(row: MeasuredStep) -> dict[str, Any]:
     return {**{name: getattr(row.model, name) for name in _FIELDS}, "strategy": row.strategy}
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _filled_cells(row: Row) -> dict[str, Any]:
     """Return a row without empty cells; a mesh in text is parsed, and 8.0 becomes 8."""
     plain = {name: _plain(value) for name, value in row.items()}
     kept = {name: value for name, value in plain.items() if value is not None}
@@ -314,7 +314,7 @@ def calibrate(
         shares of communication in one, "memory" is traffic and passes in one. None chooses one
         constant for every four steps, the share of the matrix unit's peak first.
       hardware: the chip or topology that the plans ran on; a table names its chips itself.
-      name: of the software stack; given: constants that are held instead of the chip's own.
+      name: of the software stack; given: constants that are kept instead of the chip's own.
 
     Raises:
       TableError: rows without a unit, with no number, or fewer than constants.

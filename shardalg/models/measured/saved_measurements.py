@@ -80,10 +80,10 @@ def from_saved(paths: Sequence[str | Path]) -> Calibrated:
         raise TableError("no measurements: name files that measurement.save(path) wrote.")
     kinds = {_kind(file): str(path) for path, file in named.items()}
     if len(kinds) > 1:
-        told = "; ".join(f"{path}: {kind}, {cores} cores" for (kind, cores), path in kinds.items())
-        raise TableError(f"measurements of more than one machine ({told}): fit each by itself.")
-    found = [row for path, file in named.items() for row in _rows(str(path.with_suffix("")), file)]
-    rows, untold = _told_apart(found)
+        found = "; ".join(f"{path}: {kind}, {cores} cores" for (kind, cores), path in kinds.items())
+        raise TableError(f"measurements of more than one machine ({found}): fit each by itself.")
+    every = [row for path, file in named.items() for row in _rows(str(path.with_suffix("")), file)]
+    rows, untold = _told_apart(every)
     figures = _names(rows)
     if len(rows) <= len(figures):
         raise TableError(
@@ -141,8 +141,8 @@ def _check(path: Path, content: Mapping[str, Any]) -> None:
         runs = [(unit, s) for unit in ("seconds", "busy_s") for s in timing[unit]]
         bad = [f"{what} = {n!r}" for what, n in (*amounts.items(), *runs) if not _is_amount(n)]
         if bad or not timing["seconds"]:
-            told = ", ".join(bad) or "no runs"
-            raise TableError(f"{path}: {name}: {told}; all are finite numbers from 0.")
+            reason = ", ".join(bad) or "no runs"
+            raise TableError(f"{path}: {name}: {reason}; all are finite numbers from 0.")
 
 
 def _is_amount(value: Any) -> bool:
@@ -176,17 +176,21 @@ def _names(rows: Sequence[CoreTime]) -> list[str]:
 
 
 def _told_apart(rows: Sequence[CoreTime]) -> tuple[list[CoreTime], tuple[str, ...]]:
-    """Rows of the figures that they tell apart, and the other figures.
+    """Return the rows with only the figures that a fit can determine, and the other figures.
 
-    One whose amounts follow from those of others in every row has no time of its own: a time per
-    execution, where all executions were of one size.
+    A figure is left out if its amounts are a linear combination of other figures' amounts in every
+    row. For example, the time per execution is left out if all executions had one size.
     """
     names = _names(rows)
     kept: list[str] = []
+    # The fit minimises relative errors, so a row's amounts count per measured second.
     weights = {n: np.array([r.amounts.get(n, 0.0) / r.seconds for r in rows]) for n in names}
     for name in names:
+        # Dividing by the largest entry gives every figure one scale, so that one tolerance fits.
         columns = np.stack([weights[n] / weights[n].max() for n in (*kept, name)])
         if np.linalg.matrix_rank(columns, tol=1e-6) > len(kept):
             kept.append(name)
-    told = [CoreTime(r.name, {n: r.amounts.get(n, 0.0) for n in kept}, r.seconds) for r in rows]
-    return told, tuple(name for name in names if name not in kept)
+    kept_rows = [
+        CoreTime(r.name, {n: r.amounts.get(n, 0.0) for n in kept}, r.seconds) for r in rows
+    ]
+    return kept_rows, tuple(name for name in names if name not in kept)

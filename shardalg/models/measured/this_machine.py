@@ -81,9 +81,10 @@ def runs(lowered: Lowered, arguments: Sequence[Any], repeats: int) -> Timing:
     """Run a plan on arguments after one warm-up run."""
     placed = lowered.entering(*arguments)
     warm = once(lowered, placed)[0].seconds
-    made = [once(lowered, placed)[0] for _ in range(repeats)]
+    timings = [once(lowered, placed)[0] for _ in range(repeats)]
+    # CPU devices share the cores of the machine, so processor time replaces the clock's time.
     shared = lowered.run.mesh.devices.flat[0].platform == "cpu"
-    return Timing.of(made, shared=shared, warm_up_s=warm)
+    return Timing.of(timings, shared=shared, warm_up_s=warm)
 
 
 def amounts(planned: Plan) -> dict[str, float]:
@@ -98,23 +99,24 @@ def calibrated(rough: Hardware, fit: CoreFit) -> Hardware:
         f"least squares on {len(errors)} measurements; each foretold by the others: median error "
         f"{statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
     )
+    # The fit gives seconds per unit; a rate is the inverse. Latencies are seconds already.
     units = {**UNITS, **OPERATOR_UNITS}
     figures = {
         name: each if units[name.partition(".")[0]] == "s" else 1 / max(each, _NO_TIME)
         for name, each in fit.seconds.items()
     }
     memory = figures.pop(MEMORY, math.inf)
-    told = [Source(name, value, how) for name, value in figures.items()]
-    told += [Source(MEMORY, memory, how)] if math.isfinite(memory) else []
+    fitted = [Source(name, value, how) for name, value in figures.items()]
+    fitted += [Source(MEMORY, memory, how)] if math.isfinite(memory) else []
     peaks = _peaks(figures)
-    told += [Source(f"peak_flops_per_s.{dtype}", value, how) for dtype, value in peaks.items()]
+    fitted += [Source(f"peak_flops_per_s.{dtype}", value, how) for dtype, value in peaks.items()]
     kept = ("link_bytes_per_s", "latency_s", "hbm_bytes", "cores")
     return replace(
         rough,
         peak_flops_per_s=tuple(peaks.items()) or rough.peak_flops_per_s,
         hbm_bytes_per_s=memory,
         operators=OperatorRates(tuple(figures.items())),
-        sources=(*told, *(s for s in rough.sources if s.figure in kept)),
+        sources=(*fitted, *(s for s in rough.sources if s.figure in kept)),
     )
 
 

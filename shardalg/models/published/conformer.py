@@ -85,12 +85,12 @@ class Conformer:
     @property
     def pipe(self) -> Pipeline:
         """The layers as a pipeline."""
-        plan = self.schedule
+        schedule = self.schedule
         return pipeline(
             partial(layer, self),
-            stages=plan.stages,
-            microbatches=plan.microbatches,
-            rounds=plan.rounds,
+            stages=schedule.stages,
+            microbatches=schedule.microbatches,
+            rounds=schedule.rounds,
             remat=self.remat,
         )
 
@@ -165,8 +165,10 @@ def _attention(config: Conformer, weights: Any, x: Array) -> Array:
 def _convolution(config: Conformer, weights: Any, x: Array) -> Array:
     """Gated pointwise, depthwise over K frames (a sum of shifts), norm, pointwise."""
     gated = jnp.einsum("bsm,mg->bsg", x, weights["pointwise_1"])
-    made, gate = jnp.split(gated, 2, -1)
-    padded = jnp.pad(made * jax.nn.sigmoid(gate), ((0, 0), (config.K // 2, config.K), (0, 0)))
+    value, gate = jnp.split(gated, 2, -1)
+    padded = jnp.pad(value * jax.nn.sigmoid(gate), ((0, 0), (config.K // 2, config.K), (0, 0)))
+    # A depthwise convolution as K shifted products: each feature has its own taps, so that no
+    # features are contracted.
     taps = (padded[:, k : k + config.S] * weights["depthwise"][k] for k in range(config.K))
     x = jax.nn.silu(_norm(config, sum(taps, jnp.zeros_like(x))))
     return jnp.einsum("bsm,mo->bso", x, weights["pointwise_2"])

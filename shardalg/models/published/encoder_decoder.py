@@ -101,6 +101,7 @@ class EncoderDecoder:
         decode = self.pipelined(partial(_decoder_layer, config.dense))
         y, _ = decode(params["decoder"], (y, encoded))
         logits = transformer.logits(config.dense, embedding, annotate(y, "embedded"))
+        # Each part of the encoder added its loss: the mean over parts does not grow with depth.
         balance = jnp.mean(unbalanced) / (self.encoder.L // 2)
         return transformer.cross_entropy(logits, targets) + BALANCE * balance
 
@@ -125,7 +126,7 @@ class EncoderDecoder:
 
 
 def _stacked(weight: Parameter, stacked: str) -> Parameter:
-    """Numbered by stage and place in it, instead of by place alone; E stays an own dimension."""
+    """Return the weight with its leading layer dimension split in two: stage, and layer of it."""
     return Parameter(stacked + weight.dims[1:], weight.rows, weight.stacked + 1)
 
 

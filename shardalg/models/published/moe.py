@@ -124,6 +124,8 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
     shares = jax.nn.softmax(jnp.einsum("bsm,me->bse", x.astype(jnp.float32), w_gate), -1)
     first = jax.nn.one_hot(jnp.argmax(shares, -1), config.E)
     second = jax.nn.one_hot(jnp.argmax(jnp.where(first > 0, -1.0, shares), -1), config.E)
+    # A token's place in an expert's buffer is the number of earlier tokens of its sequence there:
+    # an exclusive prefix sum. Second choices queue behind all first choices.
     place_1 = jnp.cumsum(first, 1) - first
     place_2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
     both = shares * (first + second)
@@ -132,6 +134,7 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
         (both * chosen)[..., None] * jax.nn.one_hot(_at(place, chosen), config.C)
         for place, chosen in ((place_1, first), (place_2, second))
     )
+    # The share of first choices is constant for the gradient (argmax); the mean gate carries it.
     busy = jnp.mean(first, 1) * jnp.mean(shares, 1)
     return annotate(first_way + second_way, "masks"), config.E * jnp.sum(busy, -1)
 
@@ -151,19 +154,21 @@ def experts(config: MoEConfig, weights: Any, shares: Array, x: Array) -> Array:
     """Dispatch tokens to their experts and combine the results, weighted by `shares` (figure 8)."""
     w_in, w_out = (weights[name].astype(config.dtype) for name in ("w_in", "w_out"))
     sent = jnp.einsum("bsm,bsec->ebcm", x, (shares > 0).astype(config.dtype))
+    # Two annotations of one value: first along B, then along E. The reshard between them is the
+    # all-to-all that sends tokens to the devices of their experts.
     sent = annotate(annotate(sent, "dispatched"), "expert_input")
     hidden = jax.nn.relu(jnp.einsum("ebcm,emh->ebch", sent, w_in))
-    made = jnp.einsum("ebch,ehm->ebcm", annotate(hidden, "expert_hidden"), w_out)
-    made = annotate(annotate(made, "expert_output"), "combined")
-    return jnp.einsum("ebcm,bsec->bsm", made, shares.astype(config.dtype))
+    out = jnp.einsum("ebch,ehm->ebcm", annotate(hidden, "expert_hidden"), w_out)
+    out = annotate(annotate(out, "expert_output"), "combined")
+    return jnp.einsum("ebcm,bsec->bsm", out, shares.astype(config.dtype))
 
 
 def moe_layer(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:
     """Attention, then experts, each behind a norm and a residual."""
     dense = config.dense
     x = x + transformer.attention(dense, weights, transformer.norm(dense, x))
-    made, balance = moe(config, weights, transformer.norm(dense, x))
-    return annotate(x + made, "layer_output"), balance
+    combined, balance = moe(config, weights, transformer.norm(dense, x))
+    return annotate(x + combined, "layer_output"), balance
 
 
 def pair(config: MoEConfig, weights: Any, x: Array) -> tuple[Array, Array]:

@@ -130,14 +130,16 @@ def _twice(weights: Any, name: str, x: Array) -> Array:
     """Two convolutions of three taps in each direction, each normalised and cut off at zero."""
     for which in ("first", "second"):
         kernel = weights[f"{name} {which}"]
-        made = lax.conv_general_dilated(x, kernel, (1, 1, 1), "SAME", dimension_numbers=_NAMES)
-        x = jax.nn.relu(_norm(made))
+        # "SAME" with three taps reads one element beyond each end: the halo of a sharded depth.
+        convolved = lax.conv_general_dilated(x, kernel, (1, 1, 1), "SAME", dimension_numbers=_NAMES)
+        x = jax.nn.relu(_norm(convolved))
     return x
 
 
 def _norm(x: Array) -> Array:
     """Zero mean and unit variance of each channel of an image, computed in float32."""
     x32 = x.astype(jnp.float32)
+    # Mean and mean square come from one pass over the image, so that XLA can fuse both sums.
     mean = jnp.mean(x32, (1, 2, 3), keepdims=True)
     square = jnp.mean(jnp.square(x32), (1, 2, 3), keepdims=True)
     return ((x32 - mean) * lax.rsqrt(square - jnp.square(mean) + 1e-5)).astype(x.dtype)
