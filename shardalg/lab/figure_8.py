@@ -34,6 +34,7 @@ def layer_plan(mesh: Mesh, layout: DimensionAxes, config: MoEConfig = SIZES) -> 
     whole, types = model.strategy(mesh, layout), model.types()["layers"]["moe"]
     specs = whole.in_shardings[0]["layers"]["moe"]  # type: ignore[index]
     names = ("w_in", "w_out")
+    # The leading dimension numbers layers; the figure has one layer.
     weights = {name: jax.ShapeDtypeStruct(types[name].shape[1:], "float32") for name in names}
     laid_out = {name: PartitionSpec(*tuple(specs[name])[1:]) for name in names}
     sizes = {letter: getattr(config, letter) for letter in "BSECM"}

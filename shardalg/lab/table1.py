@@ -88,6 +88,7 @@ def paper_order(denominators: Denominators) -> Order:
     >>> paper_order(("X", "Y")), paper_order(("XY",)), paper_order(())
     (O(1/X + 1/Y), O(1/(X*Y)), 0)
     """
+    # "XY" is the product of both axes, and an empty tuple a cost of zero.
     products = (1 / math.prod(map(symbol, axes), start=Formula.of(1)) for axes in denominators)
     return Order(tuple(sorted(products, key=str)))
 

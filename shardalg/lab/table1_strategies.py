@@ -130,6 +130,7 @@ def count_annotations(config: Config, strategy: Strategy) -> int:
     layers = arguments[0]["layers"]
     weights = layers if config.scan else layers[0]
     given = {name: spec for name, spec in weights.items() if spec is not None}
+    # The paper counts the projections of queries, keys and values as one annotation.
     shared = {given.pop(name) for name in ("w_q", "w_k", "w_v") if name in given}
     return len(given) + len(shared) + sum(name in LAYER_SITES for name in dict(strategy.sites))
 
@@ -182,6 +183,7 @@ def _weight_dims(config: Config, part: training.Part) -> dict[str, Any]:
 def _state_specs(config: Config, spec: Callable[[Dims], PartitionSpec]) -> dict[str, Any]:
     """Return the shardings of Adafactor's moments, from the dimensions of the weights."""
 
+    # The row moments keep the contracted dimensions of a weight, the column moments the others.
     def moments(factors: Any, dims: Dims) -> dict[str, PartitionSpec]:
         row, column = factors.split(dims)
         return {"row": spec(row), "column": spec(column)}

@@ -159,6 +159,7 @@ def interpolated_memory(low: Liveness, high: Liveness, share: float) -> Liveness
         return round(one + (other - one) * share)
 
     classes = dict.fromkeys((*low.by_class, *high.by_class))
+    # A class that one model lacks has no bytes there.
     sizes = {c: line(low.by_class.get(c, 0), high.by_class.get(c, 0)) for c in classes}
     alive = tuple(Alive(-1, name, name, size) for name, size in sizes.items())
     return Liveness(

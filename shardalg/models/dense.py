@@ -110,6 +110,7 @@ class DenseTransformer:
             raise StrategyError(
                 f"a batch of {self.batch} has no {self.microbatches} equal microbatches."
             )
+        # Building the config checks the values that this class does not check, such as kv_heads.
         _ = self.config
 
     @cached_property
@@ -165,6 +166,8 @@ class DenseTransformer:
         def add(total: Any, part: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, both(params, *part)), None
 
+        # Microbatch m has the samples m, m + microbatches, ...: a batch that is split over devices
+        # stays in place, and each device has a part of every microbatch.
         parts = [
             jnp.swapaxes(ids.reshape(-1, self.microbatches, self.seq), 0, 1)
             for ids in (tokens, targets)

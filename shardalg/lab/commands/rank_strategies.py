@@ -55,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the ranking; after Ctrl-C print the candidates priced so far and return 130."""
+    # Ranking runs no program, so JAX need not take hold of an accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if options.html is not None:  # no search for nothing
         check_place(options.html)

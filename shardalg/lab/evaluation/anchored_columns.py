@@ -93,6 +93,7 @@ def unet(here: Column) -> Plan:
     """Plan the step of a column of Table 8, with images padded to full tiles of a core."""
     facts = here.facts
     x, y = facts["mesh"]
+    # X splits the batch: each core has whole tiles of IMAGES rows, the last ones padding.
     batch = x * IMAGES * math.ceil(facts["B"] / x / IMAGES)
     config = UNet3D(batch=batch, size=facts["image"][0], width=128, levels=4)
     return config.model.plan(Mesh({"X": x, "Y": y}), SPATIAL)

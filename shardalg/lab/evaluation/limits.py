@@ -137,6 +137,7 @@ def products(plan: Plan, chip: Hardware) -> Table:
         # Each block is read or written once: the least traffic that a product can have.
         moved = sum(v.bytes for v in blocks)
         arithmetic, traffic = flops / chip.peak("bfloat16"), moved / chip.hbm_bytes_per_s
+        # Roofline: the slower of arithmetic and memory traffic bounds the product.
         bound = "arithmetic" if arithmetic >= traffic else "memory"
         shape = " x ".join(map(str, blocks[-1].shape))
         rows.append((shape, instruction.phase, flops, moved, flops / moved, bound))

@@ -189,9 +189,11 @@ def loss(sizes: LlamaSizes, params: Any, tokens: Array, targets: Array) -> Array
     if sizes.scan:
         x, _ = lax.scan(lambda x, weights: (layer(weights, x), None), x, params["layers"])
     else:
+        # JAX traces one jitted function once, however many layers call it.
         layer = jax.jit(layer)
         for weights in params["layers"]:
             x = layer(weights, x)
+    # A tied model multiplies by the embedding again instead of by a table of its own.
     output = params["embedding" if sizes.tied else "output"].astype(jnp.bfloat16)
     logits = jnp.einsum("bsm,vm->bsv", _norm(x, params["norm"]), output).astype(jnp.float32)
     number = lax.broadcasted_iota(jnp.int32, logits.shape, 2)
@@ -246,6 +248,7 @@ def arguments(sizes: LlamaSizes) -> tuple[Any, ...]:
     }
     layers: Any = layer if sizes.scan else tuple(dict(layer) for _ in range(sizes.layers))
     params = {**outer, "layers": layers}
+    # Adam has two moments with the types of the parameters, each a tree of its own.
     copy = jax.tree.map(lambda leaf: leaf, params)
     tokens = jax.ShapeDtypeStruct((sizes.batch, sizes.seq), jnp.int32)
     return params, (params, copy, jax.ShapeDtypeStruct((), jnp.int32)), tokens, tokens
@@ -258,6 +261,7 @@ def strategy(sizes: LlamaSizes, mesh: Mesh) -> Strategy:
     def entry(axes: tuple[str, ...]) -> Any:
         return None if not axes else axes[0] if len(axes) == 1 else axes
 
+    # Axes that the mesh does not have, or that have one device, are left out of the specs.
     batch = entry(tuple(axis for axis in BATCH_AXES if axis in names))
     shard = entry(tuple(axis for axis in WEIGHT_AXES if axis in names))
     tensor = entry(tuple(axis for axis in ("tensor",) if axis in names))

@@ -82,6 +82,7 @@ def predicted_against_measured(
     every = [p for points in found.values() for p in points]
     low, high = (f(p.measured for p in every) for f in (min, max))
     ends = [low / 1.25, high * 1.25]
+    # The wider band first: the narrower one is drawn over it and gets the darker shade.
     for band in BANDS[::-1]:
         edges = [[end * (1 + sign * band) for end in ends] for sign in (-1, 1)]
         above.fill_between(ends, *edges, color=INK, alpha=0.08, lw=0)

@@ -72,6 +72,7 @@ def training_columns(candidates: tuple[Column, ...] | None = None) -> tuple[Colu
 
     def information(chosen: tuple[Column, ...]) -> float:
         matrix = np.array([rows[each] for each in chosen])
+        # Matrix of second derivatives of the squared relative errors, by the two constants.
         return float(np.linalg.det(matrix.T @ matrix))
 
     # D-optimal design: the largest determinant has the smallest confidence region.
@@ -97,6 +98,7 @@ def with_pipelines(constants: Calibration) -> Calibration:
     exposed = constants.changed(**dict.fromkeys(EXPOSED, 1.0))
     sent = sum(i.time_s for i in items(work, exposed) if i.is_communication)
     computed = step_time_s(replace(work, pipelined=False), exposed) - sent
+    # The step is `sent + value * computed`, solved for the constant.
     value = (anchor.measured[STEP] - sent) / computed
     provenance = {**constants.provenance, PIPELINED: f"{anchor.id} of Table 4 alone, solved for"}
     return replace(constants.changed(**{PIPELINED: value}), provenance=provenance)

@@ -78,6 +78,7 @@ class ExploredPlan:
         total = next(iter(self.beside.where(kind="all")))
         compared = self.compared
         ours, theirs = total["wire_bytes_per_step"], total["xla_wire_bytes_per_step"]
+        # XLA may send nothing, for which no ratio exists.
         ratio = round(ours / theirs, 3) if theirs else None
         errors = compared.relative_error, compared.xla_relative_error
         return (self.name, *(float(f"{e:.1e}") for e in errors), ours, theirs, ratio)

@@ -75,6 +75,7 @@ rematerialises nothing. For the finalized strategy the paper measured {step_time
 
 def plans_of(settings: Settings, name: str) -> dict[str, Plan]:
     """Plan the same part under each strategy; it is traced once."""
+    # Strategies differ in annotations only, so all plans start from one traced graph.
     first, *others = settings.strategies
     plans = {first: plan_part(settings.config, settings.mesh, first, name)}
     for other in others:

@@ -166,6 +166,7 @@ def _convolution(config: Conformer, weights: Any, x: Array) -> Array:
     """Gated pointwise, depthwise over K frames (a sum of shifts), norm, pointwise."""
     gated = jnp.einsum("bsm,mg->bsg", x, weights["pointwise_1"])
     value, gate = jnp.split(gated, 2, -1)
+    # The padding before the first frame centres the taps; the slices drop the surplus at the end.
     padded = jnp.pad(value * jax.nn.sigmoid(gate), ((0, 0), (config.K // 2, config.K), (0, 0)))
     # A depthwise convolution as K shifted products: each feature has its own taps, so that no
     # features are contracted.

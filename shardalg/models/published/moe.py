@@ -123,12 +123,14 @@ def gating(config: MoEConfig, w_gate: Array, x: Array) -> tuple[Array, Array]:
     """
     shares = jax.nn.softmax(jnp.einsum("bsm,me->bse", x.astype(jnp.float32), w_gate), -1)
     first = jax.nn.one_hot(jnp.argmax(shares, -1), config.E)
+    # Shares are positive, so -1 excludes the first expert from the second choice.
     second = jax.nn.one_hot(jnp.argmax(jnp.where(first > 0, -1.0, shares), -1), config.E)
     # A token's place in an expert's buffer is the number of earlier tokens of its sequence there:
     # an exclusive prefix sum. Second choices queue behind all first choices.
     place_1 = jnp.cumsum(first, 1) - first
     place_2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
     both = shares * (first + second)
+    # The weights of both experts add up to 1, as in GShard.
     both = both / jnp.sum(both, -1, keepdims=True)
     first_way, second_way = (
         (both * chosen)[..., None] * jax.nn.one_hot(_at(place, chosen), config.C)

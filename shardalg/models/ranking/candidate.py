@@ -154,6 +154,7 @@ class Candidate:
             )
         if model.batch % count:
             raise _uneven(model.batch, (model.batch, model.seq), count, axes)
+        # Two int32 arrays of equal shape: the tokens and their targets.
         return 2 * model.batch * model.seq * _TOKEN_BYTES // count
 
     def state_bytes(self) -> int:

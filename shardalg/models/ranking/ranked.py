@@ -299,6 +299,7 @@ class _CandidateSearch:
     def over(self, found: Sequence[Candidate | Refused]) -> Ranking:
         """Return the fitting candidates by seconds per sample; if interrupted, those so far."""
         groups = by_step(self.dividing(found))
+        # Progress counts all candidates, so the first priced one comes after the refused ones.
         first, left = len(found) - sum(map(len, groups)) + 1, 0
         numbers = list(accumulate(map(len, groups), initial=first))
         tasks = [self.task(group) for group in groups]

@@ -138,6 +138,7 @@ class Workers:
             with self._lock:
                 self._taken = len(self.tasks)
                 self._ended.set()
+                # A killed worker closes its pipe, which ends the thread that reads its answer.
                 for process in self._processes:
                     process.kill()
             others.join()
@@ -172,6 +173,7 @@ class Workers:
         """Yield the numbers of tasks; the next free process takes each."""
         while True:
             with self._lock:
+                # Threads take tasks at the same time: the lock gives each task to one of them.
                 place, self._taken = self._taken, self._taken + 1
             if place >= len(self.tasks):
                 self._ended.set()
