@@ -121,8 +121,15 @@ def axes_of(mesh: Mesh, digits: set[Digit], jax_mesh: JaxMesh | AbstractMesh) ->
             )
     taken = set(mesh.axis_names)
     places = [Digit(low, high // low) for low, high in pairwise(borders)][::-1]
-    named = tuple((_place_name(mesh, place, taken), place) for place in places)
-    return Axes(named, _cut(jax_mesh, named))
+    named = []
+    for place in places:
+        ref = mesh.axis_ref(place)
+        name = ref.name if ref.size is None else f"{ref.name}_{ref.pre}_{ref.size}"
+        # The mesh may have an axis with the name of a sub-axis already, such as "X_1_2".
+        while ref.size is not None and name in taken:
+            name += "_"
+        named.append((name, place))
+    return Axes(tuple(named), _cut(jax_mesh, tuple(named)))
 
 
 def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]) -> Any:
@@ -132,14 +139,6 @@ def _cut(jax_mesh: JaxMesh | AbstractMesh, places: tuple[tuple[str, Digit], ...]
     if isinstance(jax_mesh, AbstractMesh):
         return AbstractMesh(shape, names, axis_types=types)
     return JaxMesh(np.asarray(jax_mesh.devices).reshape(shape), names, axis_types=types)
-
-
-def _place_name(mesh: Mesh, place: Digit, taken: set[str]) -> str:
-    ref = mesh.axis_ref(place)
-    name = ref.name if ref.size is None else f"{ref.name}_{ref.pre}_{ref.size}"
-    while ref.size is not None and name in taken:
-        name += "_"
-    return name
 
 
 # The flag of XLA that sets how many CPU devices there are.
@@ -158,15 +157,15 @@ def host_devices(n: int) -> list[jax.Device]:
     if not isinstance(n, int) or n < 1:
         raise DeviceError(f"host_devices(n) needs a number of devices of at least 1, got {n!r}.")
     # JAX refuses the flag and the option together.
-    told = FORCED in os.environ.get("XLA_FLAGS", "")
-    if not told:  # both at once is an error of JAX
+    forced = FORCED in os.environ.get("XLA_FLAGS", "")
+    if not forced:  # both at once is an error of JAX
         try:
             jax.config.update("jax_num_cpu_devices", n)
         except RuntimeError:  # JAX has started: what it has is what there is
             pass
     devices = jax.devices("cpu")
     if len(devices) < n:
-        why = f"XLA_FLAGS sets --{FORCED}" if told else "JAX started before"
+        why = f"XLA_FLAGS sets --{FORCED}" if forced else "JAX started before"
         raise DeviceError(
             f"{n} CPU devices asked for, this process has {len(devices)}: {why}. Call "
             f"host_devices({n}) before anything else uses JAX, or start Python with "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -176,7 +176,7 @@ def _sent(attributes: Any) -> bool:
 
 def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
     """One sort of instructions, run on blocks of ones."""
-    held = lowered.program.locals
+    locals_ = lowered.program.locals
     operands = list(dict.fromkeys(v for one in sort.first for v in one.operands))
     emitter = Emitter(lowered.program, lowered.graph, lowered.run, lowered.tiled)
 
@@ -189,7 +189,12 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
         return [result for results in made for result in results]
 
     mesh, names = lowered.run.mesh, lowered.run.all_names
-    blocks = [_ones(mesh, names, held[v].shape, held[v].dtype) for v in operands]
+    # A leading dimension over the devices makes one global array of the devices' equal blocks.
+    types, layout = [locals_[v] for v in operands], NamedSharding(mesh, PartitionSpec(names))
+    blocks = []
+    for t in types:
+        ones = partial(jnp.ones, (mesh.size, *t.shape), item_type(t.dtype))
+        blocks.append(jax.jit(ones, out_shardings=layout)())
     shared = mesh.devices.flat[0].platform == "cpu"
     taken = [
         repeated(_compiled(mesh, names, function, blocks), repeats, shared=shared)
@@ -200,18 +205,11 @@ def _timed(lowered: Lowered, sort: InstructionKind, repeats: int) -> Alone:
         f"%{sort.first[0].results[0]}",
         sort.kind,
         sort.axes,
-        tuple(repr(held[v]) for v in operands),
+        tuple(map(repr, types)),
         sort.count,
         taken[0].without(taken[1]),
         sort.predicted_s,
     )
-
-
-def _ones(mesh: Any, names: tuple[str, ...], shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Return a block of ones on every device, with a leading dimension over the devices."""
-    layout = NamedSharding(mesh, PartitionSpec(names))
-    make = jax.jit(lambda: jnp.ones((mesh.size, *shape), item_type(dtype)), out_shardings=layout)
-    return make()
 
 
 def _compiled(
@@ -265,13 +263,14 @@ class StandIns(Emitter):
         """Return the emitting function of the devices, except for collectives."""
         if not isinstance(instruction.attributes, Collective):
             return EMIT[type(instruction.attributes)]
-        return _stood_in
 
+        def stand_in(emitter: Emitter, instruction: Instruction, *operands: Any) -> list[Any]:
+            # A collective may have more results than operands; the last operand fills the rest.
+            results = [emitter.program.locals[r] for r in instruction.results]
+            sources = [*operands, *[operands[-1]] * len(results)]
+            return [_shaped(x, r.shape, r.dtype) for x, r in zip(sources, results, strict=False)]
 
-def _stood_in(emitter: Emitter, instruction: Instruction, *operands: Any) -> list[Any]:
-    held = [emitter.program.locals[r] for r in instruction.results]
-    given = [*operands, *[operands[-1]] * len(held)]
-    return [_shaped(x, r.shape, r.dtype) for x, r in zip(given, held, strict=False)]
+        return stand_in
 
 
 def _shaped(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -305,9 +304,9 @@ class OneShard:
 
     @property
     def _structs(self) -> list[Any]:
-        held = self.lowered.program
+        program = self.lowered.program
         where = jax.sharding.SingleDeviceSharding(self.device)
-        locals_ = [held.locals[index] for index in held.block.arguments]
+        locals_ = [program.locals[index] for index in program.block.arguments]
         return [jax.ShapeDtypeStruct(x.shape, item_type(x.dtype), sharding=where) for x in locals_]
 
     @cached_property

@@ -159,19 +159,24 @@ class BesideCompiler(Answer):
         programs = (("compiled", self.compiled), ("xla", self.xla))
         rows = (
             (name, *row)
-            for name, made in programs
-            if made.out_of_memory is None
-            for row in (*_flops(self.planned, made), *_differences(self.planned.moved, moved(made)))
+            for name, program in programs
+            if program.out_of_memory is None
+            for row in (
+                *_flops(self.planned, program),
+                *_differences(self.planned.moved, moved(program)),
+            )
         )
         return Table(DIFFERENCE_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
         """Return the target, a line if it does not fit, the table, the differences, and notes."""
-        told = [f"{self.where}: planned, compiled, and the same function partitioned by XLA."]
-        for name, made in (("the lowered program", self.compiled), ("XLA's program", self.xla)):
-            if made.out_of_memory is not None:
-                told.append(f"Out of memory: {name}: {made.out_of_memory.splitlines()[0][:300]}")
-        return (*told, self.table, "Other than planned:", self.differences, *self.notes)
+        lines = [f"{self.where}: planned, compiled, and the same function partitioned by XLA."]
+        programs = (("the lowered program", self.compiled), ("XLA's program", self.xla))
+        for name, program in programs:
+            if program.out_of_memory is not None:
+                message = program.out_of_memory.splitlines()[0][:300]
+                lines.append(f"Out of memory: {name}: {message}")
+        return (*lines, self.table, "Other than planned:", self.differences, *self.notes)
 
 
 def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> BesideCompiler:
@@ -187,9 +192,9 @@ def beside_compiler(lowered: Lowered, planned: Figures, target: Target) -> Besid
     return BesideCompiler(where, planned, answers["ours"], answers["xla"], tuple(notes))
 
 
-def moved(made: Compiled) -> Moved:
+def moved(compiled: Compiled) -> Moved:
     """Return the collectives of a compiled program by kind and axes."""
-    rows = ((c.kind, ",".join(c.axes), c.count, c.wire_bytes) for c in made.collectives)
+    rows = ((c.kind, ",".join(c.axes), c.count, c.wire_bytes) for c in compiled.collectives)
     return summed(rows)
 
 
@@ -220,41 +225,50 @@ def _error(planned: object, other: object) -> float | None:
     return planned / other - 1
 
 
-def _flops(planned: Figures, made: Compiled) -> Iterator[tuple[object, ...]]:
-    if made.flops is None or abs(planned.flops / made.flops - 1) <= MOST_FLOPS:
+def _flops(planned: Figures, compiled: Compiled) -> Iterator[tuple[object, ...]]:
+    """Yield a row of `differences` if the compiler counts other flops than the plan."""
+    if compiled.flops is None or abs(planned.flops / compiled.flops - 1) <= MOST_FLOPS:
         return
-    beside = (flops - planned.product_flops for flops in (planned.flops, made.flops))
-    told = "beside the {:.4g} of products: {:.3g} planned, {:.3g} counted"
-    yield (
-        "flops", "", planned.flops, made.flops, told.format(planned.product_flops, *beside),
-    )  # fmt: skip
+    # Products have the same flops in both counts, so only the other operators can differ.
+    products = planned.product_flops
+    others = (flops - products for flops in (planned.flops, compiled.flops))
+    cause = "products: {:.4g} flops; other operators: {:.3g} planned, {:.3g} compiled"
+    yield "flops", "", planned.flops, compiled.flops, cause.format(products, *others)
 
 
-def _differences(planned: Moved, made: Moved) -> Iterator[tuple[object, ...]]:
-    for kind, axes in sorted({*planned, *made}):
-        (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in (planned, made))
+def _differences(planned: Moved, compiled: Moved) -> Iterator[tuple[object, ...]]:
+    """Yield a row of `differences` per kind and axes whose number or bytes differ."""
+    both = (planned, compiled)
+    for kind, axes in sorted({*planned, *compiled}):
+        (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in both)
         near = abs(its - sent) <= SLACK * max(its, sent)
         if near and its_count == count:
             continue
-        yield kind, axes, sent, its, _cause(kind, axes, (planned, made), near)
-
-
-def _less(both: tuple[Moved, Moved], kind: str, axes: str) -> tuple[int, float]:
-    """Return how many fewer collectives of a kind the compiler has, and their bytes."""
-    (count, sent), (its_count, its) = (m.get((kind, axes), (0, 0)) for m in both)
-    return count - its_count, sent - its
+        yield kind, axes, sent, its, _cause(kind, axes, both, near)
 
 
 def _cause(kind: str, axes: str, both: tuple[Moved, Moved], near: bool) -> str:
+    """Return the probable cause of a difference between planned and compiled collectives.
+
+    Args:
+      both: the collectives of the plan, and of the compiled program.
+      near: whether both send the same bytes, except for the padding of tiles.
+    """
     (count, _), (its_count, _) = (m.get((kind, axes), (0, 0)) for m in both)
     if near and its_count < count:
         return f"combined: {count} as {its_count}"
     if kind == "all_gather" and its_count != count:
-        more = f"gathered {its_count - count} times more" if its_count > count else ""
-        return more or f"kept: gathered {count - its_count} times less"
-    (scatters, parts), (reduces, whole) = (_less(both, name, axes) for name in _REDUCES)
-    # All-reduces that were joined are fewer too, and send twice what the reduce-scatters would.
+        verb = "gathered again" if its_count > count else "copy kept"
+        return f"{verb}: {its_count} all-gathers, planned {count}"
+    # Per kind of reduction, how many the compiler has fewer than the plan, and their bytes.
+    fewer = []
+    for name in _REDUCES:
+        (ours, sent), (theirs, its) = (m.get((name, axes), (0, 0)) for m in both)
+        fewer.append((ours - theirs, sent - its))
+    (scatters, parts), (reduces, whole) = fewer
+    # If other all-reduces were combined, their number is no evidence. The bytes are: an all-reduce
+    # sends twice the bytes of the reduce-scatter that it replaces.
     is_whole = reduces < 0 or abs(whole + 2 * parts) <= -SLACK * whole
     if kind in _REDUCES and scatters > 0 and is_whole:
-        return f"all-reduced and then cut: {scatters} reduce-scatters"
-    return f"moved otherwise: {its_count}, planned {count}" if its_count != count else "padded"
+        return f"all-reduced and then sliced: {scatters} reduce-scatters"
+    return f"{its_count} collectives, planned {count}" if its_count != count else "padded"

@@ -162,8 +162,8 @@ def _as_written(graph: Graph, annotations: Annotations) -> tuple[Graph, Annotati
     # Node numbers differ between the two graphs, so sites are matched by their position in the
     # source. Sites with the same key are taken in order.
     known: dict[object, list[Sharding | None]] = {}
-    for site, asked in zip(graph.sites, annotations.sites, strict=True):
-        known.setdefault(_site_key(graph, site), []).append(asked)
+    for site, sharding in zip(graph.sites, annotations.sites, strict=True):
+        known.setdefault(_site_key(graph, site), []).append(sharding)
     found = [known.get(_site_key(written, site), []) for site in written.sites]
     sites = tuple(rows.pop(0) if rows else None for rows in found)
     return written, replace(annotations, sites=sites)
@@ -223,14 +223,14 @@ def _shapes(stage: Any) -> list[tuple[int, ...]]:
 
 
 def iterations_in(graph: Graph) -> Told:
-    """Return a function from a while of XLA's to the iterations that the graph has for it."""
+    """Return a function from a `while` instruction of XLA to its trip count in the graph."""
     known = {loop.node.index: loop.iterations for loop in while_loops(graph)}
 
-    def told(loop: HloInstruction) -> int | None:
+    def trip_count(loop: HloInstruction) -> int | None:
         node = node_of(loop.op_name)
         return None if node is None else known.get(node)
 
-    return told
+    return trip_count
 
 
 def _completion(
@@ -286,7 +286,7 @@ def _lowered(
     digits = {digit for sharding in given for dim in sharding.dims for digit in dim}
     axes = axes_of(annotations.mesh, digits, jax_mesh)
     sites = zip(graph.sites, annotations.sites, strict=True)
-    asked = _ConstrainedFunction(
+    constrained = _ConstrainedFunction(
         graph, axes, annotations, {site.node: s for site, s in sites if s is not None}
     )
     types = [graph.values[value].type for value in graph.arguments]
@@ -294,9 +294,9 @@ def _lowered(
     # unused replicated argument that names the mesh.
     everywhere = [NamedSharding(axes.mesh, PartitionSpec())] * probe
     jitted = jax.jit(
-        asked.function,
-        in_shardings=(*map(asked.border, annotations.arguments), *everywhere),
-        out_shardings=tuple(map(asked.border, annotations.results)),
+        constrained.function,
+        in_shardings=(*map(constrained.border, annotations.arguments), *everywhere),
+        out_shardings=tuple(map(constrained.border, annotations.results)),
         keep_unused=True,
     )
     structs = [jax.ShapeDtypeStruct(t.shape, item_type(t.dtype)) for t in types]
@@ -317,8 +317,15 @@ class _ConstrainedFunction:
     def function(self, *leaves: jax.Array) -> tuple[jax.Array, ...]:
         """Compute the results of the arguments; an additional, unused argument is allowed."""
         annotations = self.annotations
+
+        def at_site(node: Node, x: jax.Array) -> jax.Array:
+            # XLA decides the sharding of a site that the strategy does not annotate.
+            if (sharding := self.sites.get(node.index)) is None:
+                return x
+            return jax.lax.with_sharding_constraint(x, self._named(sharding))
+
         inside = map(self._uneven, leaves, annotations.arguments)
-        results = evaluate(self.graph, *inside, annotate=self._at_site, scope=_named)
+        results = evaluate(self.graph, *inside, annotate=at_site, scope=_named)
         return tuple(map(self._uneven, results, annotations.results))
 
     def border(self, sharding: Sharding | None) -> NamedSharding | None:
@@ -330,12 +337,6 @@ class _ConstrainedFunction:
 
     def _uneven(self, x: jax.Array, sharding: Sharding | None) -> jax.Array:
         if sharding is None or sharding.is_even:
-            return x
-        return jax.lax.with_sharding_constraint(x, self._named(sharding))
-
-    def _at_site(self, node: Node, x: jax.Array) -> jax.Array:
-        sharding = self.sites.get(node.index)
-        if sharding is None:
             return x
         return jax.lax.with_sharding_constraint(x, self._named(sharding))
 

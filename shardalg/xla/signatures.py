@@ -227,8 +227,10 @@ class HloSide:
         caller = self._caller.get(instruction.computation)
         if caller is None:
             return NOTHING
-        # A loop has one tuple operand; a condition's first operand is its predicate.
-        first = {"while": 0, "conditional": 1 + _branch(caller, instruction.computation)}
+        # A loop has one tuple operand. A conditional has its predicate first, and then one operand
+        # per branch computation.
+        branches, own = _callees(caller), instruction.computation
+        first = {"while": 0, "conditional": 1 + (branches.index(own) if own in branches else 0)}
         operands = self._operands(caller)
         position = first.get(caller.opcode, number)
         return self.above(operands[position], element) if position < len(operands) else NOTHING
@@ -273,8 +275,3 @@ def _callees(instruction: HloInstruction) -> list[str]:
     keys, attributes = _CALLS.get(instruction.opcode, ()), instruction.attributes
     listed = ",".join(attributes[key].strip("{}") for key in keys if key in attributes)
     return [name.strip().lstrip("%") for name in listed.split(",") if name.strip()]
-
-
-def _branch(caller: HloInstruction, computation: str) -> int:
-    names = _callees(caller)
-    return names.index(computation) if computation in names else 0

@@ -99,7 +99,7 @@ def test_wrong_shape_of_a_local():
         ("all_to_all", (3, 2), "cannot be split among 2 devices"),
         ("dynamic_slice", (3,), r"position 1 slices \[2, 4\) of 3 elements"),
         ("slice_at", (3,), r"position 1 slices \[2, 4\) of 3 elements of dimension 0"),
-        ("user", (3,), "no collective joins by 'user'"),
+        ("user", (3,), "no collective combines by 'user'"),
     ],
 )
 def test_steps_that_do_not_fit(attributes, shape, message):

@@ -182,7 +182,7 @@ def test_a_program_that_does_not_fit_is_an_answer(monkeypatch):
     assert rows["all_gather_count", "X"]["xla"] == 0
     assert rows["flops", ""]["xla_error"] == -0.5
     (told,) = [r["difference"] for r in beside.differences if r["kind"] == "flops"]
-    assert told == "beside the 1.5 of products: 0.5 planned, 2.5 counted"
+    assert told == "products: 1.5 flops; other operators: 0.5 planned, 2.5 compiled"
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,10 @@ def test_fused_scatters_combined_tuples_and_all_notations_of_groups(monkeypatch)
     told = {(r["kind"], r["mesh_axes"]): r["difference"] for r in beside.differences}
     assert told == {
         ("all_gather", "Y"): "combined: 2 as 1",
-        ("reduce_scatter", "X"): "all-reduced and then cut: 1 reduce-scatters",
-        ("all_reduce", "X"): "all-reduced and then cut: 1 reduce-scatters",
+        ("reduce_scatter", "X"): "all-reduced and then sliced: 1 reduce-scatters",
+        ("all_reduce", "X"): "all-reduced and then sliced: 1 reduce-scatters",
     }
-    # Its all-reduces are no more than planned: others of few bytes were joined.
+    # There are no more all-reduces than planned, because others of few bytes were combined.
     joined = replace(planned, moved=planned.moved | {("all_reduce", "X"): (2, 1)})
     beside = BesideCompiler("here", joined, answers["ours"], answers["ours"])
     assert {(r["kind"], r["mesh_axes"]): r["difference"] for r in beside.differences} == told

@@ -6,13 +6,12 @@ A reduce-scatter gets its pieces on a new leading dimension, too: it sends half 
 all-reduce, and takes 0.40 to 0.76 of the time of an all-reduce and a slice (4 to 16 MiB over 2, 4
 and 8 devices, in pairs, jaxlib 0.10.2; 0.97 to 1.02 at 16 KiB). Tiled along its own dimension it
 takes 2.4 to 5.8 times as long for the last dimension, 0.64 to 0.80 for another one that was tried.
-Elsewhere one tiled operation leaves the transposes to the compiler.
+Other backends get one tiled operation, whose transposes the compiler places.
 
-All-to-all on CPU devices, where XLA's own is slow along any dimension but the leading one.
-
-The largest and smallest float of a group of devices: XLA's own collective loses a NaN.
-
-Permutes of blocks; of what is fetched a reading takes what it is served, or its own block.
+An all-to-all concatenates the received blocks, and so does an all-gather. A reduction combines
+blocks elementwise. The maximum and minimum of floats have an emission of their own, because XLA's
+CPU collective loses a NaN. A halo exchange is a sequence of permutes; each device selects the
+block that it needs from the received blocks and its own.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from shardalg.spmd.instructions import (
 
 
 def all_to_all(x: Array, names: tuple[str, ...], a: AllToAll) -> Array:
-    """Split along one dimension, concatenated along another."""
+    """Split blocks along one dimension and concatenate the received pieces along another."""
     sent = pieces(x, a.split_dim, parts(a.digits))
     if a.concat_dim == 0 and not a.arriving and 1 not in sent.shape:
-        # What arrives is joined in its place. Where that is the result, and of 1 MiB or more, XLA
-        # keeps pieces in the result's memory until then (openxla issue 15207: temporary memory is
-        # 0.219 of the tensor, else 0.250 and a table of pointers for each all-to-all).
+        # If the result has 1 MiB or more, XLA keeps the received pieces in the result's memory
+        # until it concatenates them (openxla issue 15207: temporary memory is 0.219 of the tensor,
+        # else 0.250 and a table of pointers for each all-to-all).
         return lax.all_to_all(x, names, a.split_dim, 0, tiled=True)
     sent = _by_member(sent, a.digits, a.arriving or a.digits)
     senders = jnp.moveaxis(swapped(sent, names), 0, a.concat_dim)
@@ -75,8 +74,8 @@ def all_to_alls(x: Array, names: tuple[str, ...], a: AllToAlls) -> Array:
         sent = _by_member(lead, one.digits, one.arriving or one.digits)
         sizes.insert(0, count)
     arrived = swapped(sent.reshape(-1, *sent.shape[len(sizes) :]), names)
-    made = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
-    return _side_by_side(made, [one.concat_dim for one in a.exchanges])
+    blocks = arrived.reshape(*sizes, *sent.shape[len(sizes) :])
+    return _side_by_side(blocks, [one.concat_dim for one in a.exchanges])
 
 
 def _side_by_side(blocks: Array, dims: Sequence[int]) -> Array:
@@ -93,7 +92,7 @@ def _side_by_side(blocks: Array, dims: Sequence[int]) -> Array:
 
 
 def pieces(x: Array, dim: int, n: int) -> Array:
-    """`x` cut in `n` along `dim`, the pieces on a new leading dimension."""
+    """Return `x` split into `n` pieces along `dim`, stacked on a new leading dimension."""
     cut = x.reshape(*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
     return jnp.moveaxis(cut, dim, 0)
 
@@ -123,7 +122,7 @@ EXTREMA = {"max": (lax.pmax, "max"), "min": (lax.pmin, "min")}
 
 
 def extremum(x: Array, names: tuple[str, ...], combine: str) -> Array:
-    """`pmax` or `pmin` over mesh axes that gives NaN where a device has one, as one device does.
+    """Return `pmax` or `pmin` over mesh axes, with NaN where any device has a NaN.
 
     XLA's collectives on CPU keep what compares as larger or smaller, which a NaN never does (jaxlib
     0.10.2). So the collective is of integers in the order of the floats: their bits, those of
@@ -199,7 +198,7 @@ def _all_gather(emitter: Emitter, instruction: Instruction[AllGather], x: Array)
 
 
 def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Array:
-    """Return the blocks of all members along a dimension."""
+    """Return the blocks of all members of the group, concatenated along a dimension."""
     if not x.size:  # XLA gathers no empty arrays
         return jnp.concatenate([x] * lax.axis_size(names), dim)
     if tiled or dim == 0:
@@ -212,7 +211,7 @@ def gathered(x: Array, names: tuple[str, ...], dim: int, *, tiled: bool) -> Arra
 
 @emits(AllGathers)
 def _all_gathers(emitter: Emitter, instruction: Instruction[AllGathers], x: Array) -> list[Array]:
-    """Gather all blocks over the axes of every dimension at once, and put them in their places."""
+    """Gather all blocks at once, and concatenate them along every gathered dimension."""
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     if not names:
@@ -285,7 +284,7 @@ _FOLDS: dict[str, Callable[..., Array]] = {
 def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Return the function with NaN where its first operand is NaN.
 
-    There `lax` takes the second one, which may be the neutral number of a device that has none.
+    `lax` would return the second operand, which may be the identity from a device without elements.
     """
     return lambda x, y: jnp.where(x != x, x, extreme(x, y))
 
@@ -294,28 +293,22 @@ def _keeps_nan(extreme: Callable[[Array, Array], Array]) -> Callable[[Array, Arr
 OF_COMPLEX = {"max": _keeps_nan(lax.max), "min": _keeps_nan(lax.min)}
 
 
-def _in_pairs(blocks: Array, join: Callable[[Array, Array], Array]) -> Array:
-    """Blocks along the leading dimension joined two by two, from no number but their own.
-
-    What JAX reduces complex numbers from, `-inf + 0j`, is larger than `-inf - inf*1j`.
-    """
-    while len(blocks) > 1:
-        half = len(blocks) // 2
-        joined = join(blocks[:half], blocks[half : 2 * half])
-        blocks = jnp.concatenate([joined, blocks[2 * half :]])
-    return blocks[0]
-
-
 def folded(blocks: Array, combine: str) -> Array:
-    """Blocks along the leading dimension as one.
+    """Return the elementwise combination of blocks that are stacked on the leading dimension.
 
     Raises:
-      LoweringError: no collective joins so.
+      LoweringError: no collective combines blocks in this way.
     """
     if combine not in _FOLDS:
-        raise LoweringError(f"no collective joins by {combine!r}; known: {sorted(_FOLDS)}.")
+        raise LoweringError(f"no collective combines by {combine!r}; known: {sorted(_FOLDS)}.")
     if blocks.dtype.kind == "c" and combine in OF_COMPLEX:
-        return _in_pairs(blocks, OF_COMPLEX[combine])
+        # `jnp.max` of complex numbers starts from `-inf + 0j`, which is larger than
+        # `-inf - inf*1j`. A tree of pairs starts from the blocks alone.
+        while len(blocks) > 1:
+            half = len(blocks) // 2
+            pairs = OF_COMPLEX[combine](blocks[:half], blocks[half : 2 * half])
+            blocks = jnp.concatenate([pairs, blocks[2 * half :]])
+        return blocks[0]
     if blocks.dtype == jnp.bool_:
         # A sum of booleans saturates: it is true if one of them is.
         combine = {"sum": "or", "pick": "or", "max": "or", "min": "and"}.get(combine, combine)
@@ -331,7 +324,8 @@ def _reduce_scatter(
     if not names:
         return [x]
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
-        # every member sends each other one its piece and folds what arrives: the same bytes
+        # `lax.psum_scatter` only sums. An all-to-all of the pieces sends the same bytes, and the
+        # receiver combines them.
         return [folded(swapped(pieces(x, a.dim, parts(a.digits)), names), a.combine)]
     send = partial(_scattered, emitter, a)
     return [as_bits(x, send) if a.combine == "pick" else send(x)]
@@ -341,7 +335,7 @@ def _reduce_scatter(
 def _reduce_scatters(
     emitter: Emitter, instruction: Instruction[ReduceScatters], x: Array
 ) -> list[Array]:
-    """Send each member its piece of all dimensions, and combine what arrives."""
+    """Emit one reduce-scatter of several dimensions: each member gets its piece of all of them."""
     a = instruction.attributes
     names = emitter.axes.names(a.digits)
     if not names:
@@ -349,8 +343,8 @@ def _reduce_scatters(
 
     def cut(x: Array) -> Array:
         # The first dimension is cut last, so that its piece numbers are the major ones.
-        for made, (dim, digits) in enumerate(reversed(a.along)):
-            x = pieces(x, dim + made, parts(digits))
+        for leading, (dim, digits) in enumerate(reversed(a.along)):
+            x = pieces(x, dim + leading, parts(digits))
         return x.reshape(-1, *x.shape[len(a.along) :])
 
     if a.combine not in ("sum", "pick") or x.dtype == jnp.bool_:
@@ -370,12 +364,14 @@ def _scattered(emitter: Emitter, a: ReduceScatter, x: Array) -> Array:
 
 
 def _scattered_pieces(sent: Array, names: tuple[str, ...]) -> Array:
-    """Return the sum of the members' pieces with the own number; pieces lead."""
+    """Return the sum, over the members, of the piece whose number is the device's own.
+
+    The leading dimension of `sent` numbers the pieces.
+    """
     shape = sent.shape[1:]
     if 1 in sent.shape:  # XLA may give these dimensions other layouts on both sides (`swapped`)
         sent = sent.reshape(len(sent), -1)
-    made = lax.psum_scatter(sent, names, scatter_dimension=0, tiled=False)
-    return made.reshape(shape)
+    return lax.psum_scatter(sent, names, scatter_dimension=0, tiled=False).reshape(shape)
 
 
 @emits(AllToAll)

@@ -104,10 +104,10 @@ def compiled(text: str, program: SpmdProgram) -> dict[int | None, Sent]:
         names = _NAME.findall(one.op_name)
         found[int(names[-1]) if names else None].append(one)
     together = {}
-    for local, held in found.items():
-        axes = tuple(dict.fromkeys(axis for one in held for axis in one.axes))
-        sent = sum(int(one.wire_bytes) for one in held)
-        together[local] = Sent(tuple(one.kind for one in held), axes, sent)
+    for local, records in found.items():
+        axes = tuple(dict.fromkeys(axis for one in records for axis in one.axes))
+        sent = sum(int(one.wire_bytes) for one in records)
+        together[local] = Sent(tuple(one.kind for one in records), axes, sent)
     return together
 
 

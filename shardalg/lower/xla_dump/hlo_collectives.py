@@ -82,10 +82,15 @@ def collectives(
     Args:
       mesh: names the axes; partition ids are its positions.
       told: iterations of loops that are known before the text is read.
-      is_final: nothing more is made of it, so that an all-reduce whose result is sliced is one.
+      is_final: the text is the final HLO. Its all-reduces with sliced results are counted whole,
+        because no later pass turns them into reduce-scatters.
     """
     module = parse(text)
-    fused = _scatter_fusions(module)
+    # A TPU's reduce-scatter is a fusion `%all-reduce-scatter*` around an all-reduce. Its result
+    # bytes are kept under the name of the fused computation.
+    fusions = (i for c in module.computations.values() for i in c.values() if i.opcode == "fusion")
+    called = ((i, i.attributes.get("calls", "").lstrip("%")) for i in fusions)
+    fused = {name: i.bytes for i, name in called if "all-reduce-scatter" in name + i.name}
     found = []
     for instruction, count, exact in walk(module, told):
         kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
@@ -130,13 +135,6 @@ def _groups(instruction: HloInstruction, kind: str, mesh: Mesh) -> tuple[tuple[s
     return ("?",) if found is None else found, len(groups[0])
 
 
-def _scatter_fusions(module: HloModule) -> dict[str, int]:
-    """Return the result bytes per computation of TPU fusions `%all-reduce-scatter*`."""
-    fusions = (i for c in module.computations.values() for i in c.values() if i.opcode == "fusion")
-    called = ((i, i.attributes.get("calls", "").lstrip("%")) for i in fusions)
-    return {name: i.bytes for i, name in called if "all-reduce-scatter" in name + i.name}
-
-
 def _with_slices(
     module: HloModule, instruction: HloInstruction, record: HloCollective
 ) -> HloCollective:
@@ -148,10 +146,11 @@ def _with_slices(
 
 
 def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> int | float:
-    """Bytes that a device sends to all-reduce what is read in slices alone.
+    """Return the bytes that a device sends for an all-reduce of which every user reads a slice.
 
-    Of n bytes over g devices, 1/k of which is read: a reduce-scatter over k of them,
-    `n (k-1)/k`, and an all-reduce of the rest over g/k, `2 n/k (g/k - 1)/(g/k)`.
+    The value has n bytes on g devices, and each device reads 1/k of it. The cheapest way is a
+    reduce-scatter over k devices, `n (k-1)/k`, and an all-reduce of the slices over the other g/k,
+    `2 n/k (g/k - 1)/(g/k)`.
 
     >>> sliced_wire_bytes(64, 4, 4.0), sliced_wire_bytes(64, 4, 2.0)
     (48, 64)
@@ -162,21 +161,19 @@ def sliced_wire_bytes(operand_bytes: int, group_size: int, sliced_by: float) -> 
 
 
 def _sliced_by(module: HloModule, instruction: HloInstruction) -> float | None:
+    """Return the factor by which all users slice a result, also after a reshape; None if not."""
     users: dict[str, list[HloInstruction]] = defaultdict(list)
     for other in module.computations[instruction.computation].values():
         for operand in other.operands:
             users[operand].append(other)
-    kept = [_kept_by(user, users, instruction.bytes) for user in users[instruction.name]]
-    return min(kept) if kept and min(kept) > 1 else None
-
-
-def _kept_by(
-    user: HloInstruction, users: dict[str, list[HloInstruction]], whole_bytes: int
-) -> float:
-    """Return the factor by which a user slices the value, also after a reshape; 1 if not."""
-    while user.opcode in _THROUGH and len(users[user.name]) == 1:
-        user = users[user.name][0]
-    return whole_bytes / max(1, user.bytes) if user.opcode == "dynamic-slice" else 1.0
+    factors = []
+    for user in users[instruction.name]:
+        while user.opcode in _THROUGH and len(users[user.name]) == 1:
+            user = users[user.name][0]
+        sliced = user.opcode == "dynamic-slice"
+        factors.append(instruction.bytes / max(1, user.bytes) if sliced else 1.0)
+    # The user that reads most decides: the bytes that any user reads must be reduced.
+    return min(factors) if factors and min(factors) > 1 else None
 
 
 def layout(text: str, shape: Sequence[int], mesh: Mesh) -> Sharding | None:
@@ -205,10 +202,11 @@ class Dumping:
     """A temporary folder for XLA's dumps, deleted on exit.
 
     Attributes:
-      folder: of its own, gone at the end; options: that the compiler takes.
+      folder: the temporary folder; options: the compiler options that dump into the folder.
 
     Args:
-      is_run: whether what is compiled will run; else none of it is optimised after partitioning.
+      is_run: whether the compiled program will run; if not, XLA skips optimisation after
+        partitioning, which saves time.
     """
 
     def __init__(self, *, is_run: bool = True) -> None:
@@ -217,8 +215,8 @@ class Dumping:
     def __enter__(self) -> Dumping:
         self._temporary = tempfile.TemporaryDirectory(prefix="shardalg-hlo-")
         self.folder = Path(self._temporary.name)
-        asked = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
-        self.options: dict[str, str | int | bool] = asked | self._more
+        flags = {"xla_dump_to": str(self.folder), "xla_dump_hlo_pass_re": "spmd"}
+        self.options: dict[str, str | int | bool] = flags | self._more
         return self
 
     def __exit__(self, *_: object) -> None:

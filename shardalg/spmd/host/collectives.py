@@ -60,7 +60,7 @@ def combine_blocks(blocks: Stack, combine: str) -> np.ndarray:
         return bits.view(array.dtype).reshape(array.shape[1:])
     if combine not in _UFUNCS:
         known = sorted([*_UFUNCS, "pick"])
-        raise ProgramError(f"no collective joins by {combine!r}; known: {known}.")
+        raise ProgramError(f"no collective combines by {combine!r}; known: {known}.")
     with np.errstate(invalid="ignore", over="ignore"):  # garbage may overflow
         return _reduce(np.stack(blocks), combine)
 

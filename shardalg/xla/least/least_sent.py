@@ -94,8 +94,12 @@ class _Least:
     @cached_property
     def bytes(self) -> float:
         """The bytes of the cheapest division of every operator, added up."""
-        # an operator with a division that receives nothing is charged nothing, and shares no copy
-        found = [ways for ways in self._divisions() if ways and all(map(_receives, ways))]
+        # If one division of an operator receives no bytes, the lower bound of the operator is 0.
+        found = [
+            ways
+            for ways in self._divisions()
+            if ways and all(w.results > 0 or any(b > 0 for b in w.copies.values()) for w in ways)
+        ]
         sure: dict[int, float] = {}
         for ways in found:
             for value in ways[0].copies:
@@ -211,10 +215,6 @@ class _Least:
                 return 0.0
             found.append(counted)
         return lacking(found, devices, need=need, both=both) * fact.counted
-
-
-def _receives(way: Division) -> bool:
-    return way.results > 0 or any(sent > 0 for sent in way.copies.values())
 
 
 class _Fact(NamedTuple):

@@ -1,8 +1,9 @@
-"""Computations on blocks: `sdy.manual_computation` as `jax.shard_map`, collectives by axes.
+"""Readings of the StableHLO and Shardy operators that have regions or communicate.
 
-Loops and branches of StableHLO.
-
-Shardy's operators that move a value to another sharding: it stays the same global value.
+`sdy.manual_computation` becomes `jax.shard_map`. Collectives on blocks become JAX's collectives
+along the mesh axes of their replica groups. Loops and branches become `jax.lax` control flow.
+Shardy's own collectives, such as `sdy.all_gather`, keep the global value and change its sharding,
+so they become sharding constraints.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 
 def _manual(step: TextStep, *operands: Any) -> Any:
-    # = {name for name in parts|An axis that is split in parts ("x.0") is manual if the text names
-    # the axis or the part.
     """Run a manual computation; the partitioner decides the axes that are not manual."""
+    # An axis that is split into parts ("x.0", "x.1") is manual if the text names the axis or the
+    # part.
     manual: Any = sdy.ManualAxesAttr(step.op.attributes["manual_axes"])
     parts = [name for name in step.mesh if "." in name]
     stated = {str(axis) for axis in manual}
@@ -33,21 +34,22 @@ def _manual(step: TextStep, *operands: Any) -> Any:
     block = step.op.regions[0].blocks[0]
     ends = [tuple(value.type.shape) for value in step.op.results]
     sides = [("in_shardings", [np.shape(x) for x in operands]), ("out_shardings", ends)]
-    said = [
+    shardings = [
         [
             step.layout(each, shape)
             for each, shape in zip(per_value(step.op.attributes[name]), shapes, strict=True)
         ]
         for name, shapes in sides
     ]
-    specs = [tuple(_on(named(each).spec, axes) for each in side) for side in said]
-    layouts = [*said[0], *said[1]]
+    inputs, outputs = shardings
+    specs = [tuple(_on(named(each).spec, axes) for each in side) for side in shardings]
+    layouts = [*inputs, *outputs]
     if not layouts or not block.arguments:
         raise step.refused(" without operands")
     if not axes:  # for JAX, no names are all axes
-        inside = map(constrained, operands, said[0])
-        return tuple(map(constrained, step.region(0)(*inside), said[1]))
-    pending = [[_pending(layout, axes) for layout in side] for side in said]
+        inside = map(constrained, operands, inputs)
+        return tuple(map(constrained, step.region(0)(*inside), outputs))
+    pending = [[_pending(layout, axes) for layout in side] for side in shardings]
     if any(pending[0]):
         names = ", ".join(sorted({name for each in pending[0] for name in each}))
         raise step.refused(
@@ -80,10 +82,10 @@ def _pending(layout: Any, axes: set[str]) -> tuple[str, ...]:
 
 
 def _on(spec: Any, axes: set[str]) -> PartitionSpec:
-    """Return the part of a spec on these axes."""
+    """Return a spec without the mesh axes that are not in `axes`."""
     entries = [() if e is None or e is PartitionSpec.UNCONSTRAINED else e for e in spec]
-    held = [(e,) if isinstance(e, str) else e for e in entries]
-    kept = [tuple(axis for axis in e if axis in axes) for e in held]
+    tuples = [(e,) if isinstance(e, str) else e for e in entries]
+    kept = [tuple(axis for axis in e if axis in axes) for e in tuples]
     return PartitionSpec(*(k or None for k in kept))
 
 
@@ -106,25 +108,26 @@ def _choices(step: TextStep) -> Iterator[tuple[str, ...]]:
 
 def _axes(step: TextStep) -> tuple[str, ...]:
     """Return the axes along which the groups of a collective run."""
-    said = np.asarray(step.op.attributes["replica_groups"])
+    groups = np.asarray(step.op.attributes["replica_groups"]).tolist()
     for axes in _choices(step):
         # The order of the groups does not matter, but the order inside of a group does.
-        if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, said.tolist())}:
+        if {*map(tuple, _groups(axes, step.mesh).tolist())} == {*map(tuple, groups)}:
             return axes
-    raise step.refused(f" among groups {said.tolist()}, which are no axes of the mesh,")
+    raise step.refused(f" among groups {groups}, which are no axes of the mesh,")
 
 
 def _permute(step: TextStep, x: Any) -> Any:
-    """Permute by the same steps along the same axes in every group."""
-    said = {*map(tuple, step.pairs("source_target_pairs", 0))}
+    """Permute along the axes whose groups all have the same pairs of source and target."""
+    pairs = {*map(tuple, step.pairs("source_target_pairs", 0))}
     for axes in _choices(step):
         groups = _groups(axes, step.mesh)
-        # Steps are read from the first group; the test below makes sure that all groups take them.
+        # The first group gives the pairs as positions in a group. The comparison below checks that
+        # all other groups have the same pairs.
         place = {device: i for i, device in enumerate(groups[0].tolist())}
-        steps = [(place[a], place[b]) for a, b in sorted(said) if a in place and b in place]
-        if said == {(int(group[a]), int(group[b])) for group in groups for a, b in steps}:
+        steps = [(place[a], place[b]) for a, b in sorted(pairs) if a in place and b in place]
+        if pairs == {(int(group[a]), int(group[b])) for group in groups for a, b in steps}:
             return lax.ppermute(x, axes if len(axes) > 1 else axes[0], steps)
-    raise step.refused(f" along {sorted(said)}, which are no axes of the mesh,")
+    raise step.refused(f" along {sorted(pairs)}, which are no axes of the mesh,")
 
 
 _SUMS = {"add": lax.psum, "maximum": lax.pmax, "minimum": lax.pmin}
@@ -135,11 +138,6 @@ def _all_reduce(step: TextStep, *operands: Any) -> Any:
     if how not in _SUMS:
         raise step.refused(f" with a computation other than {', '.join(_SUMS)}")
     return tuple(_SUMS[how](x, _axes(step)) for x in operands)
-
-
-def _all_gather(step: TextStep, *operands: Any) -> Any:
-    dim = step.number("all_gather_dim")
-    return tuple(lax.all_gather(x, _axes(step), axis=dim, tiled=True) for x in operands)
 
 
 def _reduce_scatter(step: TextStep, x: Any) -> Any:
@@ -158,14 +156,17 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "sdy.manual_computation": _manual,
     "stablehlo.collective_permute": _permute,
     "stablehlo.all_reduce": _all_reduce,
-    "stablehlo.all_gather": _all_gather,
+    # StableHLO concatenates the blocks, and `lax.all_gather` stacks them unless it is tiled.
+    "stablehlo.all_gather": lambda s, *xs: tuple(
+        lax.all_gather(x, _axes(s), axis=s.number("all_gather_dim"), tiled=True) for x in xs
+    ),
     "stablehlo.reduce_scatter": _reduce_scatter,
     "stablehlo.all_to_all": _all_to_all,
 }
 
 
 def _while(step: TextStep, *carry: Any) -> Any:
-    """Run a loop: a counting loop as a `jax.lax.fori_loop`, any other until its condition fails."""
+    """Run a loop: as `jax.lax.scan` if the trip count is known, else as `jax.lax.while_loop`."""
     condition, body = step.region(0), step.region(1)
     turns = _turns(step, carry)
     if turns is None:
@@ -198,16 +199,16 @@ def _turns(step: TextStep, carry: tuple[Any, ...]) -> int | None:
 
 
 def _number(value: Any) -> int | None:
-    """Return the number of a constant, else None."""
+    """Return the number if the value is a constant of equal elements, else None."""
     owner = value.owner
     if getattr(owner, "name", "") != "stablehlo.constant":
         return None
-    said = owner.attributes["value"]
-    return int(said.get_splat_value().value) if said.is_splat else None
+    elements = owner.attributes["value"]
+    return int(elements.get_splat_value().value) if elements.is_splat else None
 
 
 def _case(step: TextStep, which: Any) -> Any:
-    """Run the branch of an index."""
+    """Run the branch that an index selects."""
     # StableHLO runs the last branch if the index is out of range, and `lax.switch` clamps it.
     count = len(step.op.regions)
     index = lax.select((which < 0) | (which >= count), lax.full_like(which, count - 1), which)
@@ -222,7 +223,7 @@ CONTROL_OPERATORS: Mapping[str, Callable[..., Any]] = {
 
 
 def _as_stated(name: str) -> Callable[..., Any]:
-    """Return the reading of an operator whose result has the sharding in this attribute."""
+    """Return a function that constrains an operand to the sharding in attribute `name`."""
     return lambda step, x: constrained(x, step.layout(step.op.attributes[name], np.shape(x)))
 
 
@@ -237,17 +238,16 @@ def _reduced(step: TextStep, x: Any) -> Any:
 
 
 def _is_partial(value: Any) -> bool:
+    """Return True if the blocks of a value may be partial sums."""
     owner = value.owner
     name = getattr(owner, "name", "")
     # Shardy's operators keep the global value, so the operator before them decides.
     if name.startswith("sdy.") and list(getattr(owner, "operands", ())):
         return _is_partial(owner.operands[0])
-    return name in _SUMMING_REDUCTIONS or "unreduced" in _own_sharding(owner)
-
-
-def _own_sharding(owner: Any) -> str:
+    # The owner of a block's argument is the block, which has no attributes.
     attributes = getattr(owner, "attributes", {})
-    return str(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else ""
+    sharding = str(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else ""
+    return name in _SUMMING_REDUCTIONS or "unreduced" in sharding
 
 
 _SUMMING = "convolution dot dot_general gather reduce reduce_window scatter select_and_scatter"

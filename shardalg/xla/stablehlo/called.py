@@ -36,10 +36,10 @@ def called(target: str) -> Callable[..., Any] | None:
 
 def _said(step: TextStep, name: str) -> str:
     """Return a letter of LAPACK, such as L or U for the triangle."""
-    said = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
-    if name not in said:
+    config = step.op.attributes["mhlo.backend_config"] if step.has("mhlo.backend_config") else {}
+    if name not in config:
         raise step.refused(f" of LAPACK without {name}")
-    return chr(said[name].value)
+    return chr(config[name].value)
 
 
 def _well(x: Any) -> Any:
@@ -50,9 +50,9 @@ def _cholesky(step: TextStep, x: Any) -> Any:
     if _said(step, "uplo") != "L":
         raise step.refused(" of the upper triangle")
     # LAPACK reads the lower triangle only, so the operand is not made symmetric first.
-    made = lax.linalg.cholesky(x, symmetrize_input=False)
+    factor = lax.linalg.cholesky(x, symmetrize_input=False)
     # JAX fills a failed factorisation with NaN, and LAPACK reports it in its status.
-    return made, jnp.isnan(made).any((-2, -1)).astype(jnp.int32)
+    return factor, jnp.isnan(factor).any((-2, -1)).astype(jnp.int32)
 
 
 def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
@@ -69,10 +69,10 @@ def _triangular_solve(step: TextStep, a: Any, b: Any) -> Any:
 
 
 def _lu(step: TextStep, x: Any) -> Any:
-    """LAPACK numbers rows from 1."""
-    made, pivots, _ = lax.linalg.lu(x)
-    # `lax.linalg.lu` numbers rows from 0, and LAPACK's getrf from 1.
-    return made, pivots + 1, _well(x)
+    """Return the factors in one matrix, the pivots and the status, as LAPACK's `getrf` does."""
+    factors, pivots, _ = lax.linalg.lu(x)
+    # `lax.linalg.lu` numbers rows from 0, and LAPACK from 1.
+    return factors, pivots + 1, _well(x)
 
 
 def _eigh(step: TextStep, x: Any) -> Any:
@@ -160,8 +160,8 @@ def _custom_call(step: TextStep, *operands: Any) -> Any:
         return of_lapack(step, *operands)
     if target != "Sharding" or not step.has("mhlo.sharding"):
         raise step.refused(f" @{target}")
-    said = step.op.attributes["mhlo.sharding"].value
-    return constrained(operands[0], step.layout(said, step.shape))
+    sharding = step.op.attributes["mhlo.sharding"].value
+    return constrained(operands[0], step.layout(sharding, step.shape))
 
 
 def _random_bits(step: TextStep, state: Any) -> Any:

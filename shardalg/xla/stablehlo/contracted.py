@@ -13,8 +13,8 @@ from shardalg.xla.stablehlo.text_step import TextStep
 
 def _precision(step: TextStep) -> Any:
     """None where every operand has the default."""
-    said = step.op.attributes["precision_config"] if step.has("precision_config") else ()
-    words = [str(word).rstrip(">").rpartition(" ")[2] for word in said]
+    config = step.op.attributes["precision_config"] if step.has("precision_config") else ()
+    words = [str(word).rstrip(">").rpartition(" ")[2] for word in config]
     return tuple(map(lax.Precision.__getitem__, words)) if {*words} - {"DEFAULT"} else None
 
 
@@ -65,7 +65,11 @@ def _convolution(step: TextStep, x: Any, kernel: Any) -> Any:
 
 
 def _index_vectors(indices: Any, dimension: int) -> Any:
-    """JAX has the index vector last, one of a single number too."""
+    """Return indices with the index vector as the last dimension, as JAX requires.
+
+    StableHLO leaves this dimension out if index vectors have one number; `dimension` is then the
+    rank of the indices.
+    """
     if dimension == indices.ndim:
         return lax.expand_dims(indices, (dimension,))
     order = [*(d for d in range(indices.ndim) if d != dimension), dimension]
@@ -73,7 +77,7 @@ def _index_vectors(indices: Any, dimension: int) -> Any:
 
 
 def _gather(step: TextStep, x: Any, indices: Any) -> Any:
-    """StableHLO moves windows that reach out of the operand back into it."""
+    """Gather windows; StableHLO moves a window that reaches out of the operand back into it."""
     dims = stablehlo.GatherDimensionNumbers(step.op.attributes["dimension_numbers"])
     numbers = lax.GatherDimensionNumbers(
         tuple(dims.offset_dims),
@@ -102,10 +106,14 @@ _SCATTERS = {
 
 
 def _scatter(step: TextStep, *operands: Any) -> Any:
-    """StableHLO leaves out updates whose window reaches out of the operand."""
+    """Scatter updates; StableHLO drops an update whose window reaches out of the operand."""
     if len(operands) != 3:
         raise step.refused(f" of {len(operands) // 2} operands")
-    how = step.only() or ("" if _writes(step) else "another")
+    # A computation that returns its second argument replaces the element: the plain `lax.scatter`.
+    block = step.op.regions[0].blocks[0]
+    body = list(block.operations)
+    replaces = len(body) == 1 and list(body[0].operands) == [block.arguments[1]]
+    how = step.only() or ("" if replaces else "another")
     if how not in _SCATTERS:
         raise step.refused(f" with a computation other than {', '.join(filter(None, _SCATTERS))}")
     x, indices, updates = operands
@@ -128,23 +136,12 @@ def _scatter(step: TextStep, *operands: Any) -> Any:
     )
 
 
-def _writes(step: TextStep) -> bool:
-    """Return True if the computation returns the update unchanged."""
-    block = step.op.regions[0].blocks[0]
-    only = list(block.operations)
-    return len(only) == 1 and list(only[0].operands) == [block.arguments[1]]
-
-
 def _said(step: TextStep, name: str) -> bool:
     return step.has(name) and bool(step.op.attributes[name].value)
 
 
-def _fft(step: TextStep, x: Any) -> Any:
-    return lax.fft(x, lax.FftType[step.word("fft_type")], step.ints("fft_length"))
-
-
 def _cholesky(step: TextStep, x: Any) -> Any:
-    """JAX has the lower one."""
+    """Return the lower Cholesky factor; `lax.linalg.cholesky` has no upper one."""
     if not _said(step, "lower"):
         raise step.refused(" of the upper triangle")
     return lax.linalg.cholesky(x, symmetrize_input=False)
@@ -169,7 +166,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stablehlo.convolution": _convolution,
     "stablehlo.gather": _gather,
     "stablehlo.scatter": _scatter,
-    "stablehlo.fft": _fft,
+    "stablehlo.fft": lambda s, x: lax.fft(x, lax.FftType[s.word("fft_type")], s.ints("fft_length")),
     "stablehlo.cholesky": _cholesky,
     "stablehlo.triangular_solve": _triangular_solve,
 }

@@ -77,13 +77,17 @@ class StablehloProgram:
             return tuple(arrays)
         pairs = zip(arrays, function.attributes[name], strict=True)
         return tuple(
-            constrained(x, self.layout(said[SHARDY], jnp.shape(x))) if SHARDY in said else x
-            for x, said in pairs
+            constrained(x, self.layout(attrs[SHARDY], jnp.shape(x))) if SHARDY in attrs else x
+            for x, attrs in pairs
         )
 
     def _block(self, block: Any, env: Env, args: Sequence[Any]) -> tuple[Any, ...]:
         env = ChainMap({}, env)
-        unread = _unread_constraints(block)
+        # Shardy applies a constraint whose result has no users to the constrained value itself.
+        unread: dict[Any, list[Any]] = {}
+        for op in (each.operation for each in block.operations):
+            if op.name == "sdy.sharding_constraint" and not list(op.result.uses):
+                unread.setdefault(op.operands[0], []).append(op)
         self._define(env, block.arguments, args, unread)
         for op in block.operations:
             operands = [env[value] for value in op.operands]
@@ -96,7 +100,7 @@ class StablehloProgram:
     def _define(
         self, env: Env, values: Sequence[Any], arrays: Sequence[Any], unread: Mapping[Any, Any]
     ) -> None:
-        """Record the arrays of values, with the constraints whose results nobody reads."""
+        """Record the arrays of values in `env`, with the constraints of `unread` applied."""
         env.update(zip(values, arrays, strict=True))
         for value in values:
             for op in unread.get(value, ()):
@@ -108,12 +112,12 @@ class StablehloProgram:
         run, step = self._found(op, env, location)
         try:
             with scoped(location):
-                made = called_from(frames(location, self.path), run, step, *operands)
-                results = made if isinstance(made, tuple) else (made,)
+                value = called_from(frames(location, self.path), run, step, *operands)
+                results = value if isinstance(value, tuple) else (value,)
                 if SHARDY not in op.attributes:
                     return results
-                said = per_value(op.attributes[SHARDY])
-                pairs = zip(results, said, strict=True)
+                shardings = per_value(op.attributes[SHARDY])
+                pairs = zip(results, shardings, strict=True)
                 return tuple(constrained(x, self.layout(s, jnp.shape(x))) for x, s in pairs)
         except (NotationError, ShardingError, StrategyError) as error:
             place = shown(location, self.path)
@@ -137,12 +141,3 @@ class StablehloProgram:
             return lambda *args: self._block(op.regions[number].blocks[0], env, args)
 
         return region
-
-
-def _unread_constraints(block: Any) -> Mapping[Any, list[Any]]:
-    """Return, per value, its constraints whose results nobody reads: they hold for the value."""
-    found: dict[Any, list[Any]] = {}
-    for op in block.operations:
-        if op.operation.name == "sdy.sharding_constraint" and not list(op.operation.result.uses):
-            found.setdefault(op.operation.operands[0], []).append(op.operation)
-    return found

@@ -97,23 +97,29 @@ def _traced(module: Any, path: str) -> Any:
         border_type(kind)
         for kind in ir.FunctionType(main.attributes["function_type"].value).results
     ]
-    said = _attributes(main, "arg_attrs", len(types))
+    attributes = _attributes(main, "arg_attrs", len(types))
 
     def run(*args: Any) -> Any:
         results = program.call("main", *args)
         return results[0] if len(results) == 1 else results
 
-    run.__signature__ = Signature(_parameters(block.arguments))  # type: ignore[attr-defined]
+    # An argument's location has the form `loc("x")` if the exporter kept its name. If two names are
+    # equal or no identifiers, all arguments are numbered.
+    names = [re.sub(r"\W+", "_", str(v.location)[4:-1]).strip("_") for v in block.arguments]
+    if len({*names}) < len(names) or not all(name.isidentifier() for name in names):
+        names = [f"arg{i}" for i in range(len(names))]
+    parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in names]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__name__ = Path(path).stem.replace("-", "_")
     *_, last = block.operations
     starts = [(f"argument {i}", str(v.location)) for i, v in enumerate(block.arguments)]
-    into = _layouts(program, said, [kind.shape for kind in types], starts)
+    into = _layouts(program, attributes, [kind.shape for kind in types], starts)
     stops = [(f"result {i}", str(last.operation.location)) for i in range(len(ends))]
     given = _attributes(main, "res_attrs", len(ends))
     out = _layouts(program, given, [shape for shape, _ in ends], stops)
     traced = jax.jit(
         run,
-        donate_argnums=[i for i, each in enumerate(said) if any(n in each for n in _DONATED)],
+        donate_argnums=[i for i, each in enumerate(attributes) if any(n in each for n in _DONATED)],
         keep_unused=True,
     ).trace(*types)
     # JAX has no layouts with open axes, priorities or uneven blocks at the border of a function.
@@ -128,20 +134,21 @@ def _attributes(main: Any, name: str, count: int) -> list[Any]:
 
 def _layouts(
     program: StablehloProgram,
-    said: Sequence[Any],
+    attributes: Sequence[Any],
     shapes: Sequence[Any],
     places: Sequence[tuple[str, str]],
 ) -> Any:
-    """Per argument or result its layout, None where the text says none.
+    """Return the sharding of each argument or result; None if the text does not give one.
 
     Args:
+      attributes: per argument or result, the dictionary of its attributes.
       places: per argument or result, its name and its location.
 
     Raises:
       NotationError, ShardingError: a sharding that does not fit, or that has partial sums.
     """
     found = []
-    for each, shape, (what, location) in zip(said, shapes, places, strict=True):
+    for each, shape, (what, location) in zip(attributes, shapes, places, strict=True):
         layout = each[SHARDY] if SHARDY in each else each[HLO].value if HLO in each else None
         place = f"{shown(location, program.path)}: {what} of shape {tuple(shape)}"
         try:
@@ -156,14 +163,6 @@ def _layouts(
             )
         found.append(read)
     return tuple(found)
-
-
-def _parameters(arguments: Sequence[Any]) -> list[Parameter]:
-    """Return the arguments' names in the text's locations, if they differ."""
-    names = [re.sub(r"\W+", "_", str(value.location)[4:-1]).strip("_") for value in arguments]
-    fitting = len({*names}) == len(names) and all(name.isidentifier() for name in names)
-    chosen = names if fitting else [f"arg{i}" for i in range(len(names))]
-    return [Parameter(name, Parameter.POSITIONAL_ONLY) for name in chosen]
 
 
 def _meshes(

@@ -70,7 +70,7 @@ def per_value(attribute: Any) -> list[Any]:
 def hlo_mesh(texts: Sequence[str]) -> Mesh | None:
     """Return the mesh of fewest axes for all tiled HLO shardings; None if none is tiled.
 
-    An axis ends wherever a split of one of them ends.
+    The axes are the common refinement: one begins at the stride of every split in the texts.
 
     Raises:
       NotationError: splits that no one mesh has, or a list of devices in an order of its own.
@@ -109,7 +109,10 @@ def _rank(text: str) -> int:
 
 
 def read_layout(said: Any, shape: Sequence[int], own: Mesh, mesh: Mesh) -> Sharding:
-    """Return the layout that a sharding of either dialect states on its own mesh, on the plan's.
+    """Return a sharding of the text on the plan's mesh.
+
+    Args:
+      said: a sharding in Shardy's dialect (`#sdy...`) or in HLO's, on the mesh `own`.
 
     Raises:
       NotationError, ShardingError, StrategyError: text that does not fit.
@@ -120,24 +123,28 @@ def read_layout(said: Any, shape: Sequence[int], own: Mesh, mesh: Mesh) -> Shard
 
 
 def named(layout: Sharding) -> NamedSharding:
-    """Return a layout of a value inside a program as JAX has it.
+    """Return the sharding of a value inside a program as JAX's `NamedSharding`.
 
     Axes along which the value is unreduced are left out: the value of the whole program is the
     sum, and the planner decides where to reduce it.
 
     Raises:
-      ShardingError: a layout that no PartitionSpec says.
+      ShardingError: no `PartitionSpec` expresses the layout.
     """
     spec = layout.to_spec()
-    # Axes that are said to be replicated are so where every dimension is closed.
-    return NamedSharding(_abstract(layout.mesh), PartitionSpec(*spec.partitions))
+    # The planner decides the sharding along every axis, so all axes are automatic, whatever JAX's
+    # default type is. Explicitly replicated axes need no entry, because all dimensions are closed.
+    sizes = layout.mesh.shape
+    types = (AxisType.Auto,) * len(sizes)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+    return NamedSharding(mesh, PartitionSpec(*spec.partitions))
 
 
 def constrained(x: Any, layout: Sharding | None) -> Any:
-    """Return a value with the layout; one that leaves every dimension open says nothing.
+    """Return a value constrained to a sharding; None or only open dimensions leave it unchanged.
 
     Raises:
-      NotationError: priorities, or axes that stay replicated beside open dimensions.
+      NotationError: priorities, or explicitly replicated axes together with open dimensions.
     """
     if layout is None or not layout.shape:
         return x
@@ -157,10 +164,3 @@ def constrained(x: Any, layout: Sharding | None) -> Any:
     counts = iter(axes)
     mapping: list[Any] = [tuple(names.index(next(counts)) for _ in dim) for dim in layout.dims]
     return mesh_split_value(x, layout.mesh, [dim or -1 for dim in mapping], free)
-
-
-def _abstract(mesh: Mesh) -> AbstractMesh:
-    """Return a mesh of automatic axes, whatever JAX's default is."""
-    sizes = mesh.shape
-    automatic = (AxisType.Auto,) * len(sizes)
-    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=automatic)

@@ -66,19 +66,26 @@ def _frame(file: str, line: int) -> Callable[..., Any]:
 
 @contextmanager
 def scoped(location: str) -> Iterator[None]:
-    """JAX's name stack as a location has it: `jit(f)/jvp(mlp)/dot_general` is in scope `mlp`."""
+    """Set JAX's name stack to the scopes of a location.
+
+    `jit(f)/transpose(jvp(mlp))/dot_general` has scope `mlp` in transforms `transpose`, `jvp`.
+    """
     parts = _parts(location)
     if not parts:
         yield
         return
-    transforms, name = _taken_apart(parts[0])
+    # JAX prints transforms around the outermost scope, the outermost transform first.
+    transforms, name = [], parts[0]
+    while match := re.match(r"^(transpose|jvp|vmap)\((.*)\)$", name):
+        transforms.append(match[1])
+        name = match[2]
     rest = "/".join(parts[1:])
     with _inside(transforms, "/".join(filter(None, (name, rest)))):
         yield
 
 
 def _parts(location: str) -> list[str]:
-    """Scopes of a location, without calls and without the operator's own name.
+    """Return the scopes of a location, without called functions and the operator's own name.
 
     >>> _parts('loc("jit(f)/transpose(jvp(mlp/up))/jit(relu)/dot_general"("a.py":1:1))')
     ['transpose(jvp(mlp/up))']
@@ -93,7 +100,7 @@ def _parts(location: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split a path where no bracket is open."""
+    """Split a path at the slashes that are outside of parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -102,19 +109,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return parts
-
-
-def _taken_apart(part: str) -> tuple[list[str], str]:
-    """Return the transforms around a scope, outermost first: `transpose(jvp(mlp))`.
-
-    >>> _taken_apart("transpose(jvp(mlp))")
-    (['transpose', 'jvp'], 'mlp')
-    """
-    transforms = []
-    while match := re.match(r"^(transpose|jvp|vmap)\((.*)\)$", part):
-        transforms.append(match[1])
-        part = match[2]
-    return transforms, part
 
 
 @contextmanager

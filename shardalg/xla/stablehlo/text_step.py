@@ -101,7 +101,7 @@ class TextStep:
 
 
 def array_type(kind: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and element type of a value.
+    """Return the shape and element type of a value.
 
     Raises:
       TraceError: it is no tensor of known sizes, or has elements that JAX does not have.
@@ -110,7 +110,9 @@ def array_type(kind: Any) -> tuple[tuple[int, ...], Any]:
         read = ir.RankedTensorType(kind)
         element = str(read.element_type)
         match = _NAMED.match(element)
-        plain = f"{_KINDS[match[1]]}{match[2]}" if match else _small(element)
+        # MLIR's `f8E4M3FN` is JAX's `float8_e4m3fn`.
+        small = re.sub(r"^f(\d)(E.*)$", lambda m: f"float{m[1]}_{m[2].lower()}", element)
+        plain = f"{_KINDS[match[1]]}{match[2]}" if match else small
         name = _ELEMENTS.get(element, plain)
         dtype = jnp.dtype(name)
     except (TypeError, ValueError):
@@ -128,7 +130,7 @@ def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
     """Return the shape and type of an argument or a result.
 
     Raises:
-      TraceError: it has 64 bits, and JAX is to hold 32.
+      TraceError: elements have 64 bits, and JAX is configured for 32.
     """
     shape, dtype = array_type(kind)
     # A complex number of two 64-bit floats has 16 bytes.
@@ -139,11 +141,6 @@ def border_type(kind: Any) -> tuple[tuple[int, ...], Any]:
             "jax.config.update('jax_enable_x64', True), or export the function without them."
         )
     return shape, dtype
-
-
-def _small(element: str) -> str:
-    """`f8E4M3FN` as JAX says it, `float8_e4m3fn`."""
-    return re.sub(r"^f(\d)(E.*)$", lambda m: f"float{m[1]}_{m[2].lower()}", element)
 
 
 def literal(op: Any) -> Any:
@@ -165,7 +162,7 @@ def literal(op: Any) -> Any:
 
 
 def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Parse the elements of a type that numpy lacks."""
+    """Return the array of an MLIR literal whose elements the MLIR bindings cannot read."""
     raw = re.match('dense<"0x([0-9A-Fa-f]+)">', text)
     # MLIR prints large constants as the hexadecimal digits of their bytes.
     if raw:
@@ -180,5 +177,5 @@ def _of_text(text: str, shape: tuple[int, ...], dtype: Any) -> Any:
         for n, b in zip(found, bits, strict=True)
     ]
     # Real and imaginary parts alternate, so a view pairs them to complex numbers.
-    made = np.asarray(flat, part).view(dtype)
-    return np.full(shape, made[0]) if len(made) == 1 else made.reshape(shape)
+    elements = np.asarray(flat, part).view(dtype)
+    return np.full(shape, elements[0]) if len(elements) == 1 else elements.reshape(shape)
