@@ -48,7 +48,7 @@ FURNITURE = re.compile(
 )
 # Goals that are not reached yet, with the figures reached so far: they may only improve.
 REACHED = {
-    "short private functions that are called once": 83,
+    "short private functions that are called once": 65,
 }
 SHORT = 6  # lines of a helper that is better read where it is called
 LONGEST = 80  # lines of a function, a table included
