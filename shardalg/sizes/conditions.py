@@ -124,7 +124,7 @@ def _is_size(factor: Any) -> bool:
     return type(factor) is str or is_positive(factor.ratio)
 
 
-def _by_power(formula: Formula, name: str) -> dict[int, Formula]:
+def by_power(formula: Formula, name: str) -> dict[int, Formula]:
     """Return the coefficients of a polynomial in one size, per power."""
     found: dict[int, Formula] = {}
     for monomial, coefficient in formula.terms.items():
@@ -160,8 +160,8 @@ def crossovers(
     above, _ = smooth.subs(others).fraction
     if missing := sorted(above.names - {name}):
         raise FormulaError(f"crossovers in {name} of {difference}: {', '.join(missing)} is open.")
-    by_power = {power: c.number or 0 for power, c in _by_power(above, name).items()}
-    numbers = [float(by_power.get(k, 0)) for k in range(max(by_power, default=0), -1, -1)]
+    factors = {power: c.number or 0 for power, c in by_power(above, name).items()}
+    numbers = [float(factors.get(k, 0)) for k in range(max(factors, default=0), -1, -1)]
     roots = np.roots(numbers) if len(numbers) > 1 else np.array([])
     # Sizes are at least 1, so smaller roots are irrelevant.
     real = sorted({float(r.real) for r in roots if abs(r.imag) < 1e-9 * abs(r) and r.real > 1})

@@ -300,7 +300,9 @@ def _priced(name: str, plan: Plan, on: Machine, counts: Mapping[str, Any]) -> Co
         )
     cost = plan.cost(on)
     found = arranged(on, plan.mesh)
-    return ComparedStrategy(name, _mesh_text(plan.mesh), _machine_text(found), plan, cost, **counts)
+    return ComparedStrategy(
+        name, _mesh_text(plan.mesh), _machine_text(found), plan, cost, on=on, **counts
+    )
 
 
 def _of_plans(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardalg.plan.plan import Plan
+    from shardalg.plan.strategies.regions import StrategyRegions
 
 COLUMNS = (
     "strategy",
@@ -50,6 +51,7 @@ class ComparedStrategy:
       refused: the reason; "" if there is a plan.
       samples, tokens: samples and tokens of a step of all devices; None if unknown.
       reserve: the share of a device's memory that must stay free.
+      on: the chip or topology that the user asked for.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ComparedStrategy:
     samples: int | None = None
     tokens: int | None = None
     reserve: float = 0.0
+    on: Any = None
 
     @cached_property
     def step_s(self) -> float:
@@ -286,6 +289,35 @@ class StrategyComparison(Answer):
             if row.plan is None:
                 raise TableError(f"{row.name!r} has no plan to compare: {row.refused}")
         return StrategyDifference(*pair)
+
+    def regions(self, *names: str, **sizes: Any) -> StrategyRegions:
+        """Return which strategy is the fastest that fits, over one or two named sizes.
+
+        Formulas are evaluated where they hold for certain; elsewhere the function is planned.
+        Boundaries between regions are inequalities in the named sizes.
+
+        Args:
+          names: named sizes or axes; their values are the hint times powers of two, 1/16 to 16.
+          sizes: the same with values of your own, `B=[8, 16, 32]`. All others have their hints.
+
+        Raises:
+          TableError: no strategy has named sizes, or a name is unknown.
+
+        >>> import jax, shardalg as sa
+        >>> from jax.sharding import PartitionSpec as P
+        >>> B, D = sa.dims("B D", hint=(65536, 4096))
+        >>> x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((B, D), (D, D)))
+        >>> mesh = sa.Mesh({"X": 16}, symbolic=True)
+        >>> rows = {"gather": (P("X"), P("X")), "reduce": (P(None, "X"), P("X"))}
+        >>> found = sa.compare(
+        ...     lambda x, w: x @ w, x, w, hardware="v5p",
+        ...     strategies={name: sa.Strategy(mesh, specs) for name, specs in rows.items()})
+        >>> found.regions(B=[1024, 4096, 16384]).at(B=16384)
+        'gather'
+        """
+        from shardalg.plan.strategies.regions import regions
+
+        return regions(self.rows, names, sizes)
 
     def draw(self) -> Figure:
         """Draw a bar per strategy: the causes of its step's time; what does not fit is marked."""

@@ -1,0 +1,63 @@
+"""The map of the fastest strategies over one or two named sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+
+from shardalg.drawing import Drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colours that readers with any vision can tell apart (Okabe and Ito, 2008).
+COLORS = (
+    "#56b4e9",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#f0e442",
+    "#0072b2",
+    "#d55e00",
+    "#999999",
+)
+NONE = "#eeeeee"
+
+
+def draw_regions(
+    sizes: Mapping[str, np.ndarray], winner: np.ndarray, names: Sequence[str]
+) -> Figure:
+    """Draw a cell per point in the colour of its fastest strategy.
+
+    Args:
+      winner: number of the strategy at each point, -1 where none fits.
+    """
+    axes_names, grids = list(sizes), list(sizes.values())
+    cells = winner.reshape(len(grids[0]), -1)
+    figure = Drawing(figsize=(6.4, 1.8 if len(grids) == 1 else 4.6), layout="constrained")
+    axes = figure.subplots()
+    colors = [NONE, *(COLORS[n % len(COLORS)] for n in range(len(names)))]
+    axes.imshow(
+        cells.T + 1,
+        cmap=ListedColormap(colors),
+        vmin=-0.5,
+        vmax=len(colors) - 0.5,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set_xticks(range(len(grids[0])), [f"{n:,}" for n in grids[0]], rotation=45, fontsize=8)
+    axes.set_xlabel(axes_names[0])
+    if len(grids) == 2:
+        axes.set_yticks(range(len(grids[1])), [f"{n:,}" for n in grids[1]], fontsize=8)
+        axes.set_ylabel(axes_names[1])
+    else:
+        axes.set_yticks(())
+    shown = [n for n in range(-1, len(names)) if (winner == n).any()]
+    handles = [Patch(color=colors[n + 1], label="none fits" if n < 0 else names[n]) for n in shown]
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    return figure
