@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardalg.plan.plan import Plan
-    from shardalg.plan.strategies.regions import StrategyRegions
+    from shardalg.plan.strategies.fastest_regions import StrategyRegions
 
 COLUMNS = (
     "strategy",
@@ -315,7 +315,7 @@ class StrategyComparison(Answer):
         >>> found.regions(B=[1024, 4096, 16384]).at(B=16384)
         'gather'
         """
-        from shardalg.plan.strategies.regions import regions
+        from shardalg.plan.strategies.fastest_regions import regions
 
         return regions(self.rows, names, sizes)
 
