@@ -50,6 +50,7 @@ from shardalg.costs.fusion import (
     unwritten,
 )
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.kernels.causal_mask import causal_products
 from shardalg.costs.kernels.fused_attention import fused_attention, with_recomputed
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
@@ -324,11 +325,16 @@ class Pricing:
         node = instruction.node
         return node is not None and is_kernel(self.graph.nodes[node].signature)
 
-    def place_in_kernels(self, instruction: Instruction) -> tuple[bool, bool]:
-        """Return whether an instruction is part of an attention kernel, and runs with a product."""
+    def place_in_kernels(self, instruction: Instruction) -> tuple[bool, bool, bool]:
+        """Return the place of an instruction in kernels.
+
+        The three answers say whether it is part of an attention kernel, whether a causal mask hides
+        half of its result there, and whether it runs together with a product.
+        """
         values = instruction.operands + instruction.results
         inside = bool(self.kernels) and not self.kernels.isdisjoint(values)
-        return inside, self.chains is None or self.chains.along(instruction)
+        halved = inside and instruction.node in causal_products(self.graph)
+        return inside, halved, self.chains is None or self.chains.along(instruction)
 
     @cached_property
     def operators(self) -> list[int | None]:
@@ -476,12 +482,12 @@ class Pricing:
             return self.as_measured(instruction, key)
         constants = self.calibration
         if not constants.is_datasheet:
-            kernel, along = self.place_in_kernels(instruction)
+            kernel, halved, along = self.place_in_kernels(instruction)
             of_its_own = key.kind == "contraction" and self.is_kernel(instruction)
             kind = "kernel" if kernel or of_its_own else "matrix"
             rate = peak * constants[f"{kind}_efficiency"]
             # A causal mask hides a half of an attention's products, which its kernel skips.
-            kept = multiplied(kept, SKIPPED) if kernel and not of_its_own else kept
+            kept = multiplied(kept, SKIPPED) if halved and not of_its_own else kept
             weight = constants["traffic" if along else "passes"]
             # A sum, not a maximum: measured steps wait for memory in addition to products. Only
             # products count operations, because others take less time for them than for bytes.

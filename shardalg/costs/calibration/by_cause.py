@@ -32,6 +32,7 @@ from shardalg.costs.fusion import (
     viewed,
 )
 from shardalg.costs.hardware import Hardware
+from shardalg.costs.kernels.causal_mask import causal_products
 from shardalg.costs.kernels.fused_attention import with_recomputed
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
@@ -344,8 +345,9 @@ class _Split:
                 )
                 found["flops"] = flops, None
                 if kept and not self.is_roofline:
-                    # A mask hides a part of an attention's products, which its kernel skips.
-                    done = whole if is_kernel(signature) else times(whole, SKIPPED)
+                    # A causal mask hides half of an attention's products; the kernel skips it.
+                    hidden = instruction.node in causal_products(self.graph)
+                    done = times(whole, SKIPPED) if hidden and not is_kernel(signature) else whole
                     found["kernel"] = done, peak
                 else:
                     found["matrix"] = whole, peak
