@@ -1,4 +1,8 @@
-"""Floating-point operations of a row, in numbers or in formulas of the sizes of its loops."""
+"""Floating-point operations of an operator, from its row in the table of sharding rules.
+
+A row (`Rule`) declares the operator's loops and the index of each tensor dimension in these loops.
+The counts are numbers, or formulas if the sizes of the loops are formulas.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,17 @@ from shardalg.sizes.maximum import larger, smaller
 def flops(
     rule: Rule, sizes: Mapping[str, Any] | None = None, shapes: Sequence[Sequence[Any]] = ()
 ) -> Any:
-    """Return the floating-point operations: `rule.flops` times the iterations that exist.
+    """Return the floating-point operations of an operator: `rule.flops` per iteration.
 
-    Loops that a guard determines do not count. Whole loops count as the largest block. If an index
-    may leave its dimension (padding, dilation), only the iterations inside count. Without `shapes`
-    a loop of another size than the row's is one partition of the loop. Such a partition reads
-    a halo, so all its iterations count.
+    The iterations are the product of the loop sizes, with three exceptions. A loop that a guard
+    of the row fixes counts once. Of the loops that cannot be partitioned (`rule.whole`), only those
+    of the largest tensor count. If an index may be outside of the operand (padding, dilation), only
+    the iterations that read an element count. A partition of such a loop reads a halo from its
+    neighbours; therefore all its iterations count, unless `shapes` are given.
 
     Args:
-      sizes: sizes of the loops on a device, in numbers or formulas. A loop that is left out has
-        the extent of the row.
+      sizes: size of each loop on a device, by name, in numbers or formulas. A loop without an entry
+        has its size in the row.
       shapes: shapes of the operands that loops of these sizes read; () means the row's shapes.
     Source: XLA's cost analysis, which agrees on dot, and on convolutions of every kind.
 
@@ -57,18 +62,24 @@ def flops(
 
 
 def slides(rule: Rule) -> bool:
-    """Return whether an iteration may read outside of an operand, as in a padded window."""
+    """Return whether an operator may read outside of an operand, as a padded convolution does."""
     return bool(rule.flops and _partial(rule))
 
 
 def read_dims(rule: Rule) -> frozenset[tuple[int, int]]:
-    """Return (operand, dimension) of the reads that may fall outside of the operand."""
+    """Return the operand dimensions that an operator may read outside of their bounds.
+
+    Each entry is (number of the operand, number of its dimension).
+    """
     return frozenset((operand, dim) for _, operand, dim in _partial(rule))
 
 
 @lru_cache(maxsize=65536)
 def _largest_block(rule: Rule) -> frozenset[str]:
-    """Return the whole loops of the tensor that has the most elements along whole loops."""
+    """Return the names of the unpartitionable loops of the tensor with the most elements in them.
+
+    Unpartitionable loops are those in `rule.whole`; elements along all other loops do not matter.
+    """
     # A reduction does one operation per element that it reads, other operators one per element of
     # their largest tensor.
     tensors = rule.operands if rule.reduced else rule.tensors
@@ -78,7 +89,10 @@ def _largest_block(rule: Rule) -> frozenset[str]:
 
 @lru_cache(maxsize=65536)
 def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
-    """Return (index, operand, dimension) of each read that may fall outside of the operand."""
+    """Return the reads that may be outside of their operand.
+
+    Each entry is (index expression, number of the operand, number of the dimension).
+    """
     if not rule.operand_shapes or len(rule.terms) != 1:
         return ()
     reads = [(a.operand, d) for a in rule.terms[0] for d in range(len(a.dims))]
@@ -89,12 +103,15 @@ def _partial(rule: Rule) -> tuple[tuple[Index, int, int], ...]:
 
 
 def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
-    """Return the number of points of a box at which `index` is inside `[0, size)`.
+    """Return how many iterations of some loops have `0 <= index < size`.
 
-    If the index divides exactly, points with a remainder do not count. The function enumerates all
-    loops except one. Along this loop, the points form an interval, or one residue class in an
-    interval, so they are counted in closed form. The loop is the longest one; if extents, sizes or
-    constants are formulas or recorded sizes, it is the loop whose extent is no plain number.
+    If the index is an exact division, iterations with a remainder do not count. All loops except
+    one are enumerated. Along the last loop the valid iterations are an interval with a constant
+    step, so they are counted in closed form. That loop is the longest one, or the loop whose extent
+    is a formula.
+
+    Args:
+      extents: the number of iterations of each loop in the index.
 
     >>> inside(Index.of("o") + "r" - 1, {"o": 4, "r": 3}, 4)
     10
@@ -117,7 +134,10 @@ def inside(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
 
 
 def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
-    """Return the count of `inside` where all sizes are plain numbers."""
+    """Return the number of iterations with `0 <= index < size`, for plain integers.
+
+    See `inside`.
+    """
     import numpy as np
 
     if not index.terms:
@@ -126,6 +146,7 @@ def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
 
     *rest, (longest, slope) = sorted(index.terms, key=lambda term: extents[term[0]])
     count = extents[longest]
+    # `begin` has one entry per iteration of all other loops: the least index along the longest.
     # A loop of negative slope is run backwards, so that indices increase from `begin`.
     begin = np.asarray(index.constant + min(slope, 0) * (count - 1))
     for name, coefficient in rest:
@@ -144,7 +165,10 @@ def _inside_numbers(index: Index, extents: Mapping[str, int], size: int) -> int:
 
 
 def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
-    """Return the count of `inside` where some sizes are formulas or recorded sizes."""
+    """Return the number of iterations with `0 <= index < size`, if some sizes are no integers.
+
+    Sizes are formulas, or recorded sizes: numbers that record each comparison as a condition.
+    """
     named = [name for name, _ in index.terms if type(extents[name]) is not int]
     by = index.div if index.exact else 1
     if len(named) == len(index.terms) == 2 and by == 1:
@@ -166,7 +190,9 @@ def _inside_named(index: Index, extents: Mapping[str, Any], size: Any) -> Any:
 
 
 def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
-    """Return the count of `inside` for two loops of which one has slope 1 or -1, else None.
+    """Return the number of iterations of two loops with `0 <= index < end`, as a formula.
+
+    One of the loops must have slope 1 or -1; otherwise the result is None.
 
     With positive slopes, the index is `s*o + r + c`, and `r` has K values. For one value of `o`,
     `s*o + r < n` holds for `min(K, max(0, n - s*o))` of them. This number is the difference of
@@ -195,16 +221,19 @@ def _inside_pair(index: Index, extents: Mapping[str, Any], end: Any) -> Any:
         return count * bound - step * half
 
     def points(bound: Any) -> Any:
+        """Return the number of iterations whose index, counted from `start`, is below `bound`."""
         return below(bound) - below(bound - inner)
 
     return points(end - start) - points(-start)
 
 
 def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
-    """Return how many i of a loop make `slope*i + begin` a multiple of `by` in `[0, end)`.
+    """Return how many iterations i of a loop have a valid index `slope*i + begin`.
 
-    These i are `first, first + step, ...`, from the first index at or above 0 to the last below
-    `end`.
+    A valid index is a multiple of `by` in `[0, end)`. Its iterations are `first, first + step, ...`
+
+    Args:
+      loop: the loop's slope and its number of iterations.
     """
     slope, count = loop
     if slope < 0:
@@ -228,5 +257,6 @@ def _hits(loop: tuple[int, Any], begin: Any, by: int, end: Any) -> Any:
 
 
 def _floor(above: Any, below: int) -> Any:
-    """Return `above // below`; the number itself if `below` is 1, so that no ceiling arises."""
+    """Return `above // below`, or `above` itself if `below` is 1."""
+    # A division by 1 would write a floor or a ceiling into the formula.
     return above if below == 1 else above // below

@@ -1,6 +1,7 @@
-"""The instructions of a program in order of execution, and the bytes alive while they run.
+"""Walk over a program's instructions in order of execution, and counts of the bytes alive.
 
-A loop's body comes with its trip count.
+`walk` also enters the bodies of loops and branches. Every instruction comes with the number of
+times that it runs, which is the product of the trip counts of the loops around it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from shardalg.sizes.recorded import first_largest, total
 from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
 from shardalg.spmd.program import SpmdProgram
 
-# An instruction's number in the program, then in that loop's body, and so on; () is the start.
+# An instruction's number in the program. If that instruction is a loop or a branch, the number of
+# an instruction in its body may follow, and so on inwards. () is the start of the program.
 ProgramPoint = tuple[int, ...]
 
 
 class LiveValue(NamedTuple):
-    """The bytes that a value takes, and the local values that these bytes belong to."""
+    """Bytes in memory for one local value.
+
+    Attributes:
+      bytes: number of bytes on one device; 0 if the value takes no memory of its own.
+      of: local values whose sizes add up to `bytes`: the value itself, or the operands of
+        a broadcast that is never written.
+    """
 
     bytes: int = 0
     of: tuple[int, ...] = ()
@@ -30,7 +38,14 @@ NOTHING = LiveValue()
 
 @dataclass
 class AliveBytes:
-    """The values alive in a block while it is scanned, and the total at each instruction."""
+    """Count of the bytes alive on one device while a block of instructions is scanned in order.
+
+    Attributes:
+      alive: the bytes of each local value that is alive now.
+      total: the sum of the bytes in `alive`.
+      inner: the values alive in the loop body in which the scan stopped.
+      totals: per instruction so far, the bytes alive while it ran, and its place.
+    """
 
     alive: dict[int, LiveValue]
     total: int = 0
@@ -38,30 +53,35 @@ class AliveBytes:
     totals: list[tuple[int, ProgramPoint]] = field(default_factory=list)
 
     def add(self, value: int, held: LiveValue) -> None:
-        """Count a value as alive from here on; replaces an earlier count of the value."""
+        """Count the bytes of a value as alive from now on, in place of its earlier bytes if any."""
         self.total += held.bytes - self.alive.get(value, NOTHING).bytes
         self.alive[value] = held
 
     @cached_property
     def peak(self) -> tuple[int, ProgramPoint]:
-        """The first of the largest totals, and its place."""
+        """The most bytes alive at an instruction, and its place; the first one if several tie."""
         return self.totals[first_largest([total for total, _ in self.totals])]
 
     def drop(self, value: int) -> None:
-        """Count a value as freed."""
+        """Count the bytes of a value as freed."""
         self.total -= self.alive.pop(value, NOTHING).bytes
 
     def reach(self, i: int, inner: AliveBytes | None) -> None:
-        """Record the total while instruction `i` runs; `inner` is its loop body, if any."""
+        """Record the bytes alive while instruction `i` runs.
+
+        If the instruction has a body, `inner` is the count of the body, whose peak is added.
+        """
         inside, place = inner.peak if inner else (0, ())
         self.totals.append((self.total + inside, (i, *place)))
 
 
 @dataclass(frozen=True, slots=True)
 class Execution(Generic[A_co]):
-    """An instruction, how often it runs per call of the program, and the loops around it.
+    """An instruction of a program, and how often it runs.
 
     Attributes:
+      instruction: the instruction.
+      count: executions per call of the program, a number or a formula.
       loops: the instructions of the loops and branches around it, outermost first.
     """
 
@@ -71,14 +91,12 @@ class Execution(Generic[A_co]):
 
 
 def walk(program: SpmdProgram) -> Iterator[Execution]:
-    """Return an iterator over all instructions; a loop's body comes before the loop itself.
-
-    The program caches the instructions, because a price reads them several times.
-    """
-    known = vars(program)
-    if "_walk" not in known:
-        known["_walk"] = tuple(_walk(program.block, 1, ()))
-    return iter(known["_walk"])
+    """Return an iterator over all instructions; a loop's body comes before the loop itself."""
+    # A price walks the program several times, so the program object caches the instructions.
+    cache = vars(program)
+    if "_walk" not in cache:
+        cache["_walk"] = tuple(_walk(program.block, 1, ()))
+    return iter(cache["_walk"])
 
 
 def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[Execution]:
@@ -94,13 +112,16 @@ def _walk(block: Block, count: Any, loops: tuple[Instruction, ...]) -> Iterator[
 
 
 def local_bytes(program: SpmdProgram, values: Iterable[int]) -> Any:
-    """Return the bytes of several local values together, on one device."""
+    """Return the sum of the bytes of several local values on one device."""
     held = program.locals
     return total(held[value].bytes for value in values)
 
 
 def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
-    """Return the bytes that a device passes to a collective, without a fold's start value."""
+    """Return the bytes of the operands that a device passes to a collective.
+
+    An operand that the collective does not send, such as the start value of a fold, does not count.
+    """
     attributes = instruction.attributes
     moving = (
         attributes.moving(len(instruction.results)) if isinstance(attributes, Collective) else None

@@ -1,10 +1,10 @@
-"""Times of all instructions of a program, with a row per pipeline stage.
+"""Start and duration of all instructions of a program, for each pipeline stage.
 
-All devices run the same instructions, one after the other. All-reduces that are sent as one follow
-the last of their operands (`analyses.overlap.in_order`). A stage without a microbatch computes on
-padding, which is a bubble. Stage s of L has a microbatch in trip t of T if
-s <= t < T - (L - 1 - s). This holds for the backward pass too, whose loop runs from the last t to
-the first.
+All devices run the same instructions, one after the other. Small all-reduces that are combined into
+one run together, after the last of their operands exists (`analyses.overlap.in_order`). A stage
+without a microbatch computes on padding, which is a bubble. Of L stages, stage s has a microbatch
+in trip t of T if s <= t < T - (L - 1 - s). This holds for the backward pass too, whose loop runs
+from the last t to the first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class StageEvent:
-    """An interval of time on the devices of one stage.
+    """An interval of time on the devices of one pipeline stage.
 
     Attributes:
       stage: number of the stage.
-      kind: "compute", "bubble", or the kind of a collective.
-      trip: number of the pipeline's trip in time; None outside of a pipeline.
+      kind: "compute", "bubble", or the kind of a collective, such as "all_gather".
+      axes: mesh axes of the collective; () for other kinds.
+      phase: "forward", "backward" or "update".
+      start_s, seconds: start and duration of the interval.
+      trip: the trip of the pipeline loop, or the microbatch in `joined.py`; None outside of
+        a pipeline.
     """
 
     stage: int
@@ -49,20 +53,25 @@ class StageEvent:
 def events(
     program: SpmdProgram, graph: Graph, hardware: Hardware | Topology
 ) -> tuple[StageEvent, ...]:
-    """Return all events in order of time; the events of one stage have no gaps."""
+    """Return the intervals in which each stage computes, communicates or is idle.
+
+    They are in order of time, and the intervals of one stage have no gaps. A program without
+    a pipeline has one stage.
+    """
     loops = pipeline_loops(graph)
     rows = max((loop.stages for loop in loops.values()), default=1)
     found: list[StageEvent] = []
     now = 0.0
 
     def pipelined(each: Timed) -> Instruction | None:
+        """Return the pipeline loop around an instruction, or None."""
         return next((i for i in each.step.loops if i.node in loops), None)
 
     order = {id(one): place for place, one in enumerate(executed(program.block))}
     steps = sorted(
         timed(program, graph, hardware), key=lambda each: order[id(each.step.instruction)]
     )
-    # Neighbours in the same pipeline loop are one trip of it, which is repeated for each trip.
+    # The body of a pipeline loop is in the list once, so its instructions are repeated per trip.
     for around, inside in groupby(steps, pipelined):
         one = [*parts([*inside], around)]
         trips: Sequence[int | None] = [None]
@@ -79,6 +88,7 @@ def events(
 
 
 def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: int | None) -> bool:
+    """Return whether a stage has no microbatch in a trip of a pipeline loop."""
     assert loop.node is not None and trip is not None, "a pipeline is a loop of the function"
     stages = loops[loop.node].stages
     # A program may have several pipelines. A stage beyond those of this one repeats its stages.
@@ -88,7 +98,14 @@ def _idle(loops: dict[int, PipelineLoop], loop: Instruction, stage: int, trip: i
 
 @dataclass(frozen=True, slots=True)
 class EventGroup:
-    """Neighbouring instructions of one kind, with their seconds."""
+    """Consecutive instructions that are shown as one interval.
+
+    Attributes:
+      kind: "compute" or the kind of a collective, such as "all_gather".
+      axes: mesh axes of the collective; () for compute.
+      phase: "forward", "backward" or "update".
+      seconds: seconds of all of them together.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -97,15 +114,21 @@ class EventGroup:
 
 
 def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup]:
-    """Yield neighbours of one kind with their seconds; in a pipeline, the seconds of one trip."""
+    """Yield consecutive instructions of equal kind, axes and phase as one group each.
+
+    Args:
+      around: the pipeline loop around all steps, whose groups have the seconds of one trip; None
+        outside of a pipeline.
+    """
     trips = around.attributes.executions if around is not None else 1
 
     def sort(each: Timed) -> tuple[str, tuple[str, ...], str]:
+        """Return kind, axes and phase; instructions that agree in them form a group."""
         kind = each.kind if each.axes else COMPUTE
         return kind, each.axes, each.step.instruction.phase
 
     for (kind, axes, phase), run in groupby(steps, sort):
-        # A collective takes the part of its time that a step waits for.
+        # A collective counts only with the time that no computation hides.
         seconds = sum(each.exposed_s * each.step.count for each in run) / trips
         if seconds:
             yield EventGroup(kind, axes, phase, seconds)
@@ -114,6 +137,7 @@ def parts(steps: list[Timed], around: Instruction | None) -> Iterator[EventGroup
 def _placed(
     made: list[EventGroup], start: float, stage: int, trip: int | None, idle: bool
 ) -> Iterator[StageEvent]:
+    """Yield the groups of one trip as events of a stage, or one bubble if the stage is idle."""
     if idle:
         yield StageEvent(
             stage, BUBBLE, (), made[0].phase, start, sum(p.seconds for p in made), trip

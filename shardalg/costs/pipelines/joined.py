@@ -1,9 +1,10 @@
-"""Schedule of a pipeline whose stages run different programs, with the waits of each stage.
+"""Schedule of a pipeline whose stages run different programs: start of each task, and idle time.
 
 Each stage runs its own program on its own devices, one microbatch after the other in the order of
 a schedule. A task starts when its stage is free and its input has arrived:
 
-    start(task) = max(end of the stage's previous task, end of its source + seconds of the transfer)
+    start(task) = max(end of the stage's previous task, end of the task that produces its input
+                                                        + seconds of the transfer)
 
 GPipe runs all microbatches forward, then backward, the last microbatch first. In 1F1B a stage
 begins with one microbatch for each later stage, and then alternates between forward and backward.
@@ -23,14 +24,25 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class MicrobatchTask(NamedTuple):
-    """Forward or backward pass of a microbatch on a stage."""
+    """Forward or backward pass of one microbatch on a stage.
+
+    Attributes:
+      phase: "forward" or "backward".
+      microbatch: number of the microbatch.
+    """
 
     phase: str
     microbatch: int
 
 
 class StageDependency(NamedTuple):
-    """A task on another stage that a task depends on, and the seconds of the transfer."""
+    """The task that produces the input of another task.
+
+    Attributes:
+      stage: the stage that runs the producing task.
+      task: the producing task.
+      seconds: seconds to transfer its result to the stage that needs it.
+    """
 
     stage: int
     task: MicrobatchTask
@@ -38,12 +50,13 @@ class StageDependency(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """Seconds of one stage.
+    """Times of one pipeline stage; each `EventGroup` is an interval of compute or communication.
 
     Attributes:
-      forward, backward: parts of one microbatch's forward and backward pass.
-      after: parts of the step after all microbatches.
-      sends_s, returns_s: seconds of a transfer to the next stage forward, and back from it.
+      forward, backward: intervals of one microbatch's forward and backward pass.
+      after: intervals after all microbatches, such as the optimizer update.
+      sends_s: seconds to send activations to the next stage.
+      returns_s: seconds to receive their gradients from the next stage.
     """
 
     forward: tuple[EventGroup, ...]
@@ -54,6 +67,7 @@ class StageTimes(NamedTuple):
 
 
 def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTask]:
+    """Yield the tasks of a stage: all forward passes, then all backward passes in reverse order."""
     yield from (MicrobatchTask(FORWARD, m) for m in range(microbatches))
     yield from (MicrobatchTask(BACKWARD, m) for m in reversed(range(microbatches)))
 
@@ -61,6 +75,7 @@ def _gpipe(stages: int, stage: int, microbatches: int) -> Iterator[MicrobatchTas
 def _one_forward_one_backward(
     stages: int, stage: int, microbatches: int
 ) -> Iterator[MicrobatchTask]:
+    """Yield the tasks of a stage in the 1F1B order (PipeDream-Flush)."""
     # The last stage starts backward at once; each stage before it needs one more microbatch ahead.
     ahead = min(microbatches, stages - 1 - stage)
     yield from (MicrobatchTask(FORWARD, m) for m in range(ahead))
@@ -78,7 +93,10 @@ ORDERS: dict[str, Callable[[int, int, int], Iterator[MicrobatchTask]]] = {
 
 
 def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[MicrobatchTask, ...], ...]:
-    """Return the tasks of each stage, in order.
+    """Return the tasks of each stage, in the order in which the stage runs them.
+
+    Args:
+      schedule: a name in `ORDERS`, such as "gpipe" or "1f1b".
 
     Raises:
       PipelineError: the schedule is unknown.
@@ -92,7 +110,7 @@ def orders(schedule: str, stages: int, microbatches: int) -> tuple[tuple[Microba
 
 
 def in_flight(order: Sequence[MicrobatchTask]) -> int:
-    """Return the largest number of microbatches that a stage keeps for the backward pass.
+    """Return the largest number of microbatches whose activations a stage keeps at one time.
 
     >>> [in_flight(order) for order in orders("1f1b", 3, 4)]
     [3, 2, 1]
@@ -100,6 +118,7 @@ def in_flight(order: Sequence[MicrobatchTask]) -> int:
     4
     """
     kept = most = 0
+    # A forward pass stores activations, and the backward pass of the same microbatch frees them.
     for task in order:
         kept += 1 if task.phase == FORWARD else -1
         most = max(most, kept)
@@ -109,7 +128,11 @@ def in_flight(order: Sequence[MicrobatchTask]) -> int:
 def joined(
     stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
 ) -> tuple[StageEvent, ...]:
-    """Return the events of all stages in order of time; waits are bubbles."""
+    """Return the intervals of all stages in order of time; idle time is an event "bubble".
+
+    Args:
+      order: for each stage, its tasks in order (see `orders`).
+    """
     starts = _starts(stages, order)
     end = max(
         starts[s, order[s][-1]] + _length(t, order[s][-1]) + _sum(t.after)
@@ -132,13 +155,16 @@ def joined(
 def _starts(
     stages: Sequence[StageTimes], order: Sequence[Sequence[MicrobatchTask]]
 ) -> dict[tuple[int, MicrobatchTask], float]:
-    """Return the start of each task: the longest path through its dependencies."""
+    """Return the start in seconds of each task; each key is (stage, task).
+
+    A task starts when its stage has run all tasks before it and its input has arrived.
+    """
     starts: dict[tuple[int, MicrobatchTask], float] = {}
     ends: dict[tuple[int, MicrobatchTask], float] = {}
     free = [0.0] * len(stages)
-    # Each pass takes all tasks of a stage whose source has ended. A schedule has no cycle, so every
-    # pass takes at least one task.
-    # Reversed, so that the next task is popped from the end in constant time.
+    # Each pass over the stages schedules all tasks whose inputs exist. A schedule has no cycle, so
+    # every pass schedules at least one task.
+    # Lists are reversed, so that the next task is popped from the end in constant time.
     ahead = [list(tasks)[::-1] for tasks in order]
     while any(ahead):
         for stage, tasks in enumerate(ahead):
@@ -158,7 +184,10 @@ def _starts(
 def _source(
     stages: Sequence[StageTimes], stage: int, task: MicrobatchTask
 ) -> StageDependency | None:
-    """Return the task that a task depends on, in addition to the order of its stage, or None."""
+    """Return the producer of a task's input; None for a forward pass of the first stage.
+
+    A forward pass needs the previous stage's result, and a backward pass the next stage's gradient.
+    """
     if task.phase == FORWARD:
         return StageDependency(stage - 1, task, stages[stage - 1].sends_s) if stage else None
     if stage < len(stages) - 1:
@@ -168,18 +197,22 @@ def _source(
 
 
 def _parts(times: StageTimes, task: MicrobatchTask) -> tuple[EventGroup, ...]:
+    """Return the intervals of a task."""
     return times.forward if task.phase == FORWARD else times.backward
 
 
 def _length(times: StageTimes, task: MicrobatchTask) -> float:
+    """Return the seconds of a task."""
     return _sum(_parts(times, task))
 
 
 def _sum(parts: Sequence[EventGroup]) -> float:
+    """Return the seconds of some intervals together."""
     return sum(part.seconds for part in parts)
 
 
 def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageEvent]:
+    """Yield the bubble between two times, if there is time between them."""
     if end > start:
         yield StageEvent(stage, BUBBLE, (), phase, start, end - start)
 
@@ -187,6 +220,7 @@ def _waited(stage: int, phase: str, start: float, end: float) -> Iterator[StageE
 def _placed(
     stage: int, trip: int | None, start: float, parts: Sequence[EventGroup]
 ) -> Iterator[StageEvent]:
+    """Yield intervals as events of a stage, one after the other from a start time."""
     for part in parts:
         yield StageEvent(stage, part.kind, part.axes, part.phase, start, part.seconds, trip)
         start += part.seconds

@@ -1,4 +1,7 @@
-"""Loops of a function whose trips are the stages of a pipeline."""
+"""Search for the loops of a function that run a pipeline.
+
+Such a loop keeps the inputs of all stages in one buffer, which shifts by one stage per trip.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ from dataclasses import dataclass
 
 from shardalg.graph.ir import Graph, Site
 
-# The name of the site on the buffer that shifts.
+# The annotation of the shifting buffer has this name, because nothing else in a graph tells
+# a pipeline from another loop that shifts an array.
 SHIFTED = "pipeline_state"
 
 
 @dataclass(frozen=True)
 class PipelineLoop:
-    """A loop that is a pipeline.
+    """A loop that runs a pipeline.
 
     Attributes:
-      node: the graph node of the loop.
-      stages: size of the buffer's leading dimension, not counting dimensions that vmap added.
+      node: number of the loop's graph node.
+      stages: number of stages: the size of the first dimension of the buffer that shifts, except
+        for dimensions that vmap added.
     """
 
     node: int
@@ -24,7 +29,7 @@ class PipelineLoop:
 
 
 def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
-    """Return the pipelines of a function, by the node of their loop."""
+    """Return the pipeline loops of a function; each key is the number of the loop's node."""
     found: dict[int, PipelineLoop] = {}
     for site in graph.sites:
         if site.name == SHIFTED:
@@ -37,7 +42,11 @@ def pipeline_loops(graph: Graph) -> dict[int, PipelineLoop]:
 
 
 def _loop_around(graph: Graph, site: Site) -> int | None:
-    """Return the node of the loop around a site; None if its trip count is unknown."""
+    """Return the number of the innermost loop's node around an annotation; None if there is none.
+
+    Spans of `jax.checkpoint` and branches in between are skipped. A loop with an unknown trip count
+    (`while`) gives None.
+    """
     region = graph.regions[graph.nodes[site.node].region]
     while region.kind in ("remat", "cond"):
         parent = region.parent if region.node is None else graph.nodes[region.node].region

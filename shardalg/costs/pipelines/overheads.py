@@ -1,11 +1,11 @@
 """Bubbles and recomputation of a planned program, as shares of the whole step.
 
 `schedules.py` has closed forms; here everything is read from a program. A loop is a pipeline if its
-body has a site named "pipeline_state" on the buffer that shifts by one stage per trip.
-`models.pipeline` sets this site. `sa.annotate(state, "pipeline_state")` sets it in any other loop
-with a known trip count (not in a `while`). In L - 1 of T trips on L stages a device works on
-padding, with any schedule (GPipe: T = M + L - 1, circular: T = R M + L - 1). These trips take as
-long as all others.
+body annotates the buffer that shifts by one stage per trip with the name "pipeline_state".
+`models.pipeline` does so. A user writes `sa.annotate(state, "pipeline_state")` in any other loop
+with a known trip count (not in a `while`). On L stages, a device works on padding in L - 1 of
+T trips. This holds for both schedules with M microbatches: GPipe with T = M + L - 1, and the
+circular one of R rounds with T = R M + L - 1. Trips on padding take as long as all others.
 
 `recomputed` finds the operators of the backward pass that repeat the forward pass (remat).
 """
@@ -26,10 +26,11 @@ BARRIER = "optimization_barrier"
 
 
 def recomputed(graph: Graph) -> frozenset[int]:
-    """Return the nodes of the backward pass, inside a remat span, that no cotangent reaches.
+    """Return the numbers of the nodes in the backward pass that repeat the forward pass (remat).
 
-    Backward operators outside of such spans make cotangents. All values that depend on these, also
-    through the carries of loops, are gradients. The rest of a span repeats the forward pass.
+    They are the backward nodes inside a `jax.checkpoint` body that depend on no cotangent.
+    Cotangents are the results of backward nodes outside of such bodies, and all values that depend
+    on these results, also through the carries of loops.
 
     >>> import jax, jax.numpy as jnp
     >>> from shardalg.graph.tracing.trace import trace
@@ -56,7 +57,8 @@ def recomputed(graph: Graph) -> frozenset[int]:
 
 
 def _spans(graph: Graph) -> set[int]:
-    """Return the regions that are a remat span, or inside one."""
+    """Return the numbers of the regions that are a body of `jax.checkpoint`, or inside one."""
+    # A parent region has a smaller number than its children, so one pass is enough.
     found: set[int] = set()
     for region in graph.regions:
         parent = region.parent
@@ -68,7 +70,7 @@ def _spans(graph: Graph) -> set[int]:
 
 
 def _reached(graph: Graph, seeds: set[int]) -> set[int]:
-    """Return the values that depend on the given values."""
+    """Return the given values and all values that depend on them."""
     follows: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
         follows[argument.source].append(argument.target)
@@ -106,20 +108,20 @@ class Overheads:
 
     @property
     def bubbles(self) -> float:
-        """Bubbles as a share of the whole step."""
+        """Seconds in bubbles as a share of the whole step, from 0 to 1."""
         return self.bubble_s / self.step_s if self.step_s else 0.0
 
     @property
     def recompute(self) -> float:
-        """Recomputation as a share of the whole step."""
+        """Seconds of recomputation as a share of the whole step, from 0 to 1."""
         return self.recompute_s / self.step_s if self.step_s else 0.0
 
 
 def overheads(program: SpmdProgram, graph: Graph, hardware: Hardware | Topology) -> Overheads:
     """Return the seconds that a program spends in bubbles and in recomputation.
 
-    The shares are of the whole step, with everything before and after the pipelines and the
-    optimizer: the basis on which section 5.2 of GSPMD (arXiv:2105.04663) reports them.
+    `Overheads.step_s` is the whole step, with the optimizer and everything outside of pipelines.
+    Section 5.2 of GSPMD (arXiv:2105.04663) reports shares of the same whole.
     """
     loops, again = pipeline_loops(graph), recomputed(graph)
     step_s = pipelined_s = bubble_s = recompute_s = 0.0

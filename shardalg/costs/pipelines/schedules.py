@@ -22,10 +22,10 @@ from shardalg.tables import Table
 
 @dataclass(frozen=True)
 class Schedule:
-    """Stages, microbatches and rounds of a pipeline, numbers or sympy symbols.
+    """Schedule of a pipeline by its stages, microbatches and rounds: integers or sympy symbols.
 
-    A single round is GPipe, more rounds are the circular schedule. Both are loops in which all
-    devices run the same program, so a device computes on padded data during a bubble.
+    One round is GPipe; more rounds are the circular schedule. Both are loops in which all devices
+    run the same program, so that a device computes on padded data during a bubble.
 
     Attributes:
       stages: L, partitions of the layers.
@@ -52,7 +52,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches", "rounds"):
             value = getattr(self, name)
-            # Symbols are not checked.
+            # A symbol has no value to compare, so only plain values are checked.
             plain = isinstance(value, int | float | str | None)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if plain and (not whole or value < 1):
@@ -82,12 +82,19 @@ class Schedule:
 
     @property
     def stash(self) -> Any:
-        """Memory that a device keeps at the peak: one piece per iteration, also on padding."""
+        """Activations that a device keeps at the peak for the backward pass: `iterations / rounds`.
+
+        The unit is the activations of one microbatch in a whole stage. Each iteration keeps those
+        of one piece, 1 / rounds of a stage, also when it computes on padding.
+        """
         return self.iterations / self.rounds
 
     @property
     def permutes(self) -> Any:
-        """Shifts of one microbatch that a device sends forward; as many go backward."""
+        """Number of times that a device sends a microbatch's activations to the next stage.
+
+        Gradients go backward as many times.
+        """
         return self.iterations
 
     def layers_per_round(self, layers: int) -> int:
@@ -129,7 +136,9 @@ class Schedule:
         return batch // self.microbatches
 
     def microbatches_per_stage(self) -> int:
-        """Return the number of microbatches on each stage with `stream_io`.
+        """Return the number of microbatches that each stage stores with `stream_io`.
+
+        With `stream_io`, the microbatches are distributed over all stages.
 
         Raises:
           PipelineError: the number of microbatches is no multiple of the number of stages.
@@ -149,10 +158,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mpmd(Schedule):
-    """A schedule in which every device has a program of its own; not lowered here.
+    """A schedule in which every device runs a different program (MPMD); for comparison only.
+
+    shardalg does not lower it.
 
     Attributes:
-      kind: a name of `MPMD`.
+      kind: a key of the dictionary `MPMD`, such as "1f1b".
 
     >>> Mpmd(4, 16, kind="zero-bubble H1").bubble_ratio
     0.058823529411764705
@@ -170,23 +181,30 @@ class Mpmd(Schedule):
 
     @property
     def name(self) -> str:
-        """Kind of the schedule."""
+        """Name of the schedule: its `kind`."""
         return self.kind
 
     @property
     def bubble_ratio(self) -> Any:
-        """Share of the time in which a device waits; a backward pass counts as two forward."""
+        """Share of the time in which a device is idle."""
+        # The unit is one forward pass. A backward pass takes two, so a microbatch takes three.
         waits = MPMD[self.kind].waits * (self.stages - 1)
         return waits / (3 * self.rounds * self.microbatches + waits)
 
     @property
     def stash(self) -> Any:
-        """Memory of the device that keeps most, if the microbatches fill the pipeline."""
+        """Activations, in microbatches of a whole stage, on the device that keeps the most.
+
+        There must be at least as many microbatches as the pipeline holds at one time.
+        """
         return MPMD[self.kind].stash(self.stages, self.rounds)
 
     @property
     def permutes(self) -> Any:
-        """Activations that a device sends forward; as many gradients go backward."""
+        """Number of times that a device sends a microbatch's activations to the next stage.
+
+        Gradients go backward as many times.
+        """
         return self.rounds * self.microbatches
 
 
@@ -195,8 +213,8 @@ class _Kind:
     """Closed forms of one MPMD schedule.
 
     Attributes:
-      waits: time that a device waits per other stage, in forward passes of one piece.
-      stash: stash as a function of stages and rounds.
+      waits: idle time of a device per other stage, in forward passes of one piece.
+      stash: function of (stages, rounds) that returns `Schedule.stash`.
       source: the paper.
     """
 
@@ -217,10 +235,13 @@ MPMD = {
 
 
 def compared(stages: Any, microbatches: Any, rounds: Any = 1) -> Table:
-    """Return a row per schedule: bubbles, stash and permutes, in numbers or formulas.
+    """Return a table with a row per schedule: bubble ratio, stash and permutes.
+
+    The columns are the properties of `Schedule`, as numbers or sympy formulas.
 
     Raises:
-      PipelineError: `Schedule` refuses the numbers.
+      PipelineError: a number is below 1, or there are several rounds and fewer microbatches than
+        stages.
 
     >>> table = compared(4, 16, 2)
     >>> list(zip(table["schedule"], table["stash"]))[:3]
