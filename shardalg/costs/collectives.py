@@ -1,6 +1,6 @@
-"""Bytes that collectives send, and the collectives of a program with their producers and readers.
+"""Bytes and seconds of one collective instruction, and a list of a program's collectives.
 
-The seconds of a collective are in `costs/network/collective_seconds.py`.
+The algorithms that give the seconds are in `costs/network/collective_seconds.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 }
 
 
-# Types tell numbers from formulas that are constant: both are one key otherwise.
+# `typed`, because a number and a constant formula are equal, but must give results of their type.
 @lru_cache(maxsize=1 << 14, typed=True)
 def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     """Return the bytes that each device sends in one execution of a collective, on a ring.
@@ -52,7 +52,8 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     a Fraction if a block does not divide evenly, or a formula if an argument is a formula.
 
     Args:
-      kind: a name of `RING_BYTES`.
+      kind: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "collective_permute".
+      group_size: number of devices that take part in one collective.
       local_bytes: bytes of the operand on one device, padding included.
 
     >>> step_wire_bytes("all_gather", group_size=4, local_bytes=1024)
@@ -72,12 +73,12 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
 
 
 def is_collective(attributes: Attributes) -> TypeGuard[Collective]:
-    """Return whether an instruction sends bytes. A group of one device sends none."""
+    """Return whether an instruction is a collective that sends at least one message."""
     return isinstance(attributes, Collective) and attributes.sends > 0
 
 
 def moves(step: Execution) -> TypeGuard[Execution[Collective]]:
-    """Return whether a step of a program sends bytes between devices."""
+    """Return whether the instruction of an execution sends bytes between devices."""
     return is_collective(step.instruction.attributes)
 
 
@@ -95,8 +96,11 @@ def group_size(attributes: Collective) -> Any:
 def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
     """Return the bytes that each device sends in one execution of an instruction, on a ring.
 
-    The price is that of `step_wire_bytes`, so that the planner compares what the program costs.
-    It is 0 for a local instruction, and for a permute in which every device keeps its own block.
+    The bytes of a collective are those of `step_wire_bytes`. They are 0 for a local instruction,
+    and for a permute in which every device keeps its own block.
+
+    Args:
+      local_in_bytes: bytes of the operands on one device.
 
     >>> from shardalg.algebra.digits import Digit
     >>> from shardalg.spmd.instructions import ReduceScatter
@@ -116,7 +120,10 @@ def wire_bytes(attributes: Attributes, local_in_bytes: Any) -> Any:
 def seconds(
     attributes: Attributes, local_in_bytes: Any, *, mesh: Mesh, hardware: Hardware | Topology
 ) -> Any:
-    """Return the seconds of one execution of an instruction: the sum of `seconds_by_cause`.
+    """Return the seconds of one execution of a collective; 0 for a local instruction.
+
+    Args:
+      local_in_bytes: bytes of the operands on one device.
 
     >>> from shardalg.spmd.instructions import AllGather
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -135,9 +142,14 @@ def seconds_by_cause(
 ) -> Mapping[str, Any]:
     """Return the seconds of one execution of a collective by cause; {} for other instructions.
 
-    The cheapest algorithm is priced (`costs/network/collective_seconds.py`), and a permute by its
-    pairs of positions (`costs/network/permute_seconds.py`). On links of which only the speed is
-    known, each permute has the price of a permute to a neighbour.
+    The causes are "link", "network" (between islands of GPUs), "dcn" (between slices) and
+    "latency". The time is that of the cheapest algorithm. A permute is priced by the positions that
+    send and receive. If only the speed of the links is known, it has the price of a permute to
+    a neighbour.
+
+    Args:
+      local_in_bytes: bytes of the operands on one device.
+      wiring: the links under the mesh axes.
     """
     if not is_collective(attributes) or attributes.stays:
         return {}
@@ -155,19 +167,21 @@ def kind_seconds(kind: str, local_in_bytes: Any, spans: tuple[DigitSpan, ...]) -
     """Return the seconds of one execution of a collective of one kind over given links.
 
     Args:
-      kind: a name of `RING_BYTES`.
+      kind: a key of `RING_BYTES`, such as "all_gather".
       local_in_bytes: bytes of the operand on one device.
+      spans: the links that the collective uses, major first.
     """
     return total(_seconds(kind, spans, local_in_bytes).values())
 
 
 @lru_cache(maxsize=1 << 14, typed=True)
 def _seconds(kind: str, spans: tuple[DigitSpan, ...], held: Any) -> Mapping[str, Any]:
+    """Return the seconds of a collective by cause, cached; `held` is its operand's bytes."""
     return MappingProxyType(collective_s(kind, spans, held))
 
 
 def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
-    """Return the mesh axes that digits belong to, major first, each once.
+    """Return the names of the mesh axes that some digits belong to, major first, each once.
 
     >>> axis_names(Mesh({"X": 2, "Y": 4}), Mesh({"X": 2, "Y": 4}).digits("YX"))
     ('Y', 'X')
@@ -176,19 +190,20 @@ def axis_names(mesh: Mesh, digits: Digits) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in found))
 
 
-# Kinds of instructions that a chain of moves from one sharding to another consists of.
+# Kinds of instructions that change only the sharding of a value; several of them can form a chain.
 MOVES = (Collective, DynamicSlice, Slice, Resize)
 
 
 @dataclass(frozen=True)
 class MovedValue:
-    """A collective of a program, with the value that it moves.
+    """A collective of a program, with the graph value that it moves.
 
     Attributes:
       number: row in the table of collectives.
       step: the instruction, and how often it runs.
-      value: the graph value that is moved. An intermediate counts as the value it was made from.
-      wire_bytes: per device and execution.
+      value: number of the graph value that is moved. If the operand is an intermediate without
+        a graph value, it is the graph value from which the operand was computed.
+      wire_bytes: bytes that a device sends in one execution.
     """
 
     number: int
@@ -198,28 +213,31 @@ class MovedValue:
 
     @property
     def attributes(self) -> Collective:
-        """Attributes of the collective instruction."""
+        """Attributes of the collective instruction, such as its kind and digits."""
         return self.step.instruction.attributes
 
     @property
     def digits(self) -> Digits:
-        """The digits along which the collective runs."""
+        """The digits of device positions, such as a mesh axis, along which the collective runs."""
         return self.attributes.digits
 
     @property
     def place(self) -> tuple[int | None, int]:
-        """The node that needs the collective, and the value that it moves."""
+        """The graph node that needs the collective (or None), and the graph value that it moves."""
         return self.step.instruction.node, self.value
 
     @property
     def alike(self) -> tuple[str, Digits]:
-        """Kind and digits, which are equal for collectives that differ only in their place."""
+        """The collective's kind and its sorted digits; together they ignore where it runs."""
         return self.attributes.sent_as, tuple(sorted(self.digits))
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """The collectives of a program, and the producer and readers of each local value."""
+    """The collectives of a program, and the producer and readers of each local value.
+
+    Keys of the dictionaries are numbers of local values.
+    """
 
     program: SpmdProgram
     graph: Graph
@@ -245,7 +263,7 @@ class Traffic:
 
     @cached_property
     def collectives(self) -> tuple[MovedValue, ...]:
-        """All collectives, in the order of the table of collectives."""
+        """All collectives that send bytes, in order of execution."""
         found = []
         for number, step in enumerate(step for step in self.steps if moves(step)):
             instruction = step.instruction
@@ -257,24 +275,31 @@ class Traffic:
         return tuple(found)
 
     def _origin(self, local: int) -> int | None:
-        """Return the graph value that a local value is a block of or was made from, else None."""
+        """Return the graph value that a local value is a block of, or was computed from.
+
+        The result is None if no graph value is found along the first operands.
+        """
         while self.program.locals[local].origin is None:
-            made = self.made_by.get(local)
-            if made is None or not made.operands:
+            producer = self.made_by.get(local)
+            if producer is None or not producer.operands:
                 return None
             # A partial sum has no graph value, but the operator that computes it has a result.
-            if self.program.locals[local].sharding.unreduced and type(made.attributes) is Apply:
-                return node_of(self.graph, made).results[made.results.index(local)]
-            local = made.operands[0]
+            if self.program.locals[local].sharding.unreduced and type(producer.attributes) is Apply:
+                return node_of(self.graph, producer).results[producer.results.index(local)]
+            local = producer.operands[0]
         return self.program.locals[local].origin
 
     @cached_property
     def wire_bytes(self) -> int | float:
-        """Bytes that a device sends in one step of the program."""
+        """Bytes that a device sends in one call of the program."""
         return sum(moved.step.count * moved.wire_bytes for moved in self.collectives)
 
     def ends(self, moved: MovedValue) -> tuple[Local, Local]:
-        """Return the first and the last local value of the chain of moves around a collective."""
+        """Return the values before and after the chain of instructions around a collective.
+
+        A chain changes the sharding of one value for one reader: collectives, slices and pads that
+        follow each other.
+        """
         instruction = moved.step.instruction
         first, last = instruction.operands[0], instruction.results[0]
         while self._same_chain(instruction, self.made_by.get(first)):
@@ -286,6 +311,7 @@ class Traffic:
         return self.program.locals[first], self.program.locals[last]
 
     def _same_chain(self, one: Instruction, other: Instruction | None) -> bool:
+        """Return whether another instruction is part of the same chain of sharding changes."""
         return (
             other is not None
             and isinstance(other.attributes, MOVES)

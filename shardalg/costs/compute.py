@@ -1,4 +1,4 @@
-"""Floating-point operations of a graph node and of a local operator."""
+"""Floating-point operations of a graph node on global shapes, and of an operator on local ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Shapes = tuple[tuple[Any, ...], ...]
 
 @lru_cache(maxsize=65536)
 def signature_flops(signature: Signature) -> int:
-    """Return the flops of an operator on global shapes; 0 if it has neither a row nor a price."""
+    """Return the flops of an operator on the global shapes of its signature.
+
+    The result is 0 if the operator has neither a row in the table of operators nor a price.
+    """
     price = price_of(signature)
     if price is not None:
         return price.flops
@@ -37,7 +40,7 @@ def signature_local_flops(signature: Signature, loops: tuple[tuple[str, Digits],
     A loop of extent E over n partitions has `ceil(E / n)` iterations on each device.
 
     Args:
-      loops: digits of each sharded loop.
+      loops: pairs (name of a sharded loop, digits of device positions that shard it).
     """
     split = {name: parts(digits) for name, digits in loops}
     return sum(
@@ -77,12 +80,12 @@ def shaped_flops(
 
 
 class Executed(NamedTuple):
-    """A row of an operator that does arithmetic, evaluated on other shapes.
+    """Flops of one row of an operator on given shapes, such as the local shapes of a device.
 
     Attributes:
-      rule: the row on the operator's own shapes.
-      sizes: sizes of the row's loops on the other shapes.
-      flops: floating-point operations on the other shapes.
+      rule: the row, with the loop extents of the operator's signature.
+      sizes: size of each loop on the given shapes.
+      flops: floating-point operations on the given shapes.
     """
 
     rule: Rule
@@ -94,7 +97,10 @@ class Executed(NamedTuple):
 def executed(
     signature: Signature, shapes: Shapes, params: Params = (), row: Rule | None = None
 ) -> tuple[Executed, ...]:
-    """Return the rows that do arithmetic, on other shapes; arguments as in `shaped_flops`."""
+    """Return loop sizes and flops of each row of an operator on given shapes.
+
+    Rows without arithmetic are left out. The arguments are those of `shaped_flops`.
+    """
     found = []
     for rule, places in _counted(signature):
         if not slides(rule):
@@ -114,13 +120,17 @@ def executed(
 
 @lru_cache(maxsize=65536)
 def windows(signature: Signature) -> bool:
-    """Return whether an operator does arithmetic on elements that it reads through windows."""
+    """Return whether an operator computes on a sliding window, which may exceed its operand."""
     return any(slides(rule) for rule, _ in _counted(signature))
 
 
 @lru_cache(maxsize=65536)
 def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
-    """Return the row of an operator with windows on local shapes and changed parameters."""
+    """Return the row of an operator on local shapes; for operators with sliding windows.
+
+    Args:
+      params: parameters that replace those of the signature, such as a local padding.
+    """
     count = len(signature.operands)
     types = (*signature.operands, *signature.results)
     local = tuple(ValueType(shape, t.dtype) for shape, t in zip(shapes, types, strict=True))
@@ -130,13 +140,14 @@ def local_row(signature: Signature, shapes: Shapes, params: Params) -> Rule:
     return found
 
 
-# (loops, tensor, dimension) per dimension that loops index; tensors as in `Shapes`.
+# Each entry is (names of the loops that index a dimension, number of its tensor, number of the
+# dimension). Tensors are numbered as in `Shapes`, because the sizes are read from there.
 Places = tuple[tuple[tuple[str, ...], int, int], ...]
 
 
 @lru_cache(maxsize=65536)
 def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
-    """Return the rows that do arithmetic, each with the dimensions that its loops index."""
+    """Return an operator's rows that have flops, each with the dimensions that its loops index."""
     rows = rules(signature) or ()
     count = len(signature.operands)
     return tuple(
@@ -147,7 +158,13 @@ def _counted(signature: Signature) -> tuple[tuple[Rule, Places], ...]:
 
 
 def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Yield the dimensions that loops index; dimensions of a single loop come first."""
+    """Yield (loops, tensor, dimension) for each dimension that a row's loops index.
+
+    Dimensions of a single loop come first.
+
+    Args:
+      first_result: the number of the row's result in `Shapes`.
+    """
     # The order matters to `_loop_sizes`: a compound dimension (`n*i + j`) gives the size of its
     # first loop that no other dimension has determined.
     found = [
@@ -161,7 +178,7 @@ def _places(rule: Rule, first_result: int) -> Iterator[tuple[tuple[str, ...], in
 
 
 def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
-    """Return the sizes of the loops that index the given dimensions."""
+    """Return the size of each loop, read from the shapes at the dimensions that it indexes."""
     found: dict[str, Any] = {}
     for loops, tensor, dim in places:
         if len(loops) == 1:
@@ -175,14 +192,17 @@ def _loop_sizes(rule: Rule, places: Places, shapes: Shapes) -> dict[str, Any]:
 
 
 def multiplies(signature: Signature) -> bool:
-    """Return whether the matrix unit computes an operator: a product, or a kernel of products."""
+    """Return whether the matrix unit computes an operator.
+
+    This holds for matrix products and convolutions, and for kernels whose price says so.
+    """
     price = price_of(signature)
     return price.multiplies if price is not None else contracts(signature)
 
 
 @lru_cache(maxsize=65536)
 def contracts(signature: Signature) -> bool:
-    """Return whether an operator multiplies and sums over a contracting loop (matrix unit).
+    """Return whether an operator is a sum of products, such as `dot_general` or a convolution.
 
     Such an operator writes its result to memory; others are fused with their neighbours.
     """
@@ -195,8 +215,8 @@ def contracts(signature: Signature) -> bool:
 def useful_flops(graph: Graph) -> int:
     """Return the flops of one call of the function, trip counts included.
 
-    The flops are those of a single device: no padding, and no work repeated by two devices.
-    Operations that the function itself repeats (remat) count.
+    The flops are those of the unpartitioned function: no padding, and no work that several devices
+    repeat. Operations that the function itself repeats (remat) count.
     """
     return sum(node_flops(graph, node) for node in graph.walk())
 
@@ -211,7 +231,10 @@ def node_flops(graph: Graph, node: Node) -> int:
 
 
 def operand_type(signature: Signature) -> str:
-    """Return the item type of an operator's arithmetic: the type of its first operand."""
+    """Return the item type of an operator's arithmetic, such as "bfloat16".
+
+    It is the type of the first operand; of a kernel call, of the first floating-point operand.
+    """
     if is_kernel(signature):
         return kernel_type(signature)
     types = signature.operands or signature.results

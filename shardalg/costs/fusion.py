@@ -1,7 +1,8 @@
-"""Local values that a compiler with fusion of pointwise operators never writes to memory.
+"""Local values that a compiler never writes to memory, because it fuses the operators around them.
 
-A cast in front of a product, or of a product's result, is part of the product (`casts`).
-`annotate(scores, "on_chip")` says that the operators around a value are one kernel that makes it
+A compiler such as XLA runs a chain of pointwise operators as one kernel, which writes only its last
+result. A cast of a product's operand or result is part of the product's kernel (`casts`).
+`annotate(scores, "on_chip")` says that the operators around a value are one kernel that computes it
 block by block and never writes it, as attention kernels do with scores (arXiv:2205.14135). Such
 values take no memory and no traffic. The operations on them, forward and backward, still count.
 """
@@ -35,13 +36,13 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import blocks
 
 SLICES = frozenset({DynamicSlice, OwnerSelect, Slice, SliceAt})
-# Instructions that write their results to memory and read their operands from memory.
+# Instructions that no compiler fuses: their operands and results are in memory.
 APART = frozenset({*kinds(Collective), *kinds(Control)})
-# Operators that XLA makes by choosing a layout, or not at all (`optimization_barrier`).
+# Operators that move no bytes in XLA: it only chooses another layout, or does nothing.
 VIEWS = frozenset(("annotate", "name", "optimization_barrier", "reshape", "squeeze", "transpose"))
 READS_PART = frozenset(("dynamic_slice", "gather", "slice"))
 CAST = "convert_element_type"
-# Products that convert their operands and results themselves.
+# Only the kernels of these products convert the type of operands and results while they run.
 PRODUCTS = frozenset(("conv_general_dilated", "dot_general"))
 
 
@@ -49,12 +50,15 @@ _CHAINED = VIEWS | PRODUCTS | {CAST}
 
 
 class Casts(NamedTuple):
-    """Casts that are parts of products.
+    """Casts that the kernel of a product carries out; all values are numbers of local values.
 
     Attributes:
-      read: for each value that products cast when they read it, the value in memory.
-      written: for each result that a product casts before it writes it, the value in memory.
-      free: results of casts that move no bytes, because the products around them move all.
+      read: for each cast operand of a product (or a view of it), the value before the cast. Only
+        that value is in memory.
+      written: for each product's result that is cast (or a view of it), the value after the cast.
+        Only that value is in memory.
+      free: results of casts that move no bytes of their own, because all readers or the producer
+        are products.
     """
 
     read: Mapping[int, int]
@@ -62,7 +66,10 @@ class Casts(NamedTuple):
     free: frozenset[int]
 
     def stored(self, value: int) -> int:
-        """Return the value in memory that a product reads or writes in place of a value."""
+        """Return the value that a product reads from or writes to memory in place of a value.
+
+        If the value is not part of a cast, the result is the value itself.
+        """
         return self.read.get(value, self.written.get(value, value))
 
 
@@ -70,7 +77,12 @@ NO_CASTS = Casts({}, {}, frozenset())
 
 
 class Update(NamedTuple):
-    """An operand that is written into the first operand, and how often its bytes move."""
+    """Memory traffic of an operator that overwrites a part of its first operand.
+
+    Attributes:
+      position: position of the operand that is written into the first one.
+      times: number of times that this operand's bytes move.
+    """
 
     position: int
     times: int
@@ -89,18 +101,20 @@ BARRIER = "optimization_barrier"
 ON_CHIP = "on_chip"
 
 
-# Bits of `traits`: the answers of `fuses`, `reduces`, `_expands` and `compute.contracts`.
+# Bits of `traits`. One byte per instruction holds all four answers, because several passes of
+# a price ask for them: see `fuses`, `reduces`, `_expands` and `compute.contracts`.
 FUSES, REDUCES, EXPANDS, CONTRACTS = 1, 2, 4, 8
 
 
 def traits(block: Block, graph: Graph) -> bytes:
-    """Return one byte per instruction of a block: the bits of its traits.
+    """Return one byte per instruction of a block, in which bits tell how it can be fused.
 
-    Several passes of a price read the traits. They are computed once per node, and the block
-    caches them together with their graph.
+    The bits are `FUSES`, `REDUCES`, `EXPANDS` (repeats its operand, as a broadcast does) and
+    `CONTRACTS` (a sum of products).
     """
-    known = vars(block).get("_traits")
-    if known is None or known[0] is not graph:
+    # Several passes of a price ask for the traits, so the block caches them with their graph.
+    cached = vars(block).get("_traits")
+    if cached is None or cached[0] is not graph:
         of_node = _traits_of_nodes(graph)
         found = []
         for instruction in block.instructions:
@@ -112,29 +126,34 @@ def traits(block: Block, graph: Graph) -> bytes:
                 # An operator without a node is formatting that only the partitioning needs; it
                 # fuses.
                 found.append(FUSES if node is None else of_node[node])
-        known = vars(block)["_traits"] = (graph, bytes(found))
-    return known[1]
+        cached = vars(block)["_traits"] = (graph, bytes(found))
+    return cached[1]
 
 
 @once_per_graph
 def _traits_of_nodes(graph: Graph) -> bytes:
-    known: dict[int, int] = {}
+    """Return the bits of `traits` for each node of a graph."""
+    of_signature: dict[int, int] = {}
     for node in graph.nodes:
         signature = node.signature
         # The graph keeps its signatures alive, so an `id` is a safe key, and cheaper than a hash.
-        if id(signature) not in known:
-            kept = CONTRACTS if contracts(signature) else FUSES
+        if id(signature) not in of_signature:
+            bits = CONTRACTS if contracts(signature) else FUSES
             # A kernel reads and writes memory, and nothing is fused with it.
-            kept = 0 if is_kernel(signature) else kept
+            bits = 0 if is_kernel(signature) else bits
             # A contraction sums too, but as a product in a kernel of its own: it is no reduction
             # here.
-            sums = REDUCES if kept == FUSES and _reduces(signature) else 0
-            known[id(signature)] = kept | sums | (EXPANDS if _expands(signature) else 0)
-    return bytes([known[id(node.signature)] for node in graph.nodes])
+            sums = REDUCES if bits == FUSES and _reduces(signature) else 0
+            of_signature[id(signature)] = bits | sums | (EXPANDS if _expands(signature) else 0)
+    return bytes([of_signature[id(node.signature)] for node in graph.nodes])
 
 
 def fuses(instruction: Instruction, graph: Graph) -> bool:
-    """Return whether an instruction is no contraction, kernel, collective or loop."""
+    """Return whether a compiler can fuse an instruction with its neighbours.
+
+    It can fuse all instructions except contractions, opaque kernels, collectives, loops and
+    branches.
+    """
     attributes = instruction.attributes
     if type(attributes) is not Apply:
         return type(attributes) not in APART
@@ -145,7 +164,7 @@ def fuses(instruction: Instruction, graph: Graph) -> bool:
 
 
 def reduces(instruction: Instruction, graph: Graph) -> bool:
-    """Return whether an instruction is a reduction."""
+    """Return whether an instruction is a reduction, such as `reduce_sum`, but no contraction."""
     if type(instruction.attributes) is not Apply or instruction.node is None:
         return False
     signature = graph.nodes[instruction.node].signature
@@ -153,11 +172,13 @@ def reduces(instruction: Instruction, graph: Graph) -> bool:
 
 
 def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
-    """Return a block in which no instruction reads or makes an alias of another value.
+    """Return a block in which every operand that is an alias is replaced by its original value.
+
+    An alias is a result that shares the memory of an operand, such as that of a barrier.
 
     Returns:
-      The block, in which operators that only make aliases have no operands and results; and a dict
-      from each alias to the value that it is.
+      The block, in which operators that only produce aliases have no operands and results; and
+      a dictionary from each alias to its original value.
     """
     same: dict[int, int] = {}
     found = []
@@ -177,7 +198,10 @@ def unaliased(block: Block) -> tuple[Block, dict[int, int]]:
 
 
 def held_back(block: Block) -> frozenset[int]:
-    """Return the operands of barriers. They are in memory before the barrier."""
+    """Return the operands of the optimization barriers in a block.
+
+    A compiler does not fuse across a barrier, so these values are in memory.
+    """
     return frozenset(
         value
         for instruction in block.instructions
@@ -187,13 +211,17 @@ def held_back(block: Block) -> frozenset[int]:
 
 
 def inside_kernels(block: Block, graph: Graph) -> frozenset[int]:
-    """Return the values of a block that only fusing instructions make and read."""
+    """Return the values of a block whose producer and readers are all fusing instructions.
+
+    Such a value can stay inside of one kernel.
+    """
     made, read = _made_and_read(block, graph)
     return frozenset(made - read)
 
 
 @lru_cache(maxsize=65536)
 def _reduces(signature: Signature) -> bool:
+    """Return whether an operator combines several elements of its operand into one."""
     return any(rule.reduced and not rule.guards for rule in rules(signature) or ())
 
 
@@ -204,15 +232,16 @@ def _expands(signature: Signature) -> bool:
 
 
 def materialised(block: Block, graph: Graph) -> frozenset[int]:
-    """Return the values of a block that a contraction, a collective, a loop or the outside reads.
+    """Return the values of a block that must be in memory because of their readers.
 
-    The constants of a loop are excluded: a broadcast is made again inside the loop.
+    The readers are contractions, kernels, collectives, loops, and the results of the block. Values
+    that are only constants of a loop are excluded, because the loop's body can recompute them.
     """
     return frozenset(_made_and_read(block, graph)[1])
 
 
 def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
-    """Return the results of fusing instructions, and the values that others read."""
+    """Return two sets: results of fusing instructions, and values that other instructions read."""
     made: set[int] = set()
     # Results are read from outside of the block, so they are in memory.
     read: set[int] = set(block.results)
@@ -227,19 +256,23 @@ def _made_and_read(block: Block, graph: Graph) -> tuple[set[int], set[int]]:
 
 
 def fused(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Return the values that only pointwise instructions make and read: never in memory."""
+    """Return the values of a program whose producer and readers are all fusing instructions.
+
+    A compiler with fusion never writes them to memory.
+    """
     found = [_made_and_read(block, graph) for block in blocks(program.block)]
     made, read = (set().union(*sets) for sets in zip(*found, strict=True))
     return frozenset(made - read)
 
 
 def casts(program: SpmdProgram, graph: Graph) -> Casts:
-    """Return the casts that are parts of products, so that one of their ends is never in memory.
+    """Return the casts that the kernels of products carry out.
 
-    A cast of a value in memory whose readers are products and fusing operators is repeated in each
-    reader: a product reads the value in its stored type. If a cast is the only reader of a product
-    and its result has no more bytes, the product writes the cast's result. Layout operators may be
-    between the cast and the product. A barrier, a collective or a loop ends the chain.
+    A cast of an operand: if all readers of the cast's result are products and fusing operators,
+    each reader casts the value itself, so that the result is never in memory. A cast of a product's
+    result: if nothing else reads the product and the cast's result has no more bytes, the product
+    writes the cast's result. Layout operators may be between the cast and the product, but no
+    barrier, collective or loop.
 
     Source: the compiler of TPU v5e (libtpu 0.0.42), which compiles these casts into the fusion of
     the product, also those with several readers; XLA for GPUs,
@@ -248,19 +281,25 @@ def casts(program: SpmdProgram, graph: Graph) -> Casts:
     part of the product there, so it is none here.
     """
     # The program caches the casts, because the time and the memory of a price both read them.
-    known = vars(program).get("_casts")
-    if known is None or known[0] is not graph:
+    cached = vars(program).get("_casts")
+    if cached is None or cached[0] is not graph:
         found = NO_CASTS
         for block in blocks(program.block):
-            one = _casts_of_block(program, graph, block)
-            free = found.free | one.free
-            found = Casts({**found.read, **one.read}, {**found.written, **one.written}, free)
-        known = vars(program)["_casts"] = (graph, found)
-    return known[1]
+            inner = _casts_of_block(program, graph, block)
+            free = found.free | inner.free
+            found = Casts({**found.read, **inner.read}, {**found.written, **inner.written}, free)
+        cached = vars(program)["_casts"] = (graph, found)
+    return cached[1]
 
 
 class _Step(NamedTuple):
-    """An instruction of a block, whether it fuses, and its primitive."""
+    """An instruction of a block, with two answers that are asked for repeatedly.
+
+    Attributes:
+      instruction: the instruction.
+      fuses: whether a compiler can fuse it with its neighbours.
+      primitive: name of its JAX primitive; None if it is no operator.
+    """
 
     instruction: Instruction
     fuses: bool
@@ -268,14 +307,15 @@ class _Step(NamedTuple):
 
 
 def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
-    """Return the casts of one block; see `casts`."""
+    """Return the casts in one block that the kernels of products carry out; see `casts`."""
     steps = [
         _Step(i, bool(bits & FUSES), getattr(i.attributes, "primitive", None))
         for i, bits in zip(block.instructions, traits(block, graph), strict=True)
     ]
     if all(step.primitive != CAST for step in steps):
         return NO_CASTS
-    # The readers of the values between casts and products; all others have no part in a chain.
+    # Only results of casts, views and products can be between a cast and a product, so that the
+    # readers of all other values are not needed.
     readers: dict[int, list[_Step]] = {}
     for step in steps:
         for value in step.instruction.operands:
@@ -289,7 +329,8 @@ def _casts_of_block(program: SpmdProgram, graph: Graph, block: Block) -> Casts:
     free: set[int] = set()
     in_memory = materialised(block, graph)
     fused = {v for s in steps if s.fuses for v in s.instruction.results if v not in in_memory}
-    # From the result of a product through views to a value: these values, which nothing else reads.
+    # For a product's result, or a view of it: the result and all views up to this value. There is
+    # an entry only if nothing else reads them, since then nobody misses them in memory.
     chains: dict[int, tuple[int, ...]] = {}
     for instruction, fuses_here, primitive in steps:
         if primitive in PRODUCTS and not fuses_here:
@@ -326,16 +367,22 @@ def _itemsize(program: SpmdProgram, value: int) -> int:
 def _read_by_products(
     steps: Sequence[_Step], readers: Mapping[int, Sequence[_Step]], results: tuple[int, ...]
 ) -> tuple[set[int], set[int]]:
-    """Return the values that products and perhaps fusing operators read, and those of products.
+    """Return two sets of values that products read: with fusing operators, and products alone.
 
-    A value that a view of it hands on is read by the readers of the view's result.
+    A value in the first set has at least one product as a reader, and otherwise fusing operators.
+    The second set is the part of the first whose readers are all products. The readers of a view's
+    result count as readers of its operand.
+
+    Args:
+      readers: for each result of a cast, view or product, the instructions that read it.
+      results: values that the block returns; they are in neither set.
     """
     inside: set[int] = set()
     read: set[int] = set()
     only: set[int] = set()
     # Backwards, so that the readers of a view's result are known before those of its operand.
     for step in reversed(steps):
-        # Only casts and views are asked for, and their readers are known.
+        # Products are in `_CHAINED` too, but they do not fuse: only casts and views are wanted.
         is_chained = step.fuses and step.primitive in _CHAINED
         for value in step.instruction.results if is_chained else ():
             by = readers[value]
@@ -358,11 +405,12 @@ def _read_by_products(
 
 
 def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Return the marked local values, and values of their shape that pointwise operators derive.
+    """Return the local values that kernels compute block by block and never write to memory.
 
-    Operands and results of collectives and loops, and the results of blocks, are in memory anyway.
-    The scores of an attention function that is one kernel (`costs.kernels.fused_attention`) are on
-    the chip too, also where loops hand them on, unless a collective moves them.
+    They are values with the annotation "on_chip", and results of fusing operators that have the
+    shape of such an operand. Operands and results of collectives and loops, and the results of
+    blocks, are in memory nevertheless. The scores of fused attention (`fused_attention`) are on the
+    chip too, also as arguments and results of loops, unless a collective moves them.
     """
     marked = {site.node for site in graph.sites if site.name == ON_CHIP}
     scores = fused_attention(graph).on_chip
@@ -391,8 +439,8 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
         elif fuses(instruction, graph):
             shapes = {program.locals[v].shape for v in instruction.operands if v in found}
             found.update(v for v in instruction.results if program.locals[v].shape in shapes)
-    # An alias that is in memory is the value that it aliases. Reversed, because an alias may be one
-    # of another alias.
+    # If an alias is in memory, so is its original value, which has the same buffer. Reversed,
+    # because an alias may have an alias.
     for value in reversed(same):
         if value in read:
             read.add(same[value])
@@ -400,10 +448,10 @@ def on_chip(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Return the values that no instruction reads from or writes to memory.
+    """Return the local values of a program that are never in memory.
 
-    They are the fused values, the values that products cast (`casts`), and the values that stay on
-    the chip. A view (`is_view`) of a value in memory is in memory too.
+    They are the values inside of fused kernels, the values that products cast (`casts`), and the
+    values that attention kernels keep on the chip. A view of a value in memory is in memory too.
     """
     cast = casts(program, graph)
     # A product writes the cast of its result, so that the cast's result is in memory.
@@ -418,7 +466,7 @@ def unwritten(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def kernel_bytes(program: SpmdProgram, graph: Graph, instruction: Instruction) -> Any:
-    """Return the bytes that a kernel with a price moves; None for any other instruction."""
+    """Return the bytes that an opaque kernel moves by its price; None if no price gives bytes."""
     if type(instruction.attributes) is not Apply or instruction.node is None:
         return None
     signature = graph.nodes[instruction.node].signature
@@ -436,19 +484,20 @@ def is_view(instruction: Instruction) -> bool:
 
 
 def viewed(instruction: Instruction) -> Iterator[tuple[int, int]]:
-    """Return pairs of an operand of a view and the result that is a view of the operand."""
+    """Return an iterator over pairs (operand, result) of a view operator, which share memory."""
     return zip(instruction.operands, instruction.results, strict=False)
 
 
 def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_CASTS) -> list[int]:
-    """Return the values whose bytes an instruction moves, repeated if the bytes move repeatedly.
+    """Return the values whose bytes an instruction moves from or to memory.
 
-    A slice or gather reads as many bytes as it makes, not its whole operand. An update writes only
-    the new part into the updated value. A view of a value in memory moves nothing.
+    A value whose bytes move twice is in the list twice. A slice or gather reads as many bytes as
+    its result has, not its whole operand. An update writes only the new part. A view of a value in
+    memory moves nothing.
 
     Args:
-      inside: values that are never in memory, as `unwritten` gives them.
-      cast: the casts that products carry out.
+      inside: values that are never in memory (the result of `unwritten`).
+      cast: the casts that the kernels of products carry out.
     """
     if not cast.free.isdisjoint(instruction.results):
         return []
@@ -477,16 +526,17 @@ def traffic(instruction: Instruction, inside: frozenset[int], cast: Casts = NO_C
 
 
 def rebuilt_stacks(program: SpmdProgram, graph: Graph) -> frozenset[int]:
-    """Return the values in loop bodies that reach another loop through a stack, with arguments.
+    """Return the values in loop bodies that move no bytes, because another body recomputes them.
 
-    Constants of loops that are made again inside are returned too. The forward loop of a scanned
-    model writes what the backward loop reads into stacks:
+    The forward loop of a scanned model writes values for the backward loop into stacks:
 
         forward loop:  x -> v = f(x) -> stack v          backward loop:  v of the stack -> g(v)
 
-    If f and g are pointwise, an unrolled program keeps x alone and runs f again in front of g,
-    because fused operators have no results in memory. So it is here: the scanned and the unrolled
-    program have one price. The stack still counts in the memory of a device (`costs.memory`).
+    If f and g are pointwise, an unrolled program keeps only x and runs f again in front of g,
+    because fused operators have no results in memory. To give the scanned program the same time,
+    both v in the forward body and its slice in the backward body are returned. So are arguments of
+    a body that are loop constants which fused instructions compute, such as a mask. The stack still
+    counts in the memory of a device (`costs.memory`).
     """
     found: set[int] = set()
     for block in blocks(program.block):
@@ -495,7 +545,7 @@ def rebuilt_stacks(program: SpmdProgram, graph: Graph) -> frozenset[int]:
 
 
 def _of_block(block: Block, graph: Graph) -> set[int]:
-    """Return the values of the loops of one block that are rebuilt."""
+    """Return the values of `rebuilt_stacks` for the loops that are directly in one block."""
     loops = [one for one in block.instructions if is_a(one, Loop)]
     if not loops:
         return set()
@@ -513,7 +563,7 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
     for result in block.results:
         readers[result].append(None)
     found: set[int] = set()
-    # A constant of a loop that fused instructions make, such as a mask, is made again in its body.
+    # A loop constant that fused instructions compute, such as a mask, is recomputed in the body.
     made, read = _made_and_read(block, graph)
     for loop in loops:
         for place in range(loop.attributes.num_consts):
@@ -526,7 +576,7 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
         inner = {v for one in body.instructions for v in one.results}
         for place in range(carries, len(body.results)):
             value, taken = body.results[place], readers[loop.results[place]]
-            # A value that the body gives away twice, or that is an argument, stays in memory.
+            # A value that the body returns twice, or that is an argument, stays in memory.
             is_alone = value in inner and body.results.count(value) == 1
             if not is_alone or value in kept[id(loop)] or not taken:
                 continue
@@ -537,8 +587,8 @@ def _of_block(block: Block, graph: Graph) -> set[int]:
 
 
 def _read_outside(body: Block, graph: Graph) -> frozenset[int]:
-    """Return the values of a body that instructions which do not fuse make or read."""
-    # The results of the body do not count: they are what this module asks about.
+    """Return the values of a loop body that an instruction without fusion produces or reads."""
+    # The results of the body do not count as read, because the caller decides about them.
     inner = Block(body.arguments, body.instructions, ())
     made_apart = {
         value for one in body.instructions if not fuses(one, graph) for value in one.results

@@ -5,11 +5,12 @@ streams rows of the other operand, eight at a time. Tensor cores multiply small 
 rounded up to blocks, and either operand may be streamed. Only padding that no choice of layouts
 avoids is counted, so that the resulting time is a lower bound.
 
-    rows x columns x contracting = ceil(m / r) r * ceil(n / c) c * ceil(k / d) d
+    multiplications = ceil(m / r) r * ceil(n / c) c * ceil(k / d) d
 
-m is the product of all loops of the first operand alone (batch and image of a convolution). n is
-the same of the second operand, and k of the contracting loops (channels and taps). Batch loops
-(heads) give many products. A convolution streams its image; its kernel stays in place.
+r, c and d are the unit's rows, columns and contracting elements. m is the product of the loops that
+only the first operand has (batch and image of a convolution), and n of those that only the second
+operand has. k is the product of the contracting loops (channels and taps). The number is multiplied
+by the batch loops (heads). A convolution streams its image; its kernel stays in place.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatrixUnit:
-    """Sizes, in elements, of the blocks that a chip's unit multiplies at once.
+    """Block sizes, in elements, of the unit of a chip that multiplies matrices.
 
     Attributes:
-      rows: rows that are streamed together.
+      rows: rows of the streamed operand that enter together.
       columns: columns of the operand that stays in place.
-      contracting: (item type, elements that are summed at once); the first entry also counts for
-        types that are not listed.
-      source: the source of these sizes.
+      contracting: pairs (item type, number of products that are summed at once). The first pair
+        also holds for types that are not listed.
+      source: the document that gives these sizes.
     """
 
     rows: int = 1
@@ -57,11 +58,11 @@ class MatrixUnit:
     source: str = ""
 
     def summed(self, dtype: str) -> int:
-        """Return the number of elements of a type that are summed at once."""
+        """Return the block size along the contracting dimension for an item type."""
         return dict(self.contracting).get(dtype, self.contracting[0][1])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `read_unit` reads; {} if the unit is unknown."""
+        """Return a JSON object that `read_unit` reads; {} if the block sizes are unknown."""
         if self == ANY_SIZE:
             return {}
         sizes = {"rows": self.rows, "columns": self.columns}
@@ -73,7 +74,11 @@ ANY_SIZE = MatrixUnit()
 
 
 def read_unit(data: Any, where: str) -> MatrixUnit:
-    """Return a `MatrixUnit` from plain data; None means that the unit is unknown.
+    """Return a `MatrixUnit` from parsed JSON; for None, the unit that pads nothing (`ANY_SIZE`).
+
+    Args:
+      data: the entry "matrix_unit" of a hardware file, or None if the file has none.
+      where: name of the file, for error messages.
 
     Raises:
       HardwareError: a size is no positive integer, or the source is missing.
@@ -97,7 +102,8 @@ def read_unit(data: Any, where: str) -> MatrixUnit:
     return MatrixUnit(given["rows"], given["columns"], tuple(types.items()), given["source"])
 
 
-# Item types that hold a type's numbers exactly; a compiler without a narrower unit uses these.
+# Item types that represent a type's numbers exactly, narrowest first. On a chip that does not
+# multiply a type, the compiler converts the operands to the first type that the chip multiplies.
 WIDER = {
     **dict.fromkeys(("float64", "complex128"), ("float64",)),
     **dict.fromkeys(("float32", "complex64"), ("float32", "float64")),
@@ -106,10 +112,10 @@ WIDER = {
 
 
 def product_peak(chip: Hardware, dtype: str) -> float:
-    """Return the operations per second of products with items of a type.
+    """Return the operations per second of matrix products whose items have a type.
 
-    The rate is that of the first type in `WIDER` that the chip multiplies. If there is none, it is
-    the slowest rate; `check_products` refuses such products.
+    The rate is that of the narrowest type that represents the items exactly (`WIDER`) and that the
+    chip multiplies. If there is none, it is the chip's slowest rate; `check_products` raises then.
 
     >>> from shardalg.costs.hardware import load
     >>> tpu = load("tpu_v3")
@@ -120,20 +126,24 @@ def product_peak(chip: Hardware, dtype: str) -> float:
 
 
 def _multiplied_in(chip: Hardware, dtype: str) -> str | None:
+    """Return the item type in which a chip multiplies items of a type; None if there is none."""
     peaks = dict(chip.peak_flops_per_s)
-    return next((one for one in _exact(dtype) if one in peaks), None)
+    return next((exact for exact in _exact(dtype) if exact in peaks), None)
 
 
 def _exact(dtype: str) -> tuple[str, ...]:
+    """Return the item types that represent numbers of a type exactly, narrowest first."""
     narrow = (dtype, "bfloat16", "float16", "float32") if "float8" in dtype else (dtype,)
     return WIDER.get(dtype, narrow)
 
 
 def check_products(graph: Graph, chip: Hardware) -> None:
-    """Raise an error if the chip has peaks, but none for the item type of a product.
+    """Raise an error if the chip has no peak rate for the item type of some matrix product.
+
+    A chip without any peak rate, or with measured rates of operators, is not checked.
 
     Raises:
-      HardwareError: names the type, the first such operator, its line, and the remedy.
+      HardwareError: names the item type, the first such operator, its line, and the remedy.
 
     >>> import jax
     >>> from shardalg.costs.hardware import load
@@ -143,7 +153,7 @@ def check_products(graph: Graph, chip: Hardware) -> None:
     Traceback (most recent call last):
     shardalg.errors.HardwareError: tpu_v3 has no peak for products of int32 (dot_general at ...
     """
-    # Without peaks arithmetic takes no time, and measured rates replace the peaks.
+    # Arithmetic on a chip without peaks takes no time, and measured rates replace the peaks.
     if not chip.peak_flops_per_s or chip.operators.figures:
         return
     for node in graph.walk():
@@ -166,10 +176,13 @@ def padded_flops(
 ) -> Any:
     """Return the flops of an operator, with sizes of products rounded up to the unit's blocks.
 
-    An operator that is no product of two matrices (for example one with a vector) is not rounded.
+    Sizes are not rounded for an operator that is no product of two matrices, such as a product of
+    a matrix and a vector.
 
     Args:
-      shapes, params, row: as in `costs.compute.shaped_flops`.
+      shapes: shapes of the operands, then of the results, on one device; numbers or formulas.
+      params: parameters that the operator has on these shapes instead of the signature's.
+      row: the operator's row on these shapes; needed for windows on shapes that are formulas.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.sizes.formula import symbols
@@ -190,18 +203,26 @@ def padded_flops(
 
 
 class _Roles(NamedTuple):
-    """Loops of a product of two matrices, by role."""
+    """Names of the loops of a product of two matrices, by role.
 
-    rows: tuple[str, ...]  # of the first operand alone
-    columns: tuple[str, ...]  # of the second operand alone
-    summed: tuple[str, ...]  # contracting
-    many: tuple[str, ...]  # batch
-    slides: bool  # whether a dimension is read through a window
+    Attributes:
+      rows: loops that only the first operand has.
+      columns: loops that only the second operand has.
+      summed: contracting loops.
+      many: batch loops, in both operands and the result.
+      slides: whether an operand is read through a sliding window, as in a convolution.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    summed: tuple[str, ...]
+    many: tuple[str, ...]
+    slides: bool
 
 
 @lru_cache(maxsize=65536)
 def _roles(rule: Rule) -> _Roles | None:
-    """Return the roles of a row's loops in a product of two matrices; None for other rows."""
+    """Return the loops of a product of two matrices by role; None for any other operator."""
     (term, *others) = rule.terms
     # Only a sum of products of two operands runs on the matrix unit.
     if others or len(term) != 2 or rule.combine != SUM or rule.guards or not rule.reduced:
@@ -212,8 +233,8 @@ def _roles(rule: Rule) -> _Roles | None:
     rows = tuple(n for n in kept if n in first and n not in second)
     columns = tuple(n for n in kept if n in second and n not in first)
     many = tuple(n for n in kept if n in first and n in second)
-    # A product with a vector has no second side that could be padded.
-    extents = (math.prod(rule.extents[n] for n in side) for side in (rows, columns))
+    # A product with a vector does not run on the matrix unit, so nothing is rounded up.
+    extents = (math.prod(rule.extents[n] for n in names) for names in (rows, columns))
     if min(extents) == 1:
         return None
     # An index of several loops, such as position plus tap, is a window that slides.
@@ -222,12 +243,14 @@ def _roles(rule: Rule) -> _Roles | None:
 
 
 def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
+    """Return the flops of an operator's row, with sizes rounded up to blocks for a product."""
     rule, sizes = one.rule, one.sizes
     roles = _roles(rule)
     if roles is None or unit == ANY_SIZE:
         return one.flops
 
     def extent(names: Iterable[str]) -> Any:
+        """Return the product of the sizes of some loops."""
         return math.prod(sizes.get(name, rule.extents[name]) for name in names)
 
     m, n = extent(roles.rows), extent(roles.columns)
@@ -244,5 +267,5 @@ def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
 
 
 def _up(size: Any, block: int) -> Any:
-    """Return a size rounded up to whole blocks."""
+    """Return a size rounded up to a multiple of the block size."""
     return size if block == 1 else block * tile(size, block)

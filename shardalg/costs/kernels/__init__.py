@@ -1,6 +1,7 @@
-"""Kernels that are priced as wholes: attention in one kernel, Pallas calls, FFI targets, callbacks.
+"""Kernels with one price for all their operators: fused attention, Pallas, FFI calls, callbacks.
 
-`fused_attention.py` finds the values that an attention function in one kernel never writes.
-`kernel_price.py` has the prices of calls that the graph does not look into. The guide
-`docs/kernels.md` says in a table what counts.
+`fused_attention.py` finds the values that an attention kernel never writes to memory.
+`softmax_attention.py` finds attention that a function writes out in single operators.
+`kernel_price.py` has the prices of opaque calls, whose operators are not in the graph. A table in
+the guide `docs/kernels.md` lists which flops and bytes count.
 """

@@ -1,11 +1,11 @@
 """Attention that hardware runs as one fused kernel: its scores are never in memory.
 
-A fused kernel computes scores block by block and keeps of each row only its sum
+A fused kernel computes the scores block by block and keeps only one sum per row
 (arXiv:2205.14135). Its backward pass computes the scores again. It has therefore five products,
 where the derivative of the function as written has four: FlashAttention-2 (arXiv:2307.08691,
 section 3.1.2, algorithm 2).
 
-The graph says which nodes are in the body of such a function (`Node.kernel`).
+`Node.kernel` names the attention kernel that a node of the graph belongs to; "" for none.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ ALIASES = ("annotate", "optimization_barrier")
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The parts of a graph that fused attention kernels change.
+    """Values that fused attention kernels never write, and flops that they repeat.
 
     Attributes:
-      on_chip: values that a kernel never writes: scores, weights, their masks and gradients.
-      again: for each product that gives the gradient of the weights, the flops of the scores that
-        the kernel computes again, per flop of this product.
+      on_chip: values that a kernel never writes to memory: scores, softmax weights, their masks
+        and gradients.
+      again: by number of the node that computes the gradient of the softmax weights: flops of the
+        recomputed scores, divided by the flops of this node.
     """
 
     on_chip: frozenset[int] = NONE
@@ -41,7 +42,11 @@ class FusedAttention:
 
 
 def with_recomputed(graph: Graph, node: int | None, flops: Any) -> Any:
-    """Return a product's flops, plus those of the scores that its kernel computes again."""
+    """Return the flops of a node, plus those of the scores that its kernel computes again.
+
+    Only the product for the gradient of the softmax weights has such an addition; for all other
+    nodes, and for None, `flops` is returned unchanged.
+    """
     again = fused_attention(graph).again.get(node)  # type: ignore[arg-type]  # None is no key
     if again is None:
         return flops
@@ -50,17 +55,18 @@ def with_recomputed(graph: Graph, node: int | None, flops: Any) -> Any:
 
 @once_per_graph
 def fused_attention(graph: Graph) -> FusedAttention:
-    """Return what the attention kernels of a graph keep on the chip and compute again.
+    """Return the values that attention kernels of a graph never write, and the flops they repeat.
 
-    Scores are the result of a product in the body of a kernel from which pointwise and layout
-    operators compute the operand of another product in the body. These operators' results of the
-    same number of elements are on the chip, also where a loop hands them on to the backward pass.
+    Scores are the result of a product in a kernel's body from which pointwise and layout operators
+    compute an operand of another product in the body. The results of these operators with as many
+    elements are on the chip, also where a loop passes them to the backward pass.
     """
     if not any(node.kernel for node in graph.nodes):
         return FusedAttention()
     handed = handed_on(graph)
     roots = _roots(graph, handed)
-    # Scores are read by another product; the result of the kernel's last product is not.
+    # A key is a set of products from which an operand is computed; a value counts the products
+    # that read such operands. No product reads the result of a kernel's last product.
     reads: dict[frozenset[int], int] = defaultdict(int)
     for node in graph.nodes:
         if node.kernel and contracts(node.signature):
@@ -74,10 +80,11 @@ def fused_attention(graph: Graph) -> FusedAttention:
 
 
 def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fraction]:
-    """Return the flops of recomputed scores by the product that gives the weights' gradient.
+    """Return the entry `FusedAttention.again`: the recomputed flops per product.
 
-    Weights are read alone, by the product with the values. Their gradient is read only together
-    with the weights: it becomes the gradient of the scores.
+    The product with the values reads softmax weights alone, so their product is a set of one in
+    `reads`. The gradient of the weights is read only together with the weights, because both give
+    the gradient of the scores.
     """
     found = {}
     alone = {root for of in reads for root in of if len(of) == 1}
@@ -93,13 +100,15 @@ def _again(graph: Graph, reads: Mapping[frozenset[int], int]) -> dict[int, Fract
 
 
 def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset[int]]:
-    """Return, for values in kernels' bodies, the products that they are computed from element-wise.
+    """Return the nodes of the products from which pointwise operators compute each value.
 
-    The products are those that read no such value themselves.
+    Only values in the bodies of attention kernels have an entry. A product counts only if its own
+    operands have no entry, so that a chain of products has the first one as its root.
     """
     roots: dict[int, frozenset[int]] = {}
 
     def give(value: int, of: frozenset[int]) -> None:
+        """Add products to the roots of a value and of all values that are equal to it."""
         if not of <= roots.get(value, NONE):
             roots[value] = roots.get(value, NONE) | of
             for target in handed.get(value, ()):
@@ -121,25 +130,31 @@ def _roots(graph: Graph, handed: Mapping[int, list[int]]) -> dict[int, frozenset
 
 
 def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> set[int]:
-    """Return the values that kernels' bodies compute only to combine them with scores."""
+    """Return the values in kernels' bodies that are combined with scores, such as masks.
+
+    Args:
+      scores: values that are computed from scores element by element.
+      handed: for each value, the values that are equal to it (`handed_on`).
+    """
     givers: dict[int, list[int]] = defaultdict(list)
     for source, targets in handed.items():
         for target in targets:
             givers[target].append(source)
-    makers = graph.producer
+    producers = graph.producer
     found: set[int] = set()
 
     def reach(value: int) -> None:
-        maker = makers[value]
+        """Add a value, and the values of the same size from which fused operators compute it."""
+        producer = producers[value]
         if value in found or value in scores:
             return
         if givers.get(value):
             found.add(value)
             for source in givers[value]:
                 reach(source)
-        elif maker is not None and _fuses_in_kernel(graph.nodes[maker]):
+        elif producer is not None and _fuses_in_kernel(graph.nodes[producer]):
             found.add(value)
-            for operand in graph.nodes[maker].operands:
+            for operand in graph.nodes[producer].operands:
                 if elements(graph, operand) == elements(graph, value):
                     reach(operand)
 
@@ -148,7 +163,7 @@ def _masks(graph: Graph, scores: set[int], handed: Mapping[int, list[int]]) -> s
             for operand in node.operands:
                 if elements(graph, operand) == elements(graph, node.results[0]):
                     reach(operand)
-    # Derivatives also hand on constants of the size of scores, which nothing reads afterwards.
+    # Derivatives also pass constants of the size of scores through loops, but nothing reads them.
     sizes = {elements(graph, value) for value in scores}
     waiting = [
         value
@@ -170,15 +185,18 @@ def _fuses_in_kernel(node: Node) -> bool:
 
 
 def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
-    """Return the values that something outside of kernels reads, directly or after a loop.
+    """Return the values that an operator outside of all attention kernels reads.
 
-    Operands of loops and branches are read where their bodies read them.
+    A loop or branch reads an operand only if its body reads the corresponding argument.
+
+    Args:
+      handed: for each value, the values that are equal to it (`handed_on`).
     """
     outside = {*graph.results}
     for node in graph.nodes:
         if not node.kernel and not node.bodies and node.primitive not in ALIASES:
             outside.update(node.operands)
-    # Backwards over the borders of loops: a value is read outside if a value that it becomes is.
+    # If an argument of a loop body is read outside of kernels, so is the loop's operand.
     waiting = [v for v in handed if not outside.isdisjoint(handed[v])]
     givers: dict[int, list[int]] = defaultdict(list)
     for source, targets in handed.items():
@@ -193,7 +211,11 @@ def _read_outside(graph: Graph, handed: Mapping[int, list[int]]) -> set[int]:
 
 
 def handed_on(graph: Graph) -> dict[int, list[int]]:
-    """Return the values that borders of regions, and annotations, make of each value."""
+    """Return, for each value, the values that are equal to it.
+
+    They are arguments of loop bodies and branches, results of loops and branches, and results of
+    annotations and barriers.
+    """
     found: dict[int, list[int]] = defaultdict(list)
     for argument in graph.region_arguments:
         found[argument.source].append(argument.target)
@@ -204,7 +226,10 @@ def handed_on(graph: Graph) -> dict[int, list[int]]:
 
 
 def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
-    """Return all values that borders of regions, or annotations, connect with some values."""
+    """Return some values together with all values that are equal to them, in both directions.
+
+    See `handed_on` for the values that are equal.
+    """
     found: set[int] = set()
     waiting = [*values]
     near: dict[int, list[int]] = defaultdict(list)
@@ -221,5 +246,5 @@ def handed_together(graph: Graph, values: frozenset[int]) -> frozenset[int]:
 
 
 def elements(graph: Graph, value: int) -> int:
-    """Return the number of elements of a value."""
+    """Return the number of elements of a graph value."""
     return math.prod(graph.values[value].type.shape)

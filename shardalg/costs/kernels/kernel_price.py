@@ -1,8 +1,8 @@
-"""Prices of kernels that the graph does not look into: Pallas calls, FFI targets and callbacks.
+"""Prices of opaque kernels, whose operators are not in the graph: Pallas, FFI calls and callbacks.
 
-A kernel reads its operands from memory and writes its results to it, so that nothing around it is
-fused with it. Its price is a parameter of its node, `kernel_price`: `planner/kernel_prices.py`
-derives it from the code of a Pallas call, and the user gives it for other targets.
+A kernel reads its operands from memory and writes its results to memory, so that no operator is
+fused with it. Its price is the parameter `kernel_price` of its node. `planner/kernel_prices.py`
+derives the price from the code of a Pallas call; the user gives it for other targets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from shardalg.sizes.amounts import quotient
 # Kernels without a price count as 0 flops, and as their operands' and results' bytes.
 OPAQUE = frozenset(("ffi_call", "pallas_call", "pure_callback"))
 PRICE = "kernel_price"
-# Local shapes of the operands -> an amount.
+# Flops or bytes of one call: a number, or a function of the operands' local shapes, because the
+# planner changes these shapes.
 Amount = float | Callable[..., float]
 _FLOATS = ("float", "bfloat", "complex")
 
@@ -54,10 +55,10 @@ class KernelPrice:
                 _checked(amount, f"KernelPrice({name}={amount!r})")
 
     def at(self, *shapes: tuple[int, ...]) -> KernelPrice:
-        """Return the price in numbers, on operands of these local shapes.
+        """Return a price in which functions are replaced by their values on these local shapes.
 
         Raises:
-          StrategyError: a function fails on these shapes, or gives no amount.
+          StrategyError: a function raises an error, or returns no finite number from 0 on.
         """
         found = []
         for name in ("flops", "bytes"):
@@ -77,10 +78,10 @@ class KernelPrice:
 
 
 def _checked(amount: Any, where: str) -> None:
-    """Raise an error if an amount is no finite number from 0 on.
+    """Raise an error unless an amount is a finite number from 0 on.
 
     Raises:
-      StrategyError: names the amount.
+      StrategyError: the message begins with `where`.
     """
     is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
     if not is_number or not 0 <= amount < math.inf:
@@ -91,13 +92,14 @@ def _checked(amount: Any, where: str) -> None:
 
 
 class Price(NamedTuple):
-    """The price of a node's kernel on the node's own shapes.
+    """Price of one call of a kernel, for the shapes in the signature of its node.
 
     Attributes:
-      flops: operations of one call.
-      bytes: bytes of one call; None: every operand and result once.
-      multiplies: whether the flops are those of matrix products.
-      source: "cost_estimate", "kernel" (of a Pallas call) or "options".
+      flops: floating-point operations of one call.
+      bytes: bytes that one call moves; None means every operand and result once.
+      multiplies: whether the matrix unit computes the flops.
+      source: origin of the price: "cost_estimate" or "kernel" (the code) of a Pallas call, or
+        "options" of the user.
     """
 
     flops: Any
@@ -113,7 +115,7 @@ def price_of(signature: Signature) -> Price | None:
 
 
 def is_kernel(signature: Signature) -> bool:
-    """Return whether an operator is a kernel that the graph does not look into."""
+    """Return whether an operator is an opaque kernel call, with or without a price."""
     return signature.primitive in OPAQUE or price_of(signature) is not None
 
 
@@ -123,10 +125,13 @@ def with_price(params: Params, price: Price) -> Params:
 
 
 def at_shapes(amount: Any, signature: Signature, shapes: tuple[tuple[Any, ...], ...]) -> Any:
-    """Return an amount of a kernel on other shapes: in proportion to its first result's elements.
+    """Return the flops or bytes of a kernel call, scaled from its signature to other shapes.
+
+    The amount is proportional to the number of elements of the first result.
 
     Args:
-      shapes: of the operands, then of the results.
+      amount: flops or bytes on the shapes of the signature.
+      shapes: other shapes of the operands, then of the results.
     """
     own, now = signature.results[:1], shapes[len(signature.operands) :][:1]
     if not own or not now or tuple(own[0].shape) == tuple(now[0]):
@@ -135,7 +140,10 @@ def at_shapes(amount: Any, signature: Signature, shapes: tuple[tuple[Any, ...], 
 
 
 def kernel_type(signature: Signature) -> str:
-    """Return the item type of a kernel's arithmetic: the first floating-point operand's."""
+    """Return the item type of a kernel's arithmetic: that of the first floating-point value.
+
+    Operands come before results. Without a floating-point value, it is the first value's type.
+    """
     types = [v.dtype for v in (*signature.operands, *signature.results)]
     floats = [dtype for dtype in types if dtype.startswith(_FLOATS)]
     return [*floats, *types, "float32"][0]

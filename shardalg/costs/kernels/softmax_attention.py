@@ -1,7 +1,7 @@
-"""Softmax attention that the function writes out, marked as one kernel (`Options(fuse_attention)`).
+"""Search for softmax attention that a function writes out in single operators.
 
-A product (scores), a softmax and a product with the values are an attention. `fused_attention.py`
-prices nodes of a marked attention as a kernel.
+An attention is a product (scores), a softmax, and a product with the values. With
+`Options(fuse_attention)` its nodes are marked, and `fused_attention.py` prices them as one kernel.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from shardalg.costs.compute import contracts
 from shardalg.costs.kernels.fused_attention import ALIASES, NONE, elements, handed_on
 from shardalg.graph.ir import Graph, Node
 
-# The mark of such nodes (`Node.kernel`).
+# `Node.kernel` of attention that this module found, so that it can also be removed again.
 SOFTMAX = "softmax attention"
-# Operators that give their operand in another layout or type.
+# Operators that change only layout or type, so that queries and keys are recognised behind them.
 _SAME = frozenset(("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose"))
-# A value that more products contribute to is a sum of layers, and no attention's scores.
+# A value that is computed from more products is a sum of layers, and no attention's scores.
 _MOST = 3
 
 
 def with_softmax_attention(graph: Graph, *, fused: bool) -> Graph:
     """Return the graph with its softmax attention marked as kernels, or without these marks.
 
-    An attention is a product whose result, element by element, becomes an exponential that is
-    summed along one dimension and is an operand of another product. Products of the backward pass
-    belong to it if they read its weights, or the weights with their gradient. A loss of softmax is
-    none: its products read the operands of the first product again.
+    An attention begins with a product, the scores. Pointwise operators compute an exponential of
+    the scores, which is summed along one dimension and is an operand of another product. Products
+    of the backward pass belong to it if they read the softmax weights, or these with their
+    gradient. A softmax loss is no attention: its products read operands of the first product again.
+
+    Args:
+      fused: whether to set the marks (`Node.kernel`); otherwise they are removed.
     """
     marked = _Search(graph).nodes() if fused else frozenset()
     changed = {
@@ -42,17 +45,19 @@ def with_softmax_attention(graph: Graph, *, fused: bool) -> Graph:
 
 
 def fused_lines(graph: Graph) -> tuple[str, ...]:
-    """Return the lines of the products of marked attention."""
+    """Return the source lines of the products in attention that is marked as a kernel."""
     nodes = (n for n in graph.nodes if n.kernel == SOFTMAX and contracts(n.signature))
     return tuple(dict.fromkeys(node.source or "an unknown line" for node in nodes))
 
 
 class _Search:
-    """The search for the nodes of softmax attention in a graph.
+    """Search for the nodes of softmax attention in a graph.
 
     Attributes:
-      roots: the products that each value is computed from element by element.
-      powers: values that are computed from an exponential of such a value.
+      handed: for each value, the values that are equal to it, such as arguments of loop bodies.
+      roots: for each value, the nodes of the products that it is computed from element by element.
+      powers: values that are computed from an exponential of a product's result.
+      summed: values that are summed along one dimension.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -66,7 +71,7 @@ class _Search:
                 self._follow(node)
 
     def _follow(self, node: Node) -> None:
-        """Give the results of a node their roots."""
+        """Record the entries in `roots`, `powers` and `summed` that follow from one node."""
         if contracts(node.signature):
             self._give(node.results[0], frozenset((node.index,)), is_power=False)
             return
@@ -81,18 +86,24 @@ class _Search:
             self.summed.update(node.operands)
 
     def _give(self, value: int, of: frozenset[int], *, is_power: bool) -> None:
+        """Record that a value, and all values equal to it, are computed from some products.
+
+        Args:
+          of: nodes of the products.
+          is_power: whether the value is computed from an exponential.
+        """
         waiting = [value]
         while waiting:
-            one = waiting.pop()
-            known = self.roots.get(one, NONE)
-            if of <= known and (not is_power or one in self.powers):
+            target = waiting.pop()
+            recorded = self.roots.get(target, NONE)
+            if of <= recorded and (not is_power or target in self.powers):
                 continue
-            self.roots[one] = known | of
-            self.powers.update((one,) if is_power else ())
-            waiting += self.handed.get(one, ())
+            self.roots[target] = recorded | of
+            self.powers.update((target,) if is_power else ())
+            waiting += self.handed.get(target, ())
 
     def nodes(self) -> frozenset[int]:
-        """Return the nodes of all attention."""
+        """Return the numbers of all nodes that belong to some attention."""
         scores = self._scores()
         if not scores:
             return frozenset()
@@ -106,11 +117,11 @@ class _Search:
         return frozenset(found | self._masks(found, inner))
 
     def _candidates(self) -> Iterator[Node]:
-        """Yield the nodes that may belong to an attention."""
+        """Yield the nodes that may belong to an attention: no loops, annotations or barriers."""
         return (n for n in self.graph.nodes if not n.bodies and n.primitive not in ALIASES)
 
     def _scores(self) -> frozenset[int]:
-        """Return the products whose results are scores."""
+        """Return the nodes of the products whose results are scores of an attention."""
         graph = self.graph
         summed = NONE.union(*(self.roots.get(v, NONE) for v in self.summed & self.powers))
         found = set()
@@ -122,6 +133,7 @@ class _Search:
                 if len(of) != 1 or value not in self.powers or not of <= summed:
                     continue
                 (root,) = of
+                # The gradient of a softmax loss multiplies by operands of the first product again.
                 own = {self._base(v) for v in graph.nodes[root].operands}
                 others = {self._base(v) for v in node.operands[:at] + node.operands[at + 1 :]}
                 is_forward = node.phase == graph.nodes[root].phase == "forward"
@@ -130,7 +142,13 @@ class _Search:
         return frozenset(found)
 
     def _gradients(self, scores: frozenset[int]) -> frozenset[int]:
-        """Return the products that give gradients of weights: products read them with weights."""
+        """Return the nodes of the products that compute the gradient of softmax weights.
+
+        Other products read this gradient only combined with the weights, never alone.
+
+        Args:
+          scores: nodes of the products whose results are scores.
+        """
         read = [
             self.roots.get(value, NONE)
             for node in self.graph.nodes
@@ -142,7 +160,12 @@ class _Search:
         return mixed - alone - scores
 
     def _masks(self, found: set[int], inner: set[int]) -> set[int]:
-        """Return the nodes that make values of the size of scores for marked nodes alone."""
+        """Return the nodes that compute masks: values of the size of scores, only for attention.
+
+        Args:
+          found: nodes of attention so far; all readers of a mask are among these and other masks.
+          inner: values that are computed from scores.
+        """
         sizes = {elements(self.graph, value) for value in inner}
         readers: dict[int, set[int]] = defaultdict(set)
         for node in self._candidates():
@@ -158,11 +181,11 @@ class _Search:
         return made
 
     def _base(self, value: int) -> int:
-        """Return the value of which a value is another layout or type."""
-        maker = self.graph.producer[value]
-        while maker is not None and self.graph.nodes[maker].primitive in _SAME | {*ALIASES}:
-            node = self.graph.nodes[maker]
+        """Return the value from which changes of layout and type alone compute a value."""
+        producer = self.graph.producer[value]
+        while producer is not None and self.graph.nodes[producer].primitive in _SAME | {*ALIASES}:
+            node = self.graph.nodes[producer]
             # A barrier has several results; all others have one.
             value = node.operands[node.results.index(value)]
-            maker = self.graph.producer[value]
+            producer = self.graph.producer[value]
         return value
