@@ -29,22 +29,26 @@ if TYPE_CHECKING:
 
 FORMATTING = "formatting"
 # Causes of the seconds of local operators: arithmetic at the peak, or traffic to and from the
-# device's own memory, whichever takes longer. `costs.network.collective_seconds` has the others.
+# device's own memory, whichever takes longer. `costs.network.collective_seconds` has the causes of
+# collectives.
 MATRIX, MEMORY = "matrix", "memory"
-# The overlap by the shares of communication that were measured on the chip.
+# The overlap mode in which measured shares of the communication, not a schedule, are exposed.
 MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Cost on one device of all instructions of one kind along the same axes.
+    """Cost on one device of all instructions with equal kind, axes, role and phase.
 
     Attributes:
       kind: "contraction", "other compute", "formatting" (slices, pads and masks that only the
         partitioning needs), or the kind of a collective.
-      count: executions, trip counts included. The fields flops, wire_bytes and seconds are sums
-        over all executions.
-      seconds: seconds by cause. A local operator has "matrix" or "memory", whichever is longer.
+      axes: mesh axes of the collective; () for local operators.
+      role: role of the value that a collective moves, such as "weight" or "gradient", else "".
+      phase: "forward", "backward" or "update".
+      count: executions per call, trip counts included.
+      flops, wire_bytes: floating-point operations, and bytes sent, of all executions together.
+      seconds: pairs (cause, seconds of all executions). A local operator has "matrix" or "memory".
         A collective has "link", "network" (between islands), "dcn" (between slices), "latency".
       slices: number of slices that a collective joins.
     """
@@ -61,7 +65,7 @@ class Item:
 
     @property
     def time_s(self) -> Any:
-        """Seconds of all causes together."""
+        """Seconds of all executions, the sum over all causes."""
         return total(seconds for _, seconds in self.seconds)
 
     @property
@@ -71,12 +75,16 @@ class Item:
 
 
 def exposed_s(item: Item, calibration: Calibration) -> Any:
-    """Return the seconds of a collective that a step waits for, by the shares that were measured.
+    """Return the seconds of a collective that computation does not hide.
 
-    Bytes on links count by the role of the moved value, bytes between islands and between slices by
-    shares of their own, and hops as they are. All seconds of an all-reduce have the share of its
-    slowest network: which of its algorithms is faster moves seconds from bytes to hops, so that
-    one share for both keeps formulas exact.
+    Each cause of its seconds is multiplied by a measured share. The share of transfers over links
+    depends on the role of the moved value. Transfers between islands and between slices have shares
+    of their own, and latency counts fully. All seconds of an all-reduce have the share of its
+    slowest network. Formulas need one share, because they do not tell which of its two algorithms,
+    with fewer bytes or fewer hops, is the faster one.
+
+    Args:
+      calibration: the measured shares of the chip.
     """
     shares = {
         DCN: calibration["exposed_slices"] + calibration["exposed_per_slice"] * item.slices,
@@ -93,9 +101,13 @@ def exposed_s(item: Item, calibration: Calibration) -> Any:
 
 
 def measured_step_s(items: Iterable[Item], calibration: Calibration) -> Any:
-    """Return computation plus exposed communication, and at least the whole communication.
+    """Return the seconds of a step: computation plus the communication that it does not hide.
 
-    Only computation hides communication, so that no step is shorter than its communication.
+    A step is never shorter than its whole communication, so the result is at least that.
+
+    Args:
+      items: all items of the step, compute and collectives.
+      calibration: the measured shares of the chip.
     """
     found = tuple(items)
     computed = total(item.time_s for item in found if not item.is_communication)
@@ -105,9 +117,9 @@ def measured_step_s(items: Iterable[Item], calibration: Calibration) -> Any:
 
 
 def whole_communication_s(items: Iterable[Item], calibration: Calibration) -> Any:
-    """Return the seconds of all collectives if nothing hides them.
+    """Return the seconds of all collectives if no computation hides them.
 
-    Links that were measured to take longer than the data sheet says take as long here.
+    If the calibration says that a collective takes longer than by the data sheet, it does here too.
     """
     shares = {n: max(1.0, calibration[n]) for n in EXPOSED}
     longer = calibration.changed(**shares)
@@ -116,16 +128,17 @@ def whole_communication_s(items: Iterable[Item], calibration: Calibration) -> An
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the items, and the memory; numbers or formulas.
+    """Costs of one call of a program before they are shown, in numbers or in formulas.
 
     Attributes:
       items: compute and collectives by kind, axes, role and phase.
       useful_flops: flops of one call on global shapes (`costs.compute.useful_flops`).
       useful_s: seconds that one device at its peak needs for `useful_flops`.
-      devices: size of the mesh.
-      memory: bytes alive at the peak, by class. Formulas are those of the hints' peak.
-      peaks: returns the candidates for the peak in formulas; their largest is the peak. None if
-        they are not known.
+      devices: number of devices of the mesh.
+      memory: the values alive at the peak. Formulas are for the instruction that is the peak at the
+        hints.
+      peaks: for formulas, a function that returns the bytes alive at all instructions that can be
+        the peak; the peak is their maximum. Otherwise None.
     """
 
     items: tuple[Item, ...]
@@ -141,12 +154,19 @@ class Totals:
         return largest_of(self.peaks()) if self.peaks else self.memory.peak_bytes
 
     def sum(self, quantity: str, *, communication: bool | None = None) -> Any:
-        """Return the sum of a field over all items, or only over collectives or local operators."""
+        """Return the sum of a field of `Item`, such as "time_s", over the items.
+
+        Args:
+          communication: True for collectives only, False for local operators only, None for both.
+        """
         chosen = (i for i in self.items if communication in (None, i.is_communication))
         return total(getattr(item, quantity) for item in chosen)
 
     def seconds(self) -> dict[str, Any]:
-        """Return the seconds by cause; seconds on links have the axes, as in "link X,Y"."""
+        """Return the seconds of all items by cause.
+
+        The cause "link" has the mesh axes in its key, as in "link X,Y".
+        """
         found: dict[str, list[Any]] = {}
         for item in self.items:
             for cause, seconds in item.seconds:
@@ -155,7 +175,7 @@ class Totals:
         return {name: total(amounts) for name, amounts in found.items()}
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Yield every quantity with its name, as `Cost.formulas` prints them."""
+        """Yield pairs (name, value) of all quantities, such as ("flops", 512)."""
         yield "step_time_s", self.sum("time_s")
         yield "compute_s", self.sum("time_s", communication=False)
         yield "communication_s", self.sum("time_s", communication=True)
@@ -167,7 +187,7 @@ class Totals:
 
 
 def _check_tokens(name: str, value: Any) -> None:
-    """Raise an error unless a number of tokens is a finite number above 0."""
+    """Raise `TableError` unless a number of tokens is a finite number above 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:
         raise TableError(f"{name}={value!r}: give a number of tokens above 0, such as 4_194_304.")
@@ -175,10 +195,10 @@ def _check_tokens(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Access to the plan at other values of its named sizes.
+    """Access to the plan of a cost at other values of its named sizes.
 
     Attributes:
-      fits: returns whether the plan fits a device, given a value of each name (`Plan.at`).
+      fits: a function from a value per named size to whether the plan fits a device there.
     """
 
     fits: Callable[[Mapping[str, int]], bool]
@@ -197,10 +217,11 @@ class Cost:
       totals: the exact prices, numbers or formulas.
       hints: the same prices in numbers, at the hints; in a plan in numbers, `totals` itself.
       sizes: the named sizes; None in a plan in numbers.
-      by_module: returns the table by module; None if the program comes from no plan.
-      elsewhere: the plan at other sizes; None if the program comes from no plan.
-      analysis: returns the parts of the step's time; None if the program comes from no plan.
-      timed: returns every instruction with its seconds, at the hints (`costs.step_time.timed`).
+      by_module: function that returns the table by module; None if the program is from no plan.
+      elsewhere: the plan at other sizes; None if the program is from no plan.
+      analysis: function that returns the parts of the step's time; None if the program is from no
+        plan.
+      timed: function that returns every instruction with its seconds (`costs.step_time.timed`).
       overlap: overlap of compute and collectives: "none", "asynchronous", "dependences" or "full".
       scheduled_s: seconds of a step with the overlap that dependences allow, at the hints.
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
@@ -230,7 +251,7 @@ class Cost:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Compute and collectives by kind, axes, role and phase, in numbers or formulas."""
+        """Costs of compute and collectives, one item per kind, axes, role and phase."""
         return self.totals.items
 
     @property
@@ -240,27 +261,31 @@ class Cost:
 
     @cached_property
     def devices(self) -> Any:
-        """Size of the mesh."""
+        """Number of devices of the mesh."""
         return self._shown(self.totals.devices)
 
     @cached_property
     def useful_flops(self) -> Any:
-        """Floating-point operations of one call on global shapes."""
+        """Floating-point operations of one call on global shapes: no padding, no repeated work."""
         return self._shown(self.totals.useful_flops)
 
     @cached_property
     def compute_s(self) -> Any:
-        """Seconds of the local operators: the longer of arithmetic and memory traffic of each."""
+        """Seconds of all local operators of a call on one device.
+
+        Each takes the longer of its arithmetic and its memory traffic. With a calibration of the
+        chip, a product takes a weighted sum of both.
+        """
         return self._shown(self.totals.sum("time_s", communication=False))
 
     @cached_property
     def communication_s(self) -> Any:
-        """Seconds of the collectives, one after the other."""
+        """Seconds of all collectives of a call, one after the other."""
         return self._shown(self.totals.sum("time_s", communication=True))
 
     @cached_property
     def seconds_by_cause(self) -> dict[str, Any]:
-        """Seconds by cause; together they are `compute_s + communication_s`.
+        """Seconds by cause, as a dictionary; their sum is `compute_s + communication_s`.
 
         "matrix": arithmetic at the peak. "memory": traffic to and from a device's own memory, if
         it takes longer than the arithmetic. "link X": bytes along axis X. "network": bytes between
@@ -270,7 +295,7 @@ class Cost:
 
     @cached_property
     def exposed_s(self) -> dict[str, Any]:
-        """Seconds of communication that the step waits for, by mesh axes, as in "X,Y"."""
+        """Seconds of communication that no computation hides; keys are mesh axes, as in "X,Y"."""
         constants = self.hardware.calibration
         found: dict[str, list[Any]] = {}
         for item in self.items:
@@ -310,12 +335,19 @@ class Cost:
 
     @property
     def hfu(self) -> float:
-        """Hardware flops utilization: the same of all flops that the devices carry out."""
+        """Hardware flops utilization: all flops that the devices carry out over those at the peak.
+
+        In contrast to `mfu`, recomputation, bubbles, padding and repeated work count.
+        """
         found = self.limits
         return self._utilisation(found.model_s * found.executed_flops / (found.model_flops or 1))
 
     def _utilisation(self, seconds_at_peak: float) -> float:
-        """Return the share of a step of all devices that some work takes at the peak."""
+        """Return the time of some work at the peak rate as a share of the step on all devices.
+
+        Args:
+          seconds_at_peak: seconds that one device needs for the work at its peak rate.
+        """
         step = float(self.at_hints.step_time_s)
         return seconds_at_peak / (self.hints.devices * step) if step else 0.0
 
@@ -330,7 +362,11 @@ class Cost:
         return tokens_per_step / step if step else math.inf
 
     def days(self, tokens: float, tokens_per_step: float) -> float:
-        """Return the days that a number of tokens takes, at the hints.
+        """Return the number of days that training on some tokens takes, at the hints.
+
+        Args:
+          tokens: number of all tokens.
+          tokens_per_step: number of tokens in one step.
 
         Raises:
           TableError: a number of tokens is not above 0.
@@ -340,18 +376,18 @@ class Cost:
 
     @property
     def expected_error(self) -> tuple[float, float] | None:
-        """Median and worst error of the step time on published runs, as shares of it.
+        """Pair (median, worst) of the relative errors of the step time on published runs.
 
         They are leave-one-out errors of the runs that the chip's constants were fitted on
-        (`Calibration.errors`). None at the rates of the data sheet.
+        (`Calibration.errors`). None if the step time does not use such constants.
         """
         return self.hardware.calibration.errors if self.overlap == MEASURED else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Least and most seconds of the step, at the hints, by the worst expected error.
+        """Pair of the least and the most seconds that the step may take, at the hints.
 
-        None if there is no expected error.
+        The bounds follow from the worst expected error. None if there is no expected error.
         """
         if self.expected_error is None:
             return None
@@ -379,7 +415,7 @@ class Cost:
         return self._shown(self._time(self.totals))
 
     def _time(self, totals: Totals) -> Any:
-        """Return the step time of some totals, a number or a formula."""
+        """Return the seconds of a step under `overlap`; a formula if the totals are formulas."""
         compute, sent = (totals.sum("time_s", communication=c) for c in (False, True))
         if self.overlap == "none":
             constants = self.hardware.calibration
@@ -404,9 +440,10 @@ class Cost:
 
     @cached_property
     def memory_by_class(self) -> dict[str, Any]:
-        """Bytes alive at the peak per class; see `costs.memory.Liveness.by_class`.
+        """Bytes alive at the peak by class of value, such as "parameters" and "activations".
 
-        Formulas are for the instruction that is the peak at the hints.
+        `costs.memory.Liveness.by_class` lists the classes. Formulas are for the instruction that is
+        the peak at the hints.
         """
         return {name: self._shown(size) for name, size in self.totals.memory.by_class.items()}
 
@@ -427,7 +464,11 @@ class Cost:
 
     @property
     def flops_utilization(self) -> Any:
-        """Useful share of the devices' flops: `useful_s / (devices * step_time_s)`."""
+        """Useful share of the flops that all devices could do: `useful_s / (devices * step)`.
+
+        `useful_s` is the time of one device at its peak for the flops on global shapes, and `step`
+        is `step_time_s`.
+        """
         if not self.step_time_s:
             return 0.0
         return self._shown(self.totals.useful_s) / (self.devices * self.step_time_s)
@@ -438,15 +479,17 @@ class Cost:
         """Return the values of a named size at which this plan starts or stops to cost more.
 
         All other sizes stay at their hints. The decisions of the planner stay too (`Plan.holds`).
-        At each returned integer the sign of the difference is not the sign at the integer before.
-        The list is complete up to 16384. Beyond, two crossovers that are close may be left out.
+        Each returned integer is the first one after a change of which plan costs more. The list is
+        complete up to 16384. Beyond, two crossovers that are close may be left out.
 
         Args:
-          quantity: the name of a row of `formulas()`.
+          other: the cost of another plan.
+          name: the named size that changes.
+          quantity: the compared quantity, by its name in the first column of `formulas()`.
 
         Raises:
-          FormulaError: plans in numbers, no cost, an unknown size or quantity, or one that does not
-            depend on it.
+          FormulaError: a plan is in numbers, `other` is no cost, the size or quantity is unknown,
+            or the quantity does not depend on the size.
         """
         difference, hints = self._less_than(other, quantity)
         if name not in hints:
@@ -454,25 +497,31 @@ class Cost:
         return turns(difference, name, hints)
 
     def beats(self, other: Cost, *, quantity: str = "peak_memory_bytes") -> str:
-        """Return the inequality of sizes under which this plan costs less, "always" or "never".
+        """Return text: an inequality of named sizes under which this plan costs less than another.
+
+        The text is "always" or "never" if that does not depend on the sizes.
+
+        Args:
+          other: the cost of another plan.
+          quantity: the compared quantity, by its name in the first column of `formulas()`.
 
         Raises:
-          FormulaError: plans in numbers, no cost, or an unknown quantity.
+          FormulaError: a plan is in numbers, `other` is no cost, or the quantity is unknown.
         """
         difference, _ = self._less_than(other, quantity)
         return less(Formula({}), -difference)
 
     def largest_batch_that_fits(self, name: str = "B") -> int:
-        """Return the largest value found of a named size at which the plan fits, 0 if none.
+        """Return the largest value found of a named size at which the plan fits a device, else 0.
 
         All other sizes stay at their hints. The formulas of the peak give a first guess. From
-        there the plan is made at one size after the other, as `Plan.at` does, so that the plan
-        certainly fits at the returned size. The search first tries multiples of the hint that all
-        devices divide, then finer multiples between two of these. A larger size that divides less
-        evenly may fit.
+        there the function is planned at one size after the other, as by `Plan.at`, so that the plan
+        certainly fits at the returned size. The search first tries common multiples of the hint and
+        the number of devices, then finer multiples between two of these. A larger size that divides
+        less evenly may fit.
 
         Raises:
-          FormulaError: no such named size, or a program that no plan made.
+          FormulaError: the named size is unknown, or the program is from no plan.
 
         >>> import jax, shardalg as sa
         >>> from jax.sharding import PartitionSpec as P
@@ -500,7 +549,7 @@ class Cost:
         return largest_near(lambda n: plan.fits({**others, name: n}), guess, step)
 
     def _less_than(self, other: Cost, quantity: str) -> tuple[Formula, dict[str, int]]:
-        """Return the additional cost compared with another plan, and the hints of both."""
+        """Return (the cost of this plan minus that of another, the hints of both plans)."""
         if not isinstance(other, Cost):
             raise FormulaError(
                 f"costs are compared, as plan.cost(hardware) gives them; got {other!r:.80}."
@@ -518,10 +567,11 @@ class Cost:
         return ours - theirs, {**other.sizes.hints, **self.sizes.hints}
 
     def table(self, by: str | None = None) -> Table:
-        """Return a row per kind, axes, role and phase, the longest (at the hints) first.
+        """Return a table with a row per kind, axes, role and phase, the longest time first.
 
-        A collective is overlappable if the chip's compiler splits it into a start and a done. If
-        several all-reduces are sent as one, the first has the time of all.
+        In the column "overlappable", True means that the chip's compiler splits the collective into
+        a start and a done. If several all-reduces are combined into one, the first has the time of
+        all.
 
         Args:
           by: "module" gives a row per module of the function, equal modules folded, with its
@@ -552,7 +602,7 @@ class Cost:
         return Table(names, tuple(rows))
 
     def formulas(self) -> Table:
-        """Return every quantity as a formula in the named sizes, and as a number at the hints."""
+        """Return a table with a row per quantity: its formula, and its number at the hints."""
         pairs = list(zip(self.totals.named(), self.hints.named(), strict=True))
         # `named` adds compute and communication, so the first row is replaced if they overlap.
         if self.overlap != "none":

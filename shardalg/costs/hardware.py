@@ -1,4 +1,4 @@
-"""One chip, or one core of a chip: its rates and capacities, every figure with its source."""
+"""Rates and capacities of one device (a chip, or a core of a chip), each figure with its source."""
 
 from __future__ import annotations
 
@@ -41,23 +41,31 @@ UNITS = {
 ALL_UNITS = {**UNITS, **OPERATOR_UNITS}
 MAYBE_ZERO = frozenset(name for name, unit in ALL_UNITS.items() if unit == "s")
 _PEAK = "peak_flops_per_s."
-# Rates that the constants of a chip are shares of.
+# The calibration constants of a chip are shares of these rates, so they are invalid if one changes.
 _FITTED_ON = frozenset(
     ("peak_flops_per_s.bfloat16", "hbm_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
 )
-# Source of a figure that `dataclasses.replace` changed.
+# A figure that `dataclasses.replace` changed keeps the sources of the old one, so it is given this.
 REPLACED = "replaced by the user"
 # Flops per byte if arithmetic takes no time: any byte then outweighs all flops.
 _MOST = 1 << 40
 
 
 class DefaultChip(str):
-    """Name of a chip that the user did not choose; output that is priced on it says so."""
+    """Name of a chip that the package chose, not the user; printed costs say "the default chip"."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A value of a figure, and its source. If several values differ, the first is used."""
+    """A value of a figure, and the document that it is from.
+
+    A figure may have several sources with different values; the first is used.
+
+    Attributes:
+      figure: name of the figure, such as "hbm_bytes_per_s" or "peak_flops_per_s.bfloat16".
+      value: the value, in the unit of `UNITS`.
+      source: name of the document.
+    """
 
     figure: str
     value: float
@@ -65,11 +73,11 @@ class Source:
 
 
 class Rates(NamedTuple):
-    """Flops that a device could compute in the time that one byte takes to move; whole numbers.
+    """Number of flops that a device can compute in the time that moving one byte takes.
 
     Attributes:
-      sent_flops: flops while a byte is sent to another device.
-      written_flops: flops while a byte is written to the device's own memory.
+      sent_flops: flops in the time of sending a byte to another device.
+      written_flops: flops in the time of writing a byte to the device's own memory.
     """
 
     sent_flops: int
@@ -135,7 +143,7 @@ class Hardware:
                 f"hardware {self.name!r}: impossible figures {bad}. "
                 "A rate or a capacity is a number above 0, a latency is not negative."
             )
-        # Constants are shares of the figures that they were fitted on, and mean nothing beside
+        # Constants are shares of the figures that they were fitted on. They mean nothing with
         # other figures, unless the user asks for them.
         constants = self.calibration
         of_file = constants in self.calibrations and not constants.was_chosen
@@ -147,18 +155,19 @@ class Hardware:
             object.__setattr__(self, "calibration", NOTHING)
 
     def _figures(self) -> Iterable[tuple[str, Any]]:
+        """Yield (name, value) of all figures, under the names that hardware files use."""
         yield from ((_PEAK + dtype, value) for dtype, value in self.peak_flops_per_s)
         yield from ((f"link_bytes_per_s.{axis}", v) for axis, v in self.axis_link_bytes_per_s)
         yield from self.operators.figures
         yield from ((name, getattr(self, name)) for name in UNITS if name != "peak_flops_per_s")
 
     def on(self, software: str) -> Hardware:
-        """Return the chip with the constants of a software stack.
+        """Return the chip with the measured constants of a software stack.
 
         Args:
-          software: "xla" (jax.jit), "pytorch" (FSDP), or "datasheet" for the rates of the data
-            sheet alone: products at their peak, and every collective exposed. So is a chip whose
-            rates are replaced, unless its constants are asked for here.
+          software: "xla" (jax.jit), "pytorch" (FSDP), or "datasheet" for no constants: products run
+            at their peak, and no computation hides a collective. A chip whose rates were replaced
+            has no constants either, unless they are chosen here.
 
         Raises:
           HardwareError: the chip has no constants of that software.
@@ -179,21 +188,26 @@ class Hardware:
         )
 
     def peak(self, dtype: str) -> float:
-        """Return the floating-point operations per second on items of `dtype`."""
+        """Return the peak rate for items of a type, in flop/s; the slowest rate if it is unknown.
+
+        Without any peak the rate is infinite.
+        """
         return self._peaks.get(dtype, self._slowest_peak)
 
     @cached_property
     def _peaks(self) -> dict[str, float]:
+        """The peak rate of each item type, in flop/s."""
         return dict(self.peak_flops_per_s)
 
     @cached_property
     def _slowest_peak(self) -> float:
+        """The slowest of the peak rates, in flop/s; infinite if there is none."""
         return min(self._peaks.values(), default=math.inf)
 
     def rates(self, dtype: str) -> Rates:
-        """Return how many flops on items of `dtype` weigh as much as one byte sent or written.
+        """Return how many flops on items of `dtype` take as long as one byte sent or written.
 
-        A rate is 0 if moving bytes takes no time, and very large if arithmetic takes no time.
+        A number is 0 if moving bytes takes no time, and very large if arithmetic takes no time.
 
         >>> load("tpu_v3").rates("bfloat16")
         Rates(sent_flops=741, written_flops=137)
@@ -201,6 +215,7 @@ class Hardware:
         peak = self.peak(dtype)
 
         def flops_per_byte(bytes_per_s: float) -> int:
+            """Return the flops in the time of one byte, at most `_MOST`."""
             if math.isinf(bytes_per_s):
                 return 0
             return _MOST if math.isinf(peak) else min(round(peak / bytes_per_s), _MOST)
@@ -213,7 +228,10 @@ class Hardware:
         return min((other.get(axis, self.link_bytes_per_s) for axis in axes), default=math.inf)
 
     def shared(self, devices: int) -> Hardware:
-        """Return the hardware of one of several devices that share cores in turns.
+        """Return the rates of one device if several devices share the machine's cores and memory.
+
+        Times grow by the number of devices per core, and rates shrink by it. The result is the
+        hardware itself if `cores` is infinite.
 
         >>> core = Hardware("laptop", (("float32", 8e9),), hbm_bytes=16e9, latency_s=1.0, cores=2)
         >>> core.shared(8).peak("float32"), core.shared(8).latency_s, core.shared(1).latency_s
@@ -237,12 +255,13 @@ class Hardware:
 
     @staticmethod
     def load(hardware: str | Hardware) -> Hardware:
-        """Return the hardware of a name or of a JSON file (see `load`)."""
+        """Return the hardware with a name, or from the path of a JSON file (see `load`)."""
         return load(hardware)
 
     @property
     def chip(self) -> Hardware:
-        """The hardware itself; a `Topology` has this attribute too."""
+        """The hardware itself."""
+        # A `Topology` has this attribute too, so callers need not tell the two apart.
         return self
 
     def speeds(self, mesh: Mesh) -> dict[str, float]:
@@ -250,14 +269,17 @@ class Hardware:
         return {name: self.link([name]) for name in mesh.axis_names}
 
     def wiring(self, mesh: Mesh) -> UnplacedAxes:
-        """Return separate links under each axis of a mesh; a `Topology` knows shared links."""
+        """Return the links under each axis of a mesh: separate links of a known speed.
+
+        Where axes share links is known only of a `Topology`.
+        """
         return UnplacedAxes(mesh, self.speeds(mesh), self.latency_s)
 
     def with_own_links(self) -> Hardware:
-        """Return the chip without its arrangement: each mesh axis has links of its own.
+        """Return the chip without torus or islands, so that each mesh axis has links of its own.
 
-        Prices of a bare chip place the mesh on the vendor's slices or islands; formulas in named
-        axes cannot, so that they are compared with prices of this chip.
+        Otherwise prices place the mesh on the vendor's slices or islands. Prices in formulas of the
+        axis sizes cannot do so, and are comparable only with prices on the returned chip.
 
         >>> load("h100").with_own_links().interconnect.island
         0
@@ -265,12 +287,16 @@ class Hardware:
         return replace(self, interconnect=replace(self.interconnect, dimensions=(), island=0))
 
     def with_links(self, links: Mapping[str, float]) -> Hardware:
-        """Return the same device with other links along named mesh axes, in bytes per second."""
+        """Return the same device with other links along some mesh axes.
+
+        Args:
+          links: for each axis name, the bytes per second that a device sends along it.
+        """
         return replace(self, axis_link_bytes_per_s=tuple(links.items()))
 
     @property
     def current_sources(self) -> tuple[Source, ...]:
-        """The sources, with an entry of its own for each figure that was replaced since.
+        """All sources, after one "replaced by the user" for each figure with a changed value.
 
         >>> fast = replace(load("tpu_v3"), link_bytes_per_s=1e12)
         >>> [(s.value, s.source) for s in fast.current_sources][:1]
@@ -279,9 +305,9 @@ class Hardware:
         return (*self._replaced(), *self.sources)
 
     def _replaced(self) -> list[Source]:
-        """Return the figures that are not those of their source.
+        """Return the figures whose values differ from the values of their sources.
 
-        A figure without a source is given by the constructor, which is its own source.
+        A figure without a source is not among them, because the user gave it.
         """
         recorded = {s.figure: s.value for s in reversed(self.sources)}
         return [
@@ -291,7 +317,10 @@ class Hardware:
         ]
 
     def table(self) -> Table:
-        """Return every figure with unit and source; `used` is False for a conflicting value."""
+        """Return a table of all figures with unit and source.
+
+        In the column "used", False marks a value of a conflicting source.
+        """
         sources = self.current_sources
         first = {s.figure: s for s in reversed(sources)}
         rows = (
@@ -301,7 +330,10 @@ class Hardware:
         return Table(("figure", "value", "unit", "used", "source"), tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `from_json` reads; a missing source is the hardware's name."""
+        """Return a JSON object that `from_json` reads.
+
+        A figure without a source has the hardware's name as its source.
+        """
         found: dict[str, list[dict[str, Any]]] = {}
         for s in self.current_sources:
             found.setdefault(s.figure, []).append({"value": s.value, "source": s.source})
@@ -323,19 +355,22 @@ class Hardware:
 
 
 def _possible(name: str, value: Any) -> bool:
+    """Return whether a value is a number above 0; a figure in seconds may also be 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return number and (value >= 0 if name.partition(".")[0] in MAYBE_ZERO else value > 0)
 
 
 def from_json(data: Any, *, where: str = "hardware") -> Hardware:
-    """Return a `Hardware` from plain data.
+    """Return a `Hardware` from parsed JSON.
 
     The data is `{"schema": ..., "name": ..., "figures": {figure: [{"value": ..., "source":
-    ...}]}}`. Optional keys are "rebuilds" (a boolean), "software" (constants
-    by software stack, or {"like": a chip}), "interconnect" (see
-    `network.interconnect.read`) and "matrix_unit" (see `matrix_unit.read_unit`).
+    ...}]}}`. Optional keys are "rebuilds" (a boolean), "software" (constants by software stack, or
+    {"like": a chip}), "interconnect" (see `network.interconnect.read`) and "matrix_unit" (see
+    `matrix_unit.read_unit`). The first value of a figure is used, the others are kept as
+    conflicting sources.
 
-    The first value of a figure is used, the others are kept as conflicting sources.
+    Args:
+      where: name of the file, for error messages.
 
     Raises:
       HardwareError: another schema, an unknown figure, a figure without a value or a source.
@@ -374,7 +409,10 @@ def from_json(data: Any, *, where: str = "hardware") -> Hardware:
 
 
 def _calibrations(data: Any, where: str) -> tuple[Calibration, ...]:
-    """Return the constants of each software stack, or of the chip that the file names."""
+    """Return the constants in the entry "software" of a hardware file, one per software stack.
+
+    An entry `{"like": a chip}` gives the constants of that chip.
+    """
     if not isinstance(data, dict):
         raise HardwareError(f"{where}: 'software' is {data!r:.80}; write constants by software.")
     like = data.get("like")
@@ -387,7 +425,11 @@ def _calibrations(data: Any, where: str) -> tuple[Calibration, ...]:
 
 
 def _sources(data: Any, where: str) -> Iterable[Source]:
-    """Yield the figures of the data; each is checked before it is returned."""
+    """Yield all values in the entry "figures" of a hardware file, and check the file's form.
+
+    Raises:
+      HardwareError: as in `from_json`.
+    """
     entry = '{"schema", "name", "figures": {figure: [{"value", "source"}]}}'
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -411,6 +453,7 @@ def _sources(data: Any, where: str) -> Iterable[Source]:
 
 
 def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
+    """Yield the values of one figure of a hardware file; raise `HardwareError` for a bad entry."""
     whole = isinstance(entries, list) and bool(entries)
     for entry in entries if whole else (entries,):
         good = isinstance(entry, dict) and isinstance(entry.get("source"), str)
@@ -423,7 +466,9 @@ def _entries(figure: str, entries: Any, where: str) -> Iterable[Source]:
 
 
 def load(hardware: str | Hardware) -> Hardware:
-    """Return the hardware of a name or of a JSON file; a `Hardware` is returned unchanged.
+    """Return the hardware with a name, or from the path of a JSON file.
+
+    A `Hardware` is returned unchanged.
 
     Raises:
       HardwareError: the name or file does not exist, the file is malformed, or the value is
@@ -444,6 +489,7 @@ def load(hardware: str | Hardware) -> Hardware:
 
 @lru_cache(maxsize=32)
 def _read(name: str) -> Hardware:
+    """Return the hardware of `load` for a name or path; cached, because parsing takes time."""
     path = Path(name) if name.endswith(".json") else FILES / f"{_aliases().get(_plain(name))}.json"
     # A chip of the package comes before a file of the user's own: `keep` refuses such names.
     own = own_folder() / f"{name}.json"
@@ -457,6 +503,7 @@ def _read(name: str) -> Hardware:
 
 
 def _data(path: Path) -> Any:
+    """Return the parsed JSON of a file; raise `HardwareError` if it is no JSON."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -466,7 +513,10 @@ def _data(path: Path) -> Any:
 
 @lru_cache(maxsize=1)
 def _aliases() -> dict[str, str]:
-    """Return the name of a chip's file for each spelling of the chip (see `_plain`)."""
+    """Return a dictionary from each spelling of a chip's name (as `_plain` gives it) to its file.
+
+    A file is given by its name without ".json".
+    """
     given = {name: (name, *_data(FILES / f"{name}.json").get("aliases", ())) for name in names()}
     return {_plain(alias): name for name, aliases in given.items() for alias in aliases}
 
@@ -481,7 +531,10 @@ def _plain(name: str) -> str:
 
 
 def own_folder() -> Path:
-    """Return `shardalg/hardware` in `$XDG_CONFIG_HOME`, else in `~/.config`."""
+    """Return the folder of the user's own hardware files.
+
+    It is `shardalg/hardware` in `$XDG_CONFIG_HOME`, or in `~/.config` if that is not set.
+    """
     given = os.environ.get("XDG_CONFIG_HOME")
     return (Path(given) if given else Path.home() / ".config") / "shardalg" / "hardware"
 
@@ -492,7 +545,13 @@ def own_names() -> tuple[str, ...]:
 
 
 def keep(hardware: Hardware, name: str) -> Path:
-    """Write a hardware file of the user's own, so that `name` can be used like a chip's name."""
+    """Write a hardware file into the user's folder, and return its path.
+
+    Afterwards `name` can be used like the name of a chip.
+
+    Raises:
+      HardwareError: the name has other characters, or is the name of a chip of the package.
+    """
     check_own_name(name)
     path = own_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -502,7 +561,12 @@ def keep(hardware: Hardware, name: str) -> Path:
 
 
 def check_own_name(name: str) -> None:
-    """Raise an error unless a name is a word of letters, digits, `_`, `-`, and no chip's name."""
+    """Raise an error unless the user's own hardware can have this name.
+
+    Raises:
+      HardwareError: the name has characters other than letters, digits, `_` and `-`, or it is the
+        name of a chip of the package.
+    """
     if not re.fullmatch(r"[A-Za-z][\w-]*", name) or _plain(name) in _aliases():
         raise HardwareError(
             f"{name!r} cannot name hardware of your own: write a word of letters, digits, _ and -, "
@@ -511,5 +575,5 @@ def check_own_name(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the hardware files of the package."""
+    """Return the names of the chips that the package has hardware files for."""
     return tuple(sorted(path.stem for path in FILES.glob("*.json")))

@@ -1,4 +1,8 @@
-"""Programs with a formula for each size, so that their prices are formulas."""
+"""Replacement of the numbers in a planned program by formulas, so that its prices are formulas.
+
+A program is planned at hints, one example number per named size. `symbolise` replaces local shapes,
+trip counts and sizes of mesh axes in it by formulas in the names.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +58,14 @@ Shape = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """The formulas of a graph's sizes and of a mesh's axes.
+    """Sizes of a graph's values and of a mesh's axes, as formulas in the named sizes.
 
     Attributes:
-      dims: for each graph value, a size per dimension, in elements.
-      axes: number of devices by axis name.
-      trips: for each region, executions per call of the function.
-      symbols: the user's symbol of each name, for formulas that users read.
-      hints: for each name, the number at which the program was planned.
+      dims: for each graph value, its global shape in elements.
+      axes: for each mesh axis name, its number of devices.
+      trips: for each region of the graph, its executions per call of the function.
+      symbols: for each named size, the user's sympy symbol, used in formulas that users read.
+      hints: for each named size, the number at which the program was planned.
     """
 
     dims: tuple[Shape, ...]
@@ -72,7 +76,11 @@ class Sizes:
 
     @staticmethod
     def of(lifted: Lifted, axes: Mapping[str, sympy.Expr | int]) -> Sizes:
-        """Return the sizes of a lifted graph on a mesh with the given axis sizes.
+        """Return the sizes of a graph in formulas, on a mesh with the given axis sizes.
+
+        Args:
+          lifted: the graph's shapes and trip counts as sympy expressions.
+          axes: size of each mesh axis: an integer or a sympy expression.
 
         Raises:
           SymbolError: a name has two hints.
@@ -88,6 +96,7 @@ class Sizes:
 
     @cached_property
     def _shown(self) -> dict[Formula, sympy.Expr]:
+        """Cache of `sympy`: the sympy expression of each formula so far."""
         return {}
 
     def sympy(self, formula: Size) -> sympy.Expr | int:
@@ -102,25 +111,30 @@ class Sizes:
 
 @lru_cache(maxsize=16)
 def _read(lifted: Lifted) -> tuple[tuple[Shape, ...], Shape, tuple[sympy.Symbol, ...]]:
-    """Return the formulas of all shapes and trip counts, and their symbols, for any mesh."""
+    """Return (shapes of all values, trip counts of all regions, sympy symbols in them).
+
+    Shapes and trip counts are formulas or integers.
+    """
     # Each distinct formula is converted once, because sympy is slow and shapes share their sizes.
     sizes = {size for shape in (*lifted.shapes, lifted.trip_counts) for size in shape}
-    known = {size: _plain(from_sympy(size)) for size in sizes}
+    converted = {size: _plain(from_sympy(size)) for size in sizes}
     symbols = {symbol for size in sizes for symbol in getattr(size, "free_symbols", ())}
-    shapes = tuple(tuple([known[size] for size in shape]) for shape in lifted.shapes)
-    return shapes, tuple(known[size] for size in lifted.trip_counts), tuple(symbols)
+    shapes = tuple(tuple([converted[size] for size in shape]) for shape in lifted.shapes)
+    return shapes, tuple(converted[size] for size in lifted.trip_counts), tuple(symbols)
 
 
 @dataclass(frozen=True, eq=False)
 class Symbolised:
-    """A program planned at the hints, and the same program with formulas for its sizes.
+    """A program that was planned at the hints, and a copy with formulas for its sizes.
 
     Attributes:
+      graph: the graph that the program computes.
+      sizes: the formulas of the graph's sizes and of the mesh axes.
       hints: the program in numbers.
       program: the program with formulas for local shapes, lengths of loops and the digits of
         collectives. Layouts, masks and slices keep their numbers, because no price reads them.
         The margins that an exchange cuts from a block are assumed not to grow with the block.
-      conditions: assumptions of `program`, in addition to the planner's own choices.
+      conditions: statements about the named sizes that `program` assumes, such as "X divides B".
     """
 
     graph: Graph
@@ -131,14 +145,15 @@ class Symbolised:
 
     @cached_property
     def devices(self) -> Size:
-        """Size of the mesh."""
+        """Number of devices of the mesh, a number or a formula."""
         return math.prod(self.sizes.axes.values())
 
     @cached_property
     def rows(self) -> dict[int, Rule]:
-        """Local row of each operator with windows, by the operator's first result.
+        """For each operator with a sliding window, its row on local shapes at the hints.
 
-        The strides, dilations and padding in the row are the numbers at the hints.
+        A key is the number of the operator's first result. Strides, dilations and padding are
+        numbers.
         """
         found, held = {}, self.hints.locals
         for step in walk(self.hints):
@@ -159,14 +174,15 @@ def symbolise(
     sizes: Sizes,
     recorded: Callable[[], Sequence[tuple[Shape, Shape]] | None] = lambda: None,
 ) -> Symbolised:
-    """Replace the sizes of a program that was planned at the hints by formulas.
+    """Return a program that was planned at the hints, together with a copy in formulas.
 
     A block has `ceil(D / n)` elements along a dimension of global size D. D is the formula of
     the graph value's size, and n the product of the sizes of the axes that shard it. If n divides D
-    at the hints, the block is `D / n` and the divisibility becomes a condition. Padding before and
-    after an uneven move follows from the sizes of the blocks.
+    at the hints, the block is `D / n` and "n divides D" becomes a condition. Padding before and
+    after a collective on uneven blocks follows from the sizes of the blocks.
 
     Args:
+      sizes: the formulas of the graph's sizes and of the mesh axes.
       recorded: returns the global and local shape of every local value from planning on recorded
         sizes, or None. It is called only if a block does not follow from its sharding, for example
         a slice that an exchange cuts from a block.
@@ -188,7 +204,11 @@ def symbolise(
 
 
 class _Symboliser:
-    """Single walk over a program that computes global and local shapes in formulas."""
+    """Single walk over a program that computes global and local shapes in formulas.
+
+    Its tables have an entry per local value: `wholes` has global shapes, `shapes` local shapes.
+    `facts` collects the conditions, in order, as keys. `known`, `tiles` and `blocks` are caches.
+    """
 
     def __init__(
         self,
@@ -209,7 +229,10 @@ class _Symboliser:
         self.blocks: dict[tuple[Shape, Sharding], Shape] = {}
 
     def digits(self, digits: Digits) -> Digits:
-        """Return digits in formulas; an axis that is only partly used is fixed at its hint."""
+        """Return digits of device positions with formulas for the sizes of their axes.
+
+        An axis of which only a part is used must keep its number; this becomes a condition.
+        """
         if digits not in self.known:
             mesh, axes = self.program.mesh, self.sizes.axes
             self.known[digits] = formula_digits(mesh, axes, digits)
@@ -221,11 +244,14 @@ class _Symboliser:
         return self.known[digits]
 
     def enter(self, index: int) -> None:
-        """Compute the shape of a value that a block starts with."""
+        """Compute the local shape of a value that exists before a block's first instruction."""
         self.shapes[index] = self.plain(self.program.locals[index])
 
     def block(self, block: Block) -> Block:
-        """Return the block with formulas; its arguments already have shapes."""
+        """Return a block with formulas, and compute the shapes of its values on the way.
+
+        The shapes of its arguments must be known.
+        """
         found = []
         following = (*block.instructions, None)[1:]
         for instruction, after in zip(block.instructions, following, strict=True):
@@ -237,29 +263,29 @@ class _Symboliser:
                     self.shapes[result] = self.shape(instruction, result, after)
                     if not self.is_right(result):
                         raise FormulaError(self.unknown(instruction, [*self.shapes[result]]))
-                # The sharding alone does not give the size, or gives another one at the hints:
-                # planning on recorded sizes may know it.
+                # The sharding alone does not give the size, or gives another one at the hints.
+                # A second planning, which records how each size is computed, may give it.
                 except FormulaError:
-                    found_again = self.recorded()
-                    if found_again is None:
+                    recorded_shapes = self.recorded()
+                    if recorded_shapes is None:
                         raise
-                    self.wholes[result], self.shapes[result] = found_again[result]
+                    self.wholes[result], self.shapes[result] = recorded_shapes[result]
             # Unchanged instructions stay the same objects, so that nothing is copied for them.
             same = attributes is instruction.attributes
             found.append(instruction if same else replace(instruction, attributes=attributes))
         return replace(block, instructions=tuple(found))
 
     def is_right(self, result: int) -> bool:
-        """Return whether the formulas of a local shape have its numbers at the hints."""
-        hints, pairs = (
-            # The hints are where the program was planned, so both sizes are known there.
-            self.sizes.hints,
-            zip(self.shapes[result], self.program.locals[result].shape, strict=False),
-        )
-        return all(Formula.of(n).at(hints) == there for n, there in pairs)
+        """Return whether a result's formulas, at the hints, equal its local shape in numbers."""
+        # The program was planned at the hints, so its numbers are exact there.
+        pairs = zip(self.shapes[result], self.program.locals[result].shape, strict=False)
+        return all(Formula.of(size).at(self.sizes.hints) == planned for size, planned in pairs)
 
     def attributes(self, instruction: Instruction) -> Attributes:
-        """Return the attributes with formulas in the fields that prices read."""
+        """Return an instruction's attributes with formulas in the fields that prices read.
+
+        These are the trip counts of loops and the digits of collectives.
+        """
         attributes = instruction.attributes
         if isinstance(attributes, Control):
             inside = attributes.with_bodies([self.inside(b) for b in attributes.bodies])
@@ -271,13 +297,17 @@ class _Symboliser:
         return attributes
 
     def inside(self, block: Block) -> Block:
-        """Return a block inside an instruction, with formulas."""
+        """Return the body of a loop or branch with formulas."""
         for argument in block.arguments:
             self.enter(argument)
         return self.block(block)
 
     def length(self, loop: Loop, node: int | None) -> Any:
-        """Return the trip count of a loop: executions of its body per outer execution."""
+        """Return the trip count of a loop, as a formula or a number.
+
+        Args:
+          node: the loop's graph node; None for a loop that the planner added.
+        """
         if node is None:
             return loop.length
         region = self.graph.regions[self.graph.nodes[node].bodies[0]]
@@ -286,7 +316,14 @@ class _Symboliser:
         return _plain(share(self.sizes.trips[region.index], outer))
 
     def whole(self, instruction: Instruction, position: int) -> Shape:
-        """Return the global shape of an intermediate: its node's, else its operand's."""
+        """Return the global shape of a result that is a block of no graph value.
+
+        An operator's result has the shape of its graph node's result. Any other instruction has the
+        global shape of its first operand, reshaped if it is a `Regroup`.
+
+        Args:
+          position: number of the result among the instruction's results.
+        """
         if isinstance(instruction.attributes, OPERATORS) and instruction.node is not None:
             return self.sizes.dims[self.graph.nodes[instruction.node].results[position]]
         before, attributes = self.wholes[instruction.operands[0]], instruction.attributes
@@ -297,7 +334,17 @@ class _Symboliser:
     def regrouped(
         self, instruction: Instruction, regroup: Regroup, before: Shape, numbers: tuple[int, ...]
     ) -> Shape:
-        """Return a reshaped shape; kept dimensions keep formulas, others need numbers."""
+        """Return the shape after a reshape, in formulas.
+
+        A dimension that the reshape does not change keeps its formula; all others must be numbers.
+
+        Args:
+          before: the shape before the reshape.
+          numbers: the shape after the reshape, at the hints.
+
+        Raises:
+          FormulaError: a dimension that is split or merged has a formula.
+        """
         found: list[Any] = []
         for count, sizes in regroup.groups:
             group, before = before[:count], before[count:]
@@ -309,7 +356,17 @@ class _Symboliser:
         return tuple(found)
 
     def shape(self, instruction: Instruction, result: int, after: Instruction | None) -> Shape:
-        """Return the local shape of a result; other dimensions than blocks are padded."""
+        """Return the local shape of an instruction's result in formulas.
+
+        A dimension is the block that its sharding gives, or has padding in addition, which then
+        follows from the operand's shape.
+
+        Args:
+          after: the next instruction of the block, whose padding a `Resize` prepares.
+
+        Raises:
+          FormulaError: the shape does not follow from the sharding and the operand.
+        """
         local, attributes = self.program.locals[result], instruction.attributes
         blocks = local.sharding.shard_shape
         given = self.shapes.get(instruction.operands[0], ()) if instruction.operands else ()
@@ -335,25 +392,37 @@ class _Symboliser:
         return tuple(given[i] if n is None else n for i, n in enumerate(plain))
 
     def sized(self, instruction: Instruction, attributes: Along, local: Local) -> Shape:
-        """Return the shape of an exchange's step; one dimension depends on the operands."""
+        """Return the local shape of the result of one step of an exchange of blocks.
+
+        Only the dimension `attributes.dim` can have another size than in the first operand.
+        """
         # Only a concatenation reads the size of further operands; others use them as fill values.
         given = instruction.operands[: None if type(attributes) is Concatenate else 1]
         shape = list(self.shapes[given[0]])
         sizes = [self.shapes[g][attributes.dim] for g in given]
-        made = sum(sizes) if type(attributes) is Concatenate else sizes[0]
+        length = sum(sizes) if type(attributes) is Concatenate else sizes[0]
+        # The planner chose the length of a cut, so its number at the hints is read first.
         if isinstance(attributes, (*CUT, OwnerSelect)):
-            made = local.shape[attributes.dim]
+            length = local.shape[attributes.dim]
         if isinstance(attributes, CUT) and not are_numbers(sizes[:1]):
             before = self.program.locals[given[0]].shape[attributes.dim]
-            made = self.cut(instruction, (sizes[0], before), made)
-        shape[attributes.dim] = _plain(Formula.of(made))
+            length = self.cut(instruction, (sizes[0], before), length)
+        shape[attributes.dim] = _plain(Formula.of(length))
         return tuple(shape)
 
     def cut(self, instruction: Instruction, size: tuple[Size, int], length: int) -> Size:
-        """Return the number of elements cut from a block: a margin, or all except a margin.
+        """Return the number of elements that are cut from a block, in formulas.
 
-        A margin is assumed not to grow with the block. The numbers at the hints cannot tell;
+        It is a margin at the border of the block, or everything except a margin. A margin is
+        assumed not to grow with the block. This cannot be seen from the numbers at the hints, so
         `planner.guards` compares prices at other sizes.
+
+        Args:
+          size: the block's size, as a formula and as the number at the hints.
+          length: the number of elements that are cut, at the hints.
+
+        Raises:
+          FormulaError: the cut has steps between its elements (`Dilate`).
         """
         block, before = size
         if isinstance(instruction.attributes, Dilate):
@@ -361,7 +430,7 @@ class _Symboliser:
         return length if 2 * length <= before else block - (before - length)
 
     def unknown(self, instruction: Instruction, sizes: list[Size]) -> str:
-        """Return the error text for a cut that depends on more than the block's size."""
+        """Return the error text for an instruction whose result has no size in formulas."""
         node = None if instruction.node is None else self.graph.nodes[instruction.node]
         where = "a move" if node is None else f"{node.primitive} at {node.source}"
         return (
@@ -371,7 +440,13 @@ class _Symboliser:
         )
 
     def resized(self, local: Local, dim: int, before: Shape, after: Instruction | None) -> Shape:
-        """Return a shape with one dimension cut to its block, or padded for `after`."""
+        """Return a shape in which one dimension is cut to its block, or padded.
+
+        Padding makes the dimension divisible for the collective or slice `after`.
+
+        Args:
+          before: the shape before.
+        """
         shape = list(before)
         if local.shape[dim] == local.sharding.shard_shape[dim]:
             shape[dim] = self.tiled(local, [dim])[dim]
@@ -385,14 +460,14 @@ class _Symboliser:
         return tuple(shape)
 
     def plain(self, local: Local) -> Shape:
-        """Return the block of a local value without padding."""
+        """Return the shape of a local value's block in formulas, without padding beyond it."""
         key = self.wholes[local.index], local.sharding
         if key not in self.blocks:
             self.blocks[key] = self.tiled(local, range(len(local.shape)))
         return self.blocks[key]
 
     def tiled(self, local: Local, dims: Sequence[int]) -> Shape:
-        """Return the blocks of some dimensions of a local value, None for the others."""
+        """Return a local value's block size along some dimensions, and None along the others."""
         whole, sharding = self.wholes[local.index], local.sharding
         found: list[Size | None] = [None] * len(whole)
         for dim in dims:
@@ -400,7 +475,13 @@ class _Symboliser:
         return tuple(found)
 
     def tile(self, size: Size, hint: int, digits: Digits) -> Size:
-        """Return `ceil(size / n)`, without a ceiling if n divides `size` at its hint."""
+        """Return the block size `ceil(size / n)`, where n is the number of shards along `digits`.
+
+        If n divides the size at the hints, it is `size / n`, and this becomes a condition.
+
+        Args:
+          hint: the size at the hints.
+        """
         if not digits:
             return size
         key = (size, hint, digits)
@@ -415,17 +496,22 @@ class _Symboliser:
         return self.tiles[key]
 
 
-# Instructions whose results have the global shapes of their node's results.
+# Instructions that compute a result of their graph node, so that both have one global shape.
 OPERATORS = (Apply, Extract, Insert)
-# Steps of an exchange. The result of the first three is a part of the operand.
+# Steps of an exchange of blocks. The result of `CUT` is a part of the operand, and how large a part
+# is known only at the hints.
 CUT = (Slice, SliceAt, Dilate)
 EXCHANGED = (*CUT, OwnerSelect, HaloExchange, MaskAt, Choose, Concatenate)
 
 
 def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digits:
-    """Return digits with the sizes of their axes; a digit of several axes is split.
+    """Return digits of device positions in which the size of each axis is its formula.
 
-    A sub-axis keeps its number.
+    A digit that spans several axes is split into one digit per axis. A part of an axis keeps its
+    number.
+
+    Args:
+      axes: the size of each axis, a formula or a number.
 
     >>> from shardalg.sizes.formula import symbol
     >>> mesh = Mesh({"X": 2, "Y": 4})
@@ -444,7 +530,7 @@ def formula_digits(mesh: Mesh, axes: Mapping[str, Size], digits: Digits) -> Digi
 
 
 def share(total: Size, count: Size) -> Size:
-    """Return `total / count` if the division is exact; the count may be a sum.
+    """Return the exact quotient `total / count`; `count` may be a sum of terms.
 
     >>> from shardalg.sizes.formula import symbols
     >>> L, S = symbols("L S")
@@ -462,6 +548,6 @@ def share(total: Size, count: Size) -> Size:
 
 
 def _plain(formula: Size) -> Any:
-    """Return an int if the formula is one, else the formula."""
+    """Return the number of a constant formula, and any other formula unchanged."""
     number = Formula.of(formula).number
     return formula if number is None else number

@@ -32,11 +32,12 @@ from shardalg.tables import Table
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips of one kind with the links that join them; mesh axes are placed on these links.
+    """Machine of many chips of one kind, with the links that join them.
 
     A TPU slice is a torus of chips. A dimension that is too small to wrap around is a line, with
     half the bandwidth of a ring. GPUs form islands of a switch (NVLink), and a network joins the
-    islands. The data center network joins several slices.
+    islands. The data center network joins several slices. The axes of a mesh are placed on these
+    links, which gives the bandwidth and the hops of each axis.
 
     Args:
       hardware: a chip's name, or a `Hardware` with an interconnect.
@@ -95,7 +96,7 @@ class Topology:
 
     @staticmethod
     def parse(text: str) -> Topology:
-        """Return a topology from text such as `v3:8x8`, `tpu_v5e:16x16*2` or `h100:64`.
+        """Return the topology that a text such as `v3:8x8` or `tpu_v5e:16x16*2` describes.
 
         `*2` means two slices; a single number is the number of chips. The axes that cross the slow
         network follow `@`, as in `v5e:16x16*2@replica`. The order in which axes fill the links
@@ -141,7 +142,8 @@ class Topology:
         return replace(self, hardware=self.hardware.on(software))
 
     def shared(self, devices: int) -> Topology:
-        """Return the topology unchanged: its devices do not share cores."""
+        """Return the topology unchanged."""
+        # `Hardware.shared` divides the cores of one machine; chips do not share cores.
         return self
 
     def __repr__(self) -> str:
@@ -163,7 +165,11 @@ class Topology:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """Levels of the network, outermost first: slices, dimensions of a slice, cores."""
+        """Levels of the network, outermost first.
+
+        For TPUs they are slices, the dimensions of a slice's torus, and the cores of a chip. For
+        GPUs they are slices, islands, and the GPUs of an island.
+        """
         chip, joined = self.hardware, self.hardware.interconnect
         cores = joined.cores_per_chip
         host = joined.chips_per_host * cores
@@ -185,7 +191,7 @@ class Topology:
         return tuple(replace(level, number=number) for number, level in enumerate(levels))
 
     def spans(self, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
-        """Return the links under each axis of a mesh, major first.
+        """Return the links that each axis of a mesh uses, as spans, major first.
 
         The innermost axis takes whole levels whose product is its size, as JAX does. If this is
         impossible, axes fill the levels from the inside, on a torus also parts of a level. The
@@ -198,7 +204,7 @@ class Topology:
         return _spans(self, mesh)
 
     def wiring(self, mesh: Mesh) -> Wiring:
-        """Return the links under any digits of a mesh.
+        """Return the links under a mesh; `Wiring.spans` gives those of an axis or a part of it.
 
         Raises:
           HardwareError: the mesh does not tile the topology.
@@ -206,13 +212,17 @@ class Topology:
         return Wiring(mesh, self.spans(mesh))
 
     def speeds(self, mesh: Mesh) -> dict[str, float]:
-        """Return the bytes per second received in an all-gather along each mesh axis alone."""
+        """Return, for each mesh axis, the bytes per second that a device receives.
+
+        The rate is that of an all-gather along this axis alone, without latency.
+        """
         return {name: _speed(found) for name, found in self.spans(mesh).items()}
 
     def axes(self, mesh: Mesh) -> Table:
-        """Return a row per axis: its links, bytes per second, hops and their latency.
+        """Return a table with a row per mesh axis: its links, bytes per second, hops and latency.
 
-        The speed counts the bytes that a device receives in an all-gather along this axis alone.
+        The rate counts the bytes that a device receives in an all-gather along this axis alone.
+        "latency_s" is the latency of this all-gather.
         """
         rows = []
         for (name, found), size in zip(self.spans(mesh).items(), mesh.shape.values(), strict=True):
@@ -243,6 +253,7 @@ _MANY = 1 << 20  # bytes; any number gives the same speed
 
 @lru_cache(maxsize=256)
 def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
+    """Return the result of `Topology.spans`, cached, because each price of a mesh asks for it."""
     sizes = mesh.shape
     levels = topology.levels
     counts = [level.size for level in levels]
@@ -263,7 +274,14 @@ def _spans(topology: Topology, mesh: Mesh) -> dict[str, tuple[DigitSpan, ...]]:
 
 
 def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None:
-    """Return a placement on whole levels, with the outermost axis between slices, else None."""
+    """Return a placement of mesh axes on whole levels; None if there is none.
+
+    If there are several slices, the outermost axis runs over all of them.
+
+    Args:
+      sizes: sizes of the mesh axes, major first.
+      counts: sizes of the levels, outermost first.
+    """
     first = next((a for a, size in sizes.items() if size > 1), "")
     if counts[0] == 1 or not first:
         return exact(sizes, counts)
@@ -278,14 +296,19 @@ def _sliced(sizes: Mapping[str, int], counts: Sequence[int]) -> Placement | None
 def _placement_by_options(
     topology: Topology, mesh: Mesh, counts: Sequence[int]
 ) -> Placement | None:
-    """Return the placement for `network_axes` and `order`; None if impossible."""
-    levels = 2 if topology.hardware.interconnect.island else 1  # of the slow network, outermost
+    """Return the placement that `network_axes` and `order` ask for; None if it is impossible.
+
+    Args:
+      counts: sizes of the levels, outermost first.
+    """
+    # Slices, and for GPUs also islands, are the levels of the slow network.
+    levels = 2 if topology.hardware.interconnect.island else 1
     sizes = dict(mesh.shape)
     if not topology.network_axes:
         return _ordered(topology, mesh, sizes, counts)
     shares = _network_shares(topology, mesh, math.prod(counts[:levels]))
     outside = filled({n: shares.get(n, 1) for n in sizes}, counts[:levels], shared=True)
-    # What is left of each axis is placed inside of the slices or islands.
+    # The remaining part of each axis is placed inside of the slices or islands.
     rest = {name: size // shares.get(name, 1) for name, size in sizes.items()}
     ones = [1] * levels
     if topology.order:
@@ -300,7 +323,14 @@ def _placement_by_options(
 
 
 def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int]:
-    """Return the number of slices or islands that each of `network_axes` runs over."""
+    """Return, for each of `network_axes`, the number of slices or islands that it runs over.
+
+    Args:
+      parts: number of slices, or of islands of all slices.
+
+    Raises:
+      HardwareError: an axis is unknown, or the axes do not divide into the slices or islands.
+    """
     unknown = [name for name in topology.network_axes if name not in mesh.axis_names]
     if unknown:
         raise HardwareError(
@@ -326,7 +356,17 @@ def _network_shares(topology: Topology, mesh: Mesh, parts: int) -> dict[str, int
 def _ordered(
     topology: Topology, mesh: Mesh, sizes: Mapping[str, int], counts: Sequence[int]
 ) -> Placement | None:
-    """Return levels filled from the inside by axes in the requested order, None if impossible."""
+    """Return the placement that fills levels from the inside in the requested order of axes.
+
+    The result is None if the sizes do not divide.
+
+    Args:
+      sizes: sizes of the mesh axes.
+      counts: sizes of the levels, outermost first.
+
+    Raises:
+      HardwareError: `Topology.order` does not name each axis of the mesh once.
+    """
     if sorted(topology.order) != sorted(mesh.axis_names):
         raise HardwareError(
             f"order={list(topology.order)} of {topology!r} is not the axes of {mesh!r}: give each "
@@ -336,6 +376,7 @@ def _ordered(
 
 
 def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
+    """Return the error for a mesh that cannot be placed on a topology."""
     per = topology.hardware.interconnect.cores_per_chip
     slices = f" on {topology.slices} slices" if topology.slices > 1 else ""
     cores = f", {per} devices to a chip" if per > 1 else ""
@@ -347,7 +388,11 @@ def _untiled(topology: Topology, mesh: Mesh, why: str) -> HardwareError:
 
 
 def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
-    """Return the given shape, or the vendor's shape of the given number of chips."""
+    """Return the shape of a slice: the given one, or the vendor's for a number of chips.
+
+    Raises:
+      HardwareError: as in `Topology`, or not exactly one of both is given.
+    """
     joined = chip.interconnect
     if not (joined.dimensions or joined.island):
         raise HardwareError(
@@ -375,6 +420,7 @@ def _shape(chip: Hardware, shape: Any, chips: Any) -> tuple[int, ...]:
 
 
 def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return a shape; raise `HardwareError` if it does not fit into the chip's largest slice."""
     joined = chip.interconnect
     largest = joined.dimensions or (None, joined.island)
     good = len(shape) == len(largest) and all(type(n) is int and n >= 1 for n in shape)
@@ -394,7 +440,11 @@ def _checked(chip: Hardware, shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_names(what: str, given: Any) -> None:
-    """Raise an error unless the value is a list of axis names, each once."""
+    """Raise `HardwareError` unless a value is a list of axis names, each once.
+
+    Args:
+      what: the name of the argument, for the message.
+    """
     good = isinstance(given, str | list | tuple) and all(type(axis) is str for axis in given)
     if not good or len(set(given)) < len(given):
         raise HardwareError(
@@ -403,6 +453,7 @@ def _check_names(what: str, given: Any) -> None:
 
 
 def _check_slices(chip: Hardware, slices: Any) -> None:
+    """Raise `HardwareError` unless a chip can be joined to so many slices."""
     if type(slices) is not int or slices < 1:
         raise HardwareError(f"slices={slices!r}: give a number of at least 1.")
     if slices > 1 and math.isinf(chip.dcn_bytes_per_s):
@@ -412,17 +463,18 @@ def _check_slices(chip: Hardware, slices: Any) -> None:
         )
 
 
-# A chip whose mesh axes have links of their own, or a topology that places axes on links.
+# Prices need either; a bare `Hardware` gives each mesh axis separate links.
 Machine = Hardware | Topology
 
 
 def machine(given: str | Machine) -> Machine:
-    """Return the machine of a chip's name or file, or of a topology's text.
+    """Return a chip or a topology from its text.
 
-    A machine is returned unchanged.
+    The text is the name of a chip, the path of a hardware file, or a topology such as "v3:8x8".
+    A `Hardware` or `Topology` is returned unchanged.
 
     Raises:
-      HardwareError: the value is none of these.
+      HardwareError: the text is none of these.
 
     >>> machine("v3:8x8"), machine("v3").name
     (Topology(tpu_v3:8x8), 'tpu_v3')
@@ -436,11 +488,12 @@ def machine(given: str | Machine) -> Machine:
 
 
 def arranged(given: str | Machine, mesh: Mesh) -> Machine:
-    """Return a chip alone as the vendor joins so many of them: islands, or a slice as sold.
+    """Return the topology in which the vendor joins as many chips as a mesh needs.
 
-    A topology is returned unchanged. So is a chip of which the vendor sells no such number, whose
-    links are unknown, or whose slice the mesh does not tile: each mesh axis has links of its own
-    then. So it is with named axes, whose prices are formulas for all sizes.
+    For GPUs these are whole islands, for TPUs a slice that is sold. A topology is returned
+    unchanged. A chip is returned unchanged, with separate links for each mesh axis, in four cases:
+    its links are unknown; the vendor sells no such number; the mesh does not tile the slice; or
+    axes of the mesh have named sizes, because a formula must hold at all sizes.
 
     >>> arranged("h100", Mesh({"fsdp": 16})), arranged("h100", Mesh({"fsdp": 12})).name
     (Topology(h100:2x8), 'h100')
@@ -462,7 +515,7 @@ def arranged(given: str | Machine, mesh: Mesh) -> Machine:
     return made
 
 
-# The source in `chip_text` of a chip that the options of the plan name.
+# `chip_text` prints this as the source, if neither the call nor the default chose the chip.
 OF_OPTIONS = "the chip of the plan's options"
 
 

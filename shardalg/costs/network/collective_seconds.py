@@ -1,4 +1,7 @@
-"""Seconds of a collective over spans of links, by the cheapest algorithm."""
+"""Seconds of a collective by the cheapest algorithm.
+
+The links are given as spans: parts of mesh axes on links of one kind (`placement.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,45 +25,52 @@ _OUTER_FIRST = (SLICES, HOSTS, LINK, TORUS, SWITCH, CHIP)
 
 @dataclass(frozen=True)
 class LinkStage:
-    """Spans of one kind of links, which a collective uses at the same time.
+    """Links of one kind that a collective uses at the same time.
 
     On a torus each dimension carries a share of the data at the same time. The shares use
     the dimensions in different orders (Sack and Gropp, "Collective algorithms for multiported torus
-    networks", ACM TOPC 1 (2015)), so the bandwidths add up. Unknown links are one stage per axis.
+    networks", ACM TOPC 1 (2015)), so the bandwidths add up. If only the speed of the links is
+    known, each mesh axis is a stage.
+
+    Attributes:
+      spans: the parts of mesh axes on these links.
     """
 
     spans: tuple[DigitSpan, ...]
 
     @property
     def medium(self) -> str:
-        """Kind of all spans of the stage."""
+        """Kind of the stage's links, such as "torus" or "switch"; equal for all spans."""
         return self.spans[0].level.medium
 
     @property
     def cause(self) -> str:
-        """Cause of the seconds of the stage's bytes."""
+        """Name under which the stage's transfer time is reported: "link", "network" or "dcn"."""
         return CAUSES[self.medium]
 
     @property
     def count(self) -> Any:
-        """Number of members that the stage joins: the product over its spans."""
+        """Number of chips, islands or slices that the stage connects: the product of its spans."""
         return math.prod(span.count for span in self.spans)
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second that one device sends, and receives."""
+        """Bytes per second that one device sends, and at the same time receives."""
         # Into a switch a device has one link, however many axes run through it.
         joined = min if self.medium in _SWITCHED else sum
         return joined(span.bytes_per_s for span in self.spans)
 
     @property
     def copies(self) -> Any:
-        """Number of times that a device sends its data if all share it in a single pass."""
+        """Number of times that a device sends its data if every device gets all data directly.
+
+        This is the second algorithm of `_all_reduce`: one pass, without a reduce-scatter first.
+        """
         return self.steps if self.medium in _SWITCHED else self.count - 1
 
     @property
     def latency_s(self) -> float:
-        """Latency of one hop."""
+        """Latency of one hop in seconds."""
         return self.spans[0].level.latency_s
 
     @property
@@ -76,7 +86,10 @@ class LinkStage:
 
 
 def stages(spans: Sequence[DigitSpan]) -> tuple[LinkStage, ...]:
-    """Return the stages of a collective, slowest and outermost first; cores of a chip are free."""
+    """Return the stages of a collective: its spans grouped by kind of link, slowest first.
+
+    The slowest links are the outermost ones, such as those between slices.
+    """
     found: dict[Any, list[DigitSpan]] = {}
     for place, span in enumerate(spans):
         medium = span.level.medium
@@ -93,16 +106,20 @@ def slices_joined(spans: Sequence[DigitSpan]) -> Any:
     return math.prod(span.count for span in spans if span.level.medium == SLICES)
 
 
-# Seconds by cause ("link", "network", "dcn" or "latency"), in numbers or formulas.
+# Keys are causes: "link", "network", "dcn" or "latency". A calibration scales each of them by
+# a share of its own, so they are not added up here.
 Seconds = dict[str, Any]
 
 
 def collective_s(kind: str, spans: Sequence[DigitSpan], local_bytes: Any) -> Seconds:
     """Return the seconds of one execution of a collective, by cause.
 
+    The causes are "link", "network" (between islands of GPUs), "dcn" (between slices) and
+    "latency".
+
     Args:
-      kind: a name of `costs.collectives.RING_BYTES`.
-      spans: spans of the digits along which the collective runs, major first.
+      kind: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "collective_permute".
+      spans: the links under the mesh axes along which the collective runs, major first.
       local_bytes: bytes of the operand on one device.
 
     >>> from shardalg.algebra.digits import Digit
@@ -117,10 +134,14 @@ def collective_s(kind: str, spans: Sequence[DigitSpan], local_bytes: Any) -> Sec
 
 
 def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds of an all-gather from the outermost stage inwards.
+    """Return the seconds by cause of an all-gather, which runs from the outermost stage inwards.
 
-    A stage of n devices sends `(n - 1) * bytes`, where `bytes` is a device's data before the stage.
-    The outermost and slowest links come first, because data grows from stage to stage.
+    In a stage of n devices each sends `(n - 1) * bytes`, where `bytes` is its data before the
+    stage. The outermost and slowest links come first, because data grows from stage to stage.
+
+    Args:
+      over_stages: the stages, outermost first.
+      held: bytes of the operand on one device.
     """
     moved: list[tuple[LinkStage, Any]] = []
     for stage in over_stages:
@@ -130,34 +151,40 @@ def _all_gather(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
 
 def _reduce_scatter(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds of a reduce-scatter, which is an all-gather run backwards."""
+    """Return the seconds by cause of a reduce-scatter, which takes as long as an all-gather.
+
+    It is an all-gather run backwards, so `held` bytes are the data after that all-gather.
+    """
     return _all_gather(over_stages, quotient(held, math.prod(s.count for s in over_stages)))
 
 
 def _all_reduce(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds of the cheaper of two all-reduce algorithms.
+    """Return the seconds by cause of the cheaper of two all-reduce algorithms.
 
     The first is a reduce-scatter and an all-gather. The second takes each stage in a single pass.
     It sends more bytes over half of the hops: through a switch `log2 n` times the whole (recursive
     doubling), on a torus all parts to all chips, which then add them. A single ring of all devices
     is never cheaper: it sends as many bytes as the first and takes more hops.
+
+    Args:
+      held: bytes of the operand on one device.
     """
     # Both passes of the first algorithm take the time of an all-gather.
     scattered = _reduce_scatter(over_stages, held)
     first = {cause: seconds + seconds for cause, seconds in scattered.items()}
     second = _booked([(stage, held * stage.copies) for stage in over_stages])
-    one, other = total(first.values()), total(second.values())
+    first_s, second_s = total(first.values()), total(second.values())
     # Numbers decide between the two; formulas cannot be compared yet.
-    if not has_formula((one, other)):
-        return first if one <= other else second
+    if not has_formula((first_s, second_s)):
+        return first if first_s <= second_s else second
     # In formulas the causes of bytes are those of the first algorithm. The latency is the rest of
     # the smaller sum, so that all causes add up to it.
     moved = {cause: seconds for cause, seconds in first.items() if cause != LATENCY}
-    return {**moved, LATENCY: smaller(one, other) - total(moved.values())}
+    return {**moved, LATENCY: smaller(first_s, second_s) - total(moved.values())}
 
 
 def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds of an all-to-all, which the bisection of a torus dimension bounds.
+    """Return the seconds by cause of an all-to-all, which the middle of a torus dimension bounds.
 
     Half of all data cross the middle of each dimension. Along a dimension of k chips, `k / 4` of
     a chip's data goes each way, over the one link of a line or the two links of a ring. Through
@@ -179,7 +206,7 @@ def _all_to_all(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
 
 
 def _permute(over_stages: Sequence[LinkStage], held: Any) -> Seconds:
-    """Return the seconds of a permute to a neighbour, over one link one way.
+    """Return the seconds by cause of a permute to a neighbour, over one link one way.
 
     This is the price of a permute whose pairs are unknown: while the planner searches, and over
     links of which only the speed is known. `permute_seconds.py` prices a permute by its pairs.
@@ -199,15 +226,18 @@ _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
 }
-# Kinds of collectives, as they are on the wire.
+# Names of the collectives that devices exchange bytes by; other instructions are sent as these.
 COLLECTIVES = tuple(_WAYS)
 
 
 def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
-    """Return the seconds by cause of bytes that stages send one after the other.
+    """Return the seconds by cause of stages that run one after the other.
 
     The network between islands and the switches inside carry pieces of one collective at the same
     time. Of these two only the slower counts.
+
+    Args:
+      moved: pairs of a stage and the bytes that each device sends in it.
     """
     found: Seconds = {}
     latency = []
@@ -222,16 +252,19 @@ def _booked(moved: Iterable[tuple[LinkStage, Any]]) -> Seconds:
 
 
 def _hide_faster_level(found: Seconds) -> None:
-    """Subtract the faster of network and switch, so that the sum of both is the slower one."""
+    """Reduce the seconds of switches in place, so that network and switches take the longer time.
+
+    Both carry pieces of one collective at the same time.
+    """
     if NETWORK in found and LINK in found:
         found[LINK] = found[LINK] - smaller(found[NETWORK], found[LINK])
 
 
 def _waited(stage: LinkStage, sent: Any) -> Any:
-    """Return the latency of a stage; a formula if `sent` is a formula."""
+    """Return the seconds of latency of all hops in a stage; a formula if `sent` is a formula."""
     return waited(stage.steps, stage.latency_s, sent)
 
 
 def waited(steps: Any, latency_s: float, sent: Any) -> Any:
-    """Return the latency of consecutive messages; a formula if `sent` is a formula."""
+    """Return the latency of `steps` consecutive messages; a formula if `sent` bytes are one."""
     return times(Formula.of(steps) if has_formula((sent,)) else steps, latency_s)

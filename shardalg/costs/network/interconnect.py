@@ -1,4 +1,4 @@
-"""Links between chips of one kind: a torus with or without wrapping, islands of a switch, hosts."""
+"""Description of the links between chips of one kind: a torus of chips, or islands of a switch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shardalg.errors import HardwareError
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Links between chips of one kind; unknown without `dimensions` and `island`.
+    """Links between chips of one kind; unknown if neither `dimensions` nor `island` is given.
 
     Attributes:
       cores_per_chip: devices that JAX shows per chip; they share the chip's links.
       chips_per_host: chips that share a host's link into the data center network.
-      dimensions: the largest torus, in chips; () if a switch joins the chips.
-      wraps_at: a dimension that is a multiple of this wraps around; other dimensions are lines.
-      cubes: whether dimensions wrap only if all of them can.
-      island: GPUs that one switch joins (NVLink); 0 for a torus.
+      dimensions: the largest torus, in chips per dimension; () if a switch joins the chips.
+      wraps_at: a dimension whose size is a multiple of this number is a ring; others are lines.
+      cubes: whether dimensions are rings only if all of them can be.
+      island: number of GPUs that one switch (NVLink) joins; 0 for a torus.
       shapes: shapes of the slices that the vendor offers, in chips along each dimension.
       asynchronous: kinds of collectives that the chip's compiler splits into a start and a done.
         Other instructions run between the two. A device waits for all other collectives.
@@ -39,7 +39,7 @@ class Interconnect:
     source: str = ""
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
-        """Return whether each dimension of a slice is a ring.
+        """Return, for each dimension of a slice of this shape, whether it is a ring.
 
         >>> Interconnect(dimensions=(32, 32), wraps_at=32).wraps((32, 16))
         (True, False)
@@ -51,7 +51,9 @@ class Interconnect:
         return (all(able),) * len(able) if self.cubes else tuple(able)
 
     def default(self, chips: int) -> tuple[int, ...] | None:
-        """Return the vendor's slice of so many chips, or whole islands; None if there is none.
+        """Return the shape in which the vendor joins a number of chips; None if there is none.
+
+        For GPUs the shape is (number of islands, GPUs per island).
 
         >>> Interconnect(island=8).default(64), Interconnect(island=8).default(4)
         ((8, 8), (1, 4))
@@ -64,7 +66,9 @@ class Interconnect:
         return listed or self._of_cubes(chips)
 
     def _of_cubes(self, chips: int) -> tuple[int, ...] | None:
-        """Return a slice of whole 4x4x4 cubes, as close to a cube as possible; None if impossible.
+        """Return the shape of a slice of whole 4x4x4 cubes; None if `chips` do not fill cubes.
+
+        Of several shapes, it is the one closest to a cube.
 
         >>> torus = Interconnect(dimensions=(64, 64, 64), wraps_at=4, cubes=True)
         >>> torus.default(384), torus.default(96)
@@ -84,16 +88,20 @@ class Interconnect:
         return min(found, key=sum, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data that `read` reads: the fields that differ from the defaults."""
-        plain = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in plain if value != getattr(UNKNOWN, name)}
+        """Return the fields that differ from their defaults, as a JSON object for `read`."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value != getattr(UNKNOWN, name)}
 
 
 UNKNOWN = Interconnect()
 
 
 def read(data: Any, where: str) -> Interconnect:
-    """Return an `Interconnect` from plain data: numbers and lists of numbers by field name.
+    """Return an `Interconnect` from parsed JSON, whose keys are names of its fields.
+
+    Args:
+      data: the entry "interconnect" of a hardware file.
+      where: name of the file, for error messages.
 
     Raises:
       HardwareError: a name is unknown, a value has another type, or the source is missing.
@@ -115,6 +123,7 @@ def read(data: Any, where: str) -> Interconnect:
 
 
 def _fits(value: Any, default: Any, name: str) -> bool:
+    """Return whether a value from JSON has the type of a field with this default and name."""
     if name == "shapes":
         return isinstance(value, list | tuple) and all(_fits(v, (), "") for v in value)
     if name == "asynchronous":
@@ -125,8 +134,10 @@ def _fits(value: Any, default: Any, name: str) -> bool:
 
 
 def _positive(value: Any) -> bool:
+    """Return whether a value is an integer above 0."""
     return type(value) is int and value > 0
 
 
 def _frozen(value: Any) -> Any:
+    """Return a value with all lists in it replaced by tuples, which are hashable."""
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

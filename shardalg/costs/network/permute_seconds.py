@@ -1,8 +1,8 @@
-"""Seconds of a permute with known (source, target) positions: distance, ports, shared links.
+"""Seconds of a permute whose (source, target) positions are known, from the links that it uses.
 
-A message on a torus takes a shortest way. Its parts take the dimensions in different orders, one
-order per dimension that it crosses, so that it leaves over one link per dimension. On a ring,
-a message to the opposite chip goes both ways. The links that messages share carry all of them:
+A message on a torus takes a shortest way. It is split into as many parts as it crosses dimensions.
+Each part crosses the dimensions in another order, so that the parts leave over different links. On
+a ring, a message to the opposite chip goes both ways. The messages on one link share its bandwidth:
 
     (0, 15) on 4 x 4 without wrap        seconds = load * bytes / bandwidth + hops * latency
 
@@ -34,17 +34,20 @@ from shardalg.sizes.amounts import over
 if TYPE_CHECKING:
     import numpy as np
 
-# Per reading of one permute, its (source, target) positions: a tuple of pairs, or `Runs` of them.
+# One permute as the planner describes it: one or more collections of (source, target) positions.
+# A collection is a tuple of pairs, or a compressed `Runs` of pairs.
 Permute = tuple[Any, ...]
 
 
 def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: Any) -> Seconds:
-    """Return the seconds of permutes by cause; {} if no message leaves a chip.
+    """Return the seconds of several permutes by cause; {} if no message leaves a chip.
 
-    The bytes of the permutes add up. All permutes start together, so the longest way counts once.
+    The causes are "link", "network", "dcn" and "latency". The transfer times of the permutes add
+    up. All permutes start together, so only the latency of the longest way counts.
 
     Args:
-      spans: the spans of all axes of the mesh.
+      spans: the links under all axes of the mesh.
+      permutes: for each permute, its (source, target) positions.
       sent: bytes of each message, a number or a formula.
 
     >>> from shardalg.algebra.mesh import Mesh
@@ -65,13 +68,13 @@ def permutes_s(spans: Sequence[DigitSpan], permutes: Sequence[Permute], sent: An
 
 
 class _Route(NamedTuple):
-    """The slowest part of a permute.
+    """The links that determine how long a permute takes.
 
     Attributes:
-      medium: kind of the outermost links that a message crosses.
-      bytes_per_s: bytes of one message per second, on the fullest link.
-      hops: links of the longest way.
-      latency_s: latency of one hop.
+      medium: kind of the outermost links that a message crosses, such as "torus".
+      bytes_per_s: rate of one message, in bytes per second, on the link that most messages share.
+      hops: number of links on the longest way of a message.
+      latency_s: latency of one hop in seconds.
     """
 
     medium: str
@@ -82,10 +85,10 @@ class _Route(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
-    """Return the slowest part of a permute; None if no message leaves a chip."""
+    """Return the links that determine a permute's time; None if no message leaves a chip."""
     import numpy as np
 
-    # `Runs` of pairs have an array; several readings may share a message, which is sent once.
+    # `Runs` of pairs have an array. A pair that occurs in several collections is sent once.
     pairs = [np.array(getattr(each, "arrays", each), int).reshape(-1, 2) for each in permute]
     ends = np.unique(np.concatenate(pairs), axis=0)
     levels = sorted({s.level.number: s.level for s in spans}.values(), key=lambda v: v.number)
@@ -112,12 +115,12 @@ def _route(spans: tuple[DigitSpan, ...], permute: Permute) -> _Route | None:
 
 
 def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) -> _Route:
-    """Return the slowest part of a permute on tori.
+    """Return the links that determine a permute's time if all messages stay inside their slice.
 
     Args:
       dims: the dimensions of the torus.
-      places: per dimension and pair, the source's and the target's place.
-      slices: the slice of each pair; each slice has links of its own.
+      places: array [dimension, pair, 2] of the coordinates of each pair's source and target.
+      slices: for each pair, the number of its slice; each slice has links of its own.
     """
     import numpy as np
 
@@ -128,7 +131,7 @@ def _torus_route(dims: Sequence[Level], places: np.ndarray, slices: np.ndarray) 
     load = np.zeros((2, len(dims), int(slices.max()) + 1, *sizes), int)
     hops = np.zeros(len(slices), int)
     for first in range(len(dims)):
-        # The part of each message that crosses this dimension first, then the others in turn.
+        # One part of each message crosses the dimension `first` first, then the others in turn.
         chosen = differs[first]
         at, goal = places[:, chosen, 0].copy(), places[:, chosen, 1]
         part = unit // differs[:, chosen].sum(axis=0)

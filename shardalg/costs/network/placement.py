@@ -1,7 +1,8 @@
 """Placement of mesh axes on the levels of a network, in JAX's order of devices.
 
-A span is a part of a mesh axis on links of one kind. `Wiring` gives the spans of any digits of
-a mesh: an axis, a part of an axis, or several axes.
+The levels of a network are nested: slices, the dimensions of each slice's torus, the cores of each
+chip. A span is a part of a mesh axis on one level. `Wiring` gives the spans of an axis, of a part
+of an axis, or of several axes.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from shardalg.algebra.digits import Digit, Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.sizes.recorded import are_numbers
 
-# Cores of a chip, chips of a torus, GPUs of an island, islands, slices, and links of which only the
-# speed is known.
+# Kinds of links: between cores of a chip, chips of a torus, GPUs of an island, islands, slices.
+# "link" is a link of which only the speed is known, because the chip's interconnect is not given.
 CHIP, TORUS, SWITCH, HOSTS, SLICES, LINK = "chip", "torus", "switch", "hosts", "dcn", "link"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Things of one kind that are joined in the same way: the chips along a torus dimension.
+    """One level of a network: members of one kind and the links between them.
+
+    An example is one dimension of a torus, whose members are chips.
 
     Attributes:
-      medium: one of the kinds above.
-      size: number of things.
+      medium: kind of the links: "chip", "torus", "switch", "hosts", "dcn" or "link".
+      size: number of members.
       bytes_per_s: bandwidth of one link, one way, for all devices that share it.
-      sharing: devices that share the link (the cores of a chip).
-      latency_s: latency of one hop.
-      wraps: whether a link joins the last thing with the first, so that the level is a ring.
+      latency_s: latency of one hop in seconds.
+      sharing: number of devices that share the link (the cores of a chip).
+      wraps: whether a link joins the last member with the first, so that the level is a ring.
       number: the level's number in its network, outermost first.
     """
 
@@ -47,11 +50,13 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class DigitSpan:
-    """Positions along a digit of a mesh that are neighbours on a level of the network.
+    """A part of a mesh axis on one level of the network.
 
     Attributes:
-      digit: the digit of a device's position in the mesh.
-      stride: distance of neighbours on the level. On a torus, groups in between share the links.
+      level: the level, such as one dimension of a torus.
+      digit: the part of the axis, as a digit of a device's position in the mesh.
+      stride: distance on the level between two neighbours along the axis. The devices in between
+        belong to other groups, which share the links on a torus.
     """
 
     level: Level
@@ -60,7 +65,7 @@ class DigitSpan:
 
     @property
     def count(self) -> Any:
-        """Number of things that the span joins."""
+        """Number of the level's members that the span connects."""
         return self.digit.size
 
     @property
@@ -86,7 +91,10 @@ class DigitSpan:
 
     @property
     def hops(self) -> Any:
-        """Hops from a position to the farthest: half of a ring, all of a line, 1 in a switch."""
+        """Number of hops from a position to the farthest one.
+
+        It is half of a ring, all of a line, 1 through a switch or network, and 0 inside a chip.
+        """
         if self.level.medium in (SWITCH, HOSTS, SLICES):
             return 1
         if self.level.medium == CHIP:
@@ -95,21 +103,23 @@ class DigitSpan:
         return along * self.stride
 
     def part(self, digit: Digit) -> DigitSpan:
-        """Return the span of a part of the positions."""
+        """Return the span of a smaller part of the axis, on the same level."""
         return replace(self, digit=digit, stride=self.stride * (digit.stride // self.digit.stride))
 
 
-# Number of a level, number of its things that are used, and the stride between them.
+# (number of a level, number of its members that an axis uses, stride between them): an axis may use
+# a part of a level, and leave the rest for an axis outside of it.
 Place = tuple[int, int, int]
-# The places that each axis takes, major first.
+# An axis can use several levels, so that each axis name has a list of places, major first.
 Placement = dict[str, list[Place]]
 
 
 def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
-    """Return a placement of each axis on whole levels, or None if there is none.
+    """Return a placement in which each axis uses whole levels; None if there is none.
 
     The innermost axis chooses first. An axis takes several levels if their product is its size.
-    JAX's mesh utilities choose in the same way (function create_device_mesh).
+    JAX's mesh utilities choose in the same way (function create_device_mesh). The result has, per
+    axis, a list of (number of the level, members used, stride).
 
     Args:
       sizes: sizes of the axes, major first.
@@ -134,7 +144,10 @@ def exact(sizes: Mapping[str, int], levels: Sequence[int]) -> Placement | None:
 def filled(
     sizes: Mapping[str, int], levels: Sequence[int], *, shared: bool = False
 ) -> Placement | None:
-    """Return a placement that fills levels from the inside; None if sizes do not divide.
+    """Return a placement in which axes use up one level after the other, innermost first.
+
+    The result has, per axis, a list of (number of the level, members used, stride between them). It
+    is None if the sizes do not divide.
 
     Args:
       shared: whether an axis may take a part of a level and leave the rest to axes outside of it.
@@ -168,7 +181,13 @@ def filled(
 def spans(
     placed: Placement, sizes: Mapping[str, int], levels: Sequence[Level]
 ) -> Iterator[tuple[str, tuple[DigitSpan, ...]]]:
-    """Yield each axis with its spans, major first; digits belong to the mesh with these axes."""
+    """Yield (axis name, its spans, major first) for each axis of a placement.
+
+    Args:
+      placed: the levels that each axis uses.
+      sizes: sizes of the mesh axes, major first.
+      levels: the levels of the network, outermost first.
+    """
     # The stride of an axis is the product of all axes inside of it (row-major order).
     stride = math.prod(sizes.values())
     for name, size in sizes.items():
@@ -182,7 +201,11 @@ def spans(
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """Spans under the axes of a mesh that is placed on a topology."""
+    """Links under the axes of a mesh that is placed on a topology.
+
+    Attributes:
+      axes: for each axis name, its spans, major first.
+    """
 
     mesh: Mesh
     axes: dict[str, tuple[DigitSpan, ...]]
@@ -193,7 +216,11 @@ class Wiring:
         return tuple(chain.from_iterable(self.axes.values()))
 
     def spans(self, digits: Digits) -> tuple[DigitSpan, ...]:
-        """Return the spans under digits, major first; a digit in formulas is the whole axis."""
+        """Return the links under some digits of device positions, major first.
+
+        A digit is an axis or a part of an axis. If its size is a formula, it counts as the whole
+        axis.
+        """
         found: list[DigitSpan] = []
         for name, part in chain.from_iterable(axis_parts(self.mesh, d) for d in digits):
             whole = self.axes[name]
@@ -211,10 +238,11 @@ class Wiring:
 
 @dataclass(frozen=True, eq=False)
 class UnplacedAxes:
-    """Axes with links of their own, of which only the speed is known; one stage each.
+    """Links of a mesh whose axes are not placed: each axis has separate links of a known speed.
 
     Attributes:
       speeds: bytes per second along each axis, one way.
+      latency_s: latency of one hop in seconds.
     """
 
     mesh: Mesh
@@ -238,7 +266,10 @@ class UnplacedAxes:
 
 
 def axis_parts(mesh: Mesh, digit: Digit) -> tuple[tuple[str, Digit], ...]:
-    """Return the axes that a digit belongs to, major first, each with the digit's part of it."""
+    """Return pairs (axis name, part of the axis) that a digit consists of, major first.
+
+    A digit of size 1 has no parts.
+    """
     if are_numbers((digit.size,)):
         if digit.size == 1:
             return ()
