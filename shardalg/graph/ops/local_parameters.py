@@ -396,10 +396,20 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     return Emission(params, shifts, margins=_margins(found), first_member=first)
 
 
+def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Return a product by groups on the device's groups, with the rows' numbers shifted to them."""
+    if "g" not in sharded(rule, blocks):
+        return PLAIN
+    # The shift keeps the order of the numbers, which the local product relies on.
+    shift = IndexShift(rule.symbols[0].operand, None, "g", -1)
+    return Emission((("count", blocks["g"]), ("is_shifted", True)), (shift,))
+
+
 EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "arg": _same,
     "dynamic": _dynamic,
     "gather": _gather,
+    "grouped": _grouped,
     "iota": _iota,
     "positions": _positions,
     "prefix": _same,

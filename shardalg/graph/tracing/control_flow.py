@@ -12,6 +12,8 @@ from shardalg.graph.ir import RegionArgument
 INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "-min", "-max")))
 # cuDNN's attention, forward and backward (`attention.py`).
 ATTENTION = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")
+# Products whose matrix depends on the group of a row (`grouped.py`).
+RAGGED_DOT = "ragged_dot_general"
 # Calls that are replaced by their body.
 INLINED = frozenset(
     """

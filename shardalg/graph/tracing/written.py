@@ -27,7 +27,8 @@ from jax.interpreters import ad, batching, mlir
 
 from shardalg.errors import TraceError
 from shardalg.graph.tracing.attention import backward, forward, has_expansion
-from shardalg.graph.tracing.control_flow import ATTENTION, INDEXED
+from shardalg.graph.tracing.control_flow import ATTENTION, INDEXED, RAGGED_DOT
+from shardalg.graph.tracing.grouped import grouped_rows
 from shardalg.graph.tracing.subgroups import evaluated
 
 FLOAT0 = jax.dtypes.float0
@@ -323,10 +324,17 @@ def _attention(equation: Any) -> Any | None:
     return _body(partial(run, **equation.params), equation)
 
 
+def _grouped(equation: Any) -> Any | None:
+    """Return a product by the group of each row; None if the ragged dimension is a batch."""
+    run = grouped_rows(equation)
+    return None if run is None else _body(run, equation)
+
+
 _EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(ATTENTION, _attention),
     **dict.fromkeys(INDEXED, _wide_indices),
     **dict.fromkeys(_REDUCED, _over_dimensions),
+    RAGGED_DOT: _grouped,
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
     # JAX traces `jnp.roll` by a known distance to a concatenation of two slices.

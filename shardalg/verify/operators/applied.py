@@ -36,7 +36,7 @@ from shardalg.verify.report import Decided
 RESTATED = frozenset(
     "shape new_sizes sizes reps start_indices limit_indices slice_sizes padding padding_config "
     "lhs_dilation base_dilation feature_group_count batch_group_count "
-    "indices_are_sorted unique_indices mode".split()
+    "indices_are_sorted unique_indices mode count is_shifted".split()
 )
 # Hints for the operator, which is correct without them.
 PROMISES = ("indices_are_sorted", "unique_indices")
@@ -166,7 +166,7 @@ def emission_claim(op: CheckedOperator[Apply], emission: Emission) -> Goal:
     wanted = own | dict(emission.params)
     other = [
         name
-        for name in (*PROMISES, "mode")
+        for name in (*PROMISES, "mode", "is_shifted")
         if declared.get(name, own.get(name)) != wanted.get(name)
         and not (name in PROMISES and declared.get(name) is False)
     ]

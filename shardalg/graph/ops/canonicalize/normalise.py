@@ -164,7 +164,7 @@ def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
 # Share of all operators up to which dead backward operators are attributed to JAX.
 LEFT_OVER = 0.01
 _COPIES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general", "grouped_dot")
 
 
 class _GraphRewriter:

@@ -23,7 +23,22 @@ from shardalg.graph.ops.families.building import (
 )
 from shardalg.graph.ops.families.pointwise import integers
 from shardalg.graph.ops.families.window import Taps, window_index
-from shardalg.graph.ops.rule import AND, ARGMAX, ARGMIN, MAX, MIN, OR, PRODUCT, SUM, USER, XOR, Rule
+from shardalg.graph.ops.rule import (
+    AND,
+    ARGMAX,
+    ARGMIN,
+    DROP,
+    MAX,
+    MIN,
+    OR,
+    PRODUCT,
+    SUM,
+    USER,
+    XOR,
+    Guard,
+    Rule,
+    Symbol,
+)
 
 REDUCTIONS = {
     "reduce_sum": SUM,
@@ -137,6 +152,32 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     rounded = found.contracting if rounds_whole(signature) else ()
     whole = frozenset({"g", ragged, *rounded})
     return (_product(signature, (*found.maps, sizes), result, whole),)
+
+
+def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
+    """Return `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
+
+    The number of row m selects its group, as an index selects in a gather. If the ragged dimension
+    is contracting, the result has the group: `[m, k], [m, n] -> [g, k, n] sum [m] where g==$t0`, as
+    in a scatter. A row whose number is no group is dropped.
+    """
+    values = record(signature.param("ragged_dot_dimension_numbers"), RAGGED)
+    (at,), groups = values["lhs_ragged_dimensions"], values["rhs_group_dimensions"]
+    found = dot_loops(signature, values["dot_dimension_numbers"], groups)
+    ragged = found.maps[0][at]
+    own = next(names for names in (found.left, found.contracting) if ragged in names)
+    prefix = (*found.batch, *own[: own.index(ragged)], ragged)
+    selecting = prefix[-len(signature.operands[2].shape) :]
+    result = ("g", *found.result) if own is found.contracting else found.result
+    whole = frozenset(found.contracting if rounds_whole(signature) else ())
+    factors = replace(signature, operands=signature.operands[:2])
+    # The group is a loop of a factor or of the result alone: the other tensors do not have it.
+    row = _product(factors, found.maps, result, whole)
+    count = signature.param("count")
+    symbol = Symbol("$t0", 2, indices(selecting), count - 1, DROP)
+    loops = tuple(dict((*row.loops, ("g", count))).items())
+    guards = (Guard(Index.of("g"), Index.of("$t0")),)
+    return (replace(row, loops=loops, guards=guards, symbols=(symbol,), family="grouped"),)
 
 
 def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
@@ -321,6 +362,7 @@ def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
 
 ROWS: dict[str, Builder] = {
     "dot_general": dot_general,
+    "grouped_dot": grouped_dot,
     "ragged_dot_general": ragged_dot_general,
     "scaled_dot": scaled_dot,
     **dict.fromkeys(REDUCTIONS, reduction),
