@@ -16,6 +16,7 @@ from shardalg.costs.memory import Liveness
 from shardalg.costs.network.collective_seconds import DCN, NETWORK
 from shardalg.costs.network.placement import LINK
 from shardalg.errors import TableError
+from shardalg.graph.ops.families.building import WORST
 from shardalg.sizes.amounts import number, times
 from shardalg.sizes.formula import Formula, FormulaError, has_formula
 from shardalg.sizes.maximum import larger, largest_of
@@ -227,6 +228,8 @@ class Cost:
       counted_once: lines of the `while` loops of unknown length, which count as one iteration.
       unpriced: kernels without a price, with their lines: their flops count as 0.
       fused: lines of softmax attention that is priced as one kernel (`Options(fuse_attention)`).
+      loads: lines whose price depends on the load factor of experts, with this factor
+        (`Options(expert_load)`).
       machine: text that names the chip, the number of devices, and the source of both.
     """
 
@@ -243,6 +246,7 @@ class Cost:
     counted_once: tuple[str, ...] = field(default=(), compare=False)
     unpriced: tuple[str, ...] = field(default=(), compare=False)
     fused: tuple[str, ...] = field(default=(), compare=False)
+    loads: tuple[tuple[str, float | str], ...] = field(default=(), compare=False)
     machine: str = field(default="", compare=False)
 
     def _shown(self, value: Any) -> Any:
@@ -630,6 +634,10 @@ class Cost:
         once = f", per iteration of the while loops of unknown length at {lines}" if lines else ""
         if self.fused:
             once += f"; softmax attention at {', '.join(self.fused)} is priced as a fused kernel"
+        for load in dict.fromkeys(load for _, load in self.loads):
+            at_lines = ", ".join(line for line, own in self.loads if own == load)
+            rows = "the most rows possible" if load == WORST else f"{load} of the average rows"
+            once += f"; the busiest device has {rows} at {at_lines} (Options(expert_load))"
         if self.unpriced:
             once += f"; no price is known for {', '.join(self.unpriced)}: give one in "
             once += "Options(prices={target: KernelPrice(flops=...)})"

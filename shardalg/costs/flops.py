@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 from shardalg.algebra.affine import Index
+from shardalg.costs.kernels.expert_load import busiest_flops
 from shardalg.graph.ops.loops import covers
 from shardalg.graph.ops.rule import Rule
 from shardalg.sizes.formula import Formula, FormulaError
@@ -25,11 +26,13 @@ def flops(
 ) -> Any:
     """Return the floating-point operations of an operator: `rule.flops` per iteration.
 
-    The iterations are the product of the loop sizes, with three exceptions. A loop that a guard
-    of the row fixes counts once. Of the loops that cannot be partitioned (`rule.whole`), only those
-    of the largest tensor count. If an index may be outside of the operand (padding, dilation), only
-    the iterations that read an element count. A partition of such a loop reads a halo from its
-    neighbours; therefore all its iterations count, unless `shapes` are given.
+    The iterations are the product of the loop sizes, with four exceptions. A loop that a guard
+    of the row fixes counts once. If a device has a part of the groups of a product, its rows are
+    the load factor times this part (`kernels/expert_load.py`). Of the loops that cannot be
+    partitioned (`rule.whole`), only those of the largest tensor count. If an index may be outside
+    of the operand (padding, dilation), only the iterations that read an element count. A partition
+    of such a loop reads a halo from its neighbours; therefore all its iterations count, unless
+    `shapes` are given.
 
     Args:
       sizes: size of each loop on a device, by name, in numbers or formulas. A loop without an entry
@@ -58,7 +61,8 @@ def flops(
             counted.update(names)
     counted |= rule.whole
     free = (n for name, n in loops.items() if name not in counted)
-    return count * math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
+    count *= math.prod(loops[name] for name in _largest_block(rule)) * math.prod(free)
+    return count if rule.load is None or not sizes else busiest_flops(rule, sizes, count)
 
 
 def slides(rule: Rule) -> bool:

@@ -29,6 +29,7 @@ from shardalg.costs.compute import (
     operand_type,
     shaped_flops,
 )
+from shardalg.costs.kernels.expert_load import busiest_flops
 from shardalg.costs.kernels.kernel_price import price_of
 from shardalg.errors import HardwareError
 from shardalg.graph.ir import Graph, Params, Signature
@@ -225,10 +226,11 @@ def _roles(rule: Rule) -> _Roles | None:
     """Return the loops of a product of two matrices by role; None for any other operator."""
     (term, *others) = rule.terms
     # Only a sum of products of two operands runs on the matrix unit.
-    if others or len(term) != 2 or rule.combine != SUM or rule.guards or not rule.reduced:
+    if others or len(term) != 2 or rule.combine != SUM or not rule.reduced:
         return None
     first, second = ({v for i in read.dims for v in i.variables} for read in term)
-    names = [name for name, _ in rule.loops]
+    # A row meets the matrix of one group, so the loop over groups is no side of a matrix.
+    names = [name for name, _ in rule.loops if name not in rule.guarded]
     kept = [name for name in names if name not in rule.reduced]
     rows = tuple(n for n in kept if n in first and n not in second)
     columns = tuple(n for n in kept if n in second and n not in first)
@@ -263,7 +265,7 @@ def _padded(one: Executed, unit: MatrixUnit, dtype: str) -> Any:
     # A window's reads of padding are no operations: `flops` leaves them out, so scale its count.
     if roles.slides:
         return quotient(one.flops * blocks, grouped(m * n * k))
-    return rule.flops * extent(roles.many) * blocks
+    return busiest_flops(rule, sizes, rule.flops * extent(roles.many) * blocks)
 
 
 def _up(size: Any, block: int) -> Any:

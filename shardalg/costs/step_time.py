@@ -51,6 +51,7 @@ from shardalg.costs.fusion import (
 )
 from shardalg.costs.hardware import Hardware
 from shardalg.costs.kernels.causal_mask import causal_products
+from shardalg.costs.kernels.expert_load import of_named_groups
 from shardalg.costs.kernels.fused_attention import fused_attention, with_recomputed
 from shardalg.costs.kernels.kernel_price import is_kernel
 from shardalg.costs.matrix_unit import padded_flops, product_peak
@@ -551,6 +552,9 @@ class Pricing:
         kept = padded_flops(signature, shapes, self.hardware.matrix_unit, params, row)
         flops = shaped_flops(signature, shapes, params, row)
         node = instruction.node
+        if self.sizes is not None and dict(instruction.attributes.loops):
+            whole = self.whole(self.graph.nodes[node])[1]
+            flops, kept = (of_named_groups(signature, (shapes, whole), n) for n in (flops, kept))
         both = [with_recomputed(self.graph, node, number) for number in (flops, kept)]
         return both[0], both[1], self.peak(node)
 

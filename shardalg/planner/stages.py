@@ -16,6 +16,7 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.costs.calibration.constants import DATASHEET
 from shardalg.costs.collectives import Traffic
+from shardalg.costs.kernels.expert_load import loads
 from shardalg.costs.kernels.softmax_attention import fused_lines
 from shardalg.costs.topology import machine
 from shardalg.errors import MeshError, StrategyError
@@ -283,7 +284,7 @@ def planned(
     # A replanned function may have stages and padding of an earlier plan, which are decided anew.
     traced = traced.unstaged().with_sums(wide=options.switches.wide_sums)
     traced = traced.with_trips(dict(options.trips)).with_prices(dict(options.prices))
-    traced = traced.with_attention(fused=options.fuse_attention)
+    traced = traced.with_attention(fused=options.fuse_attention).with_load(options.expert_load)
     best = made = _planned(traced, known, options)
     # An exchange may leave another transform's operand sharded, so that it is staged next.
     while options.switches.stage_transforms and (orders := _orders(made.sharded)):
@@ -509,4 +510,11 @@ def priced(
     settings: dict[str, Any] = {"roles": traced.roles, "donated": traced.donated}
     made = estimate(program, graph, given, overlap=overlap, **settings)
     unknown = tuple(loop.key for loop in while_loops(graph) if loop.iterations is None)
-    return replace(made, counted_once=unknown, unpriced=unpriced(graph), fused=fused_lines(graph))
+    placed = program if isinstance(program, SpmdProgram) else program.hints
+    return replace(
+        made,
+        counted_once=unknown,
+        unpriced=unpriced(graph),
+        fused=fused_lines(graph),
+        loads=loads(placed, graph),
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
+from shardalg.costs.kernels.expert_load import with_expert_load
 from shardalg.costs.kernels.kernel_price import KernelPrice
 from shardalg.costs.kernels.softmax_attention import with_softmax_attention
 from shardalg.errors import LoweringError, PlanFileError, StrategyError
@@ -175,6 +176,11 @@ class Traced:
     def with_attention(self, *, fused: bool) -> Traced:
         """Return the same with the softmax attention in its graph marked as kernels, or not."""
         made = with_softmax_attention(self.graph, fused=fused)
+        return self if made is self.graph else replace(self, graph=made)
+
+    def with_load(self, load: float | str) -> Traced:
+        """Return the same with the load factor of its ragged operators (`Options.expert_load`)."""
+        made = with_expert_load(self.graph, load)
         return self if made is self.graph else replace(self, graph=made)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 
 from shardalg.algebra.affine import Index
@@ -77,6 +78,8 @@ class Rule:
       vacant: (operand, combine) if a window position without an element of the operand counts as
         the identity of another operation than `combine`: a number that is never selected.
       family: the key of the function that writes block sizes (`graph/ops/local_parameters.py`).
+      load: the load factor of the devices along the loop of a guard, of which the price depends
+        (`costs/kernels/expert_load.py`). None: all iterations may meet the groups of one device.
       batched: whether each batch element is a call of its own, as in factorisations.
       operand_shapes, result_shapes: shapes that indices must be inside of. If empty, every index
         covers its dimension.
@@ -107,6 +110,7 @@ class Rule:
     flops: int = 0
     vacant: tuple[tuple[int, str], ...] = ()
     family: str = "same"
+    load: Fraction | None = None
     batched: bool = False
     operand_shapes: tuple[tuple[int, ...], ...] = ()
     result_shapes: tuple[tuple[int, ...], ...] = ()

@@ -24,7 +24,6 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-
 # The number of a row that is in no group.
 NO_GROUP = 1 << 30
 
@@ -35,7 +34,7 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
     None if the ragged dimension is a batch: the groups then have no effect on the product.
     """
     params = dict(equation.params)
-    left, right, sizes = (var.aval for var in equation.invars)
+    left, _, sizes = (var.aval for var in equation.invars)
     numbers = params["ragged_dot_dimension_numbers"]
     prefix = prefix_dims(numbers, left.ndim)
     if prefix is None or params["group_offset"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from shardalg.costs.hardware import DefaultChip
 from shardalg.costs.kernels.kernel_price import KernelPrice
 from shardalg.errors import StrategyError
+from shardalg.graph.ops.families.building import BALANCED, WORST
 from shardalg.graph.tracing.parts import installed_partitioner
 from shardalg.renamed import warn_renamed
 
@@ -213,11 +215,16 @@ class Options:
       fuse_attention: whether softmax attention that the function writes out is priced as one fused
         kernel: no traffic and memory for scores, which the backward pass computes again. The cost's
         text names its lines. The planned program stays as it is.
+      expert_load: the rows of the busiest device divided by the average, where experts
+        (`jax.lax.ragged_dot`) are divided among devices or rows are sent by
+        `jax.lax.ragged_all_to_all`. 1.0 is a perfect balance. "worst" prices the largest number of
+        rows that a device can have. The cost's text names the lines on which it has an effect.
       switches: parts of planning that can be turned on or off alone.
 
     Raises:
-      StrategyError: an unknown policy, a switch that is neither True nor False, a `keep_gathers`
-        that is not a number of bytes, or `trips` that are not whole numbers from 0 on.
+      StrategyError: an unknown policy, an `expert_load` below 1, a switch that is neither True nor
+        False, a `keep_gathers` that is not a number of bytes, or `trips` that are not whole numbers
+        from 0 on.
 
     >>> Options(policy="shardy", switches=Switches(defer_sums=False)).switches.defer_sums
     False
@@ -233,6 +240,7 @@ class Options:
     trips: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
     fuse_attention: bool = False
     prices: Mapping[str, KernelPrice] | tuple[tuple[str, KernelPrice], ...] = ()
+    expert_load: float | str = BALANCED
     switches: Switches = Switches()
 
     @staticmethod
@@ -323,6 +331,13 @@ class Options:
             raise StrategyError(
                 f"fuse_attention is {self.fuse_attention!r}. Give True (softmax attention is "
                 "priced as one kernel) or False."
+            )
+        load = self.expert_load
+        is_number = isinstance(load, int | float) and not isinstance(load, bool)
+        if load != WORST and not (is_number and 1 <= float(load) < math.inf):
+            raise StrategyError(
+                f"expert_load is {load!r}. Give the rows of the busiest device divided by the "
+                f"average, a number from 1.0 (balanced) on, or {WORST!r}."
             )
         object.__setattr__(self, "trips", _trips(self.trips))
         object.__setattr__(self, "prices", _prices(self.prices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +45,21 @@ def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
 def access(operand: int, items: Iterable[str | int | Index]) -> Access:
     """Return a read of `operand` with an index per dimension: a loop, a number or an expression."""
     return Access(operand, indices(items))
+
+
+# The parameter of a node with its load factor; a node without it has a perfect balance.
+LOAD = "expert_load"
+BALANCED, WORST = 1.0, "worst"
+
+
+def load_factor(signature: Signature) -> Fraction | None:
+    """Return the rows of the busiest device divided by the average; None for the worst case.
+
+    >>> load_factor(Signature("grouped_dot", ((LOAD, 1.25),), (), ()))
+    Fraction(5, 4)
+    """
+    load = signature.param(LOAD, BALANCED)
+    return None if load == WORST else Fraction(load).limit_denominator(1 << 10)
 
 
 def moved_row(

@@ -16,6 +16,7 @@ from shardalg.graph.ops.families.building import (
     counted,
     indices,
     letters,
+    load_factor,
     names,
     record,
     rounds_whole,
@@ -177,7 +178,10 @@ def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
     symbol = Symbol("$t0", 2, indices(selecting), count - 1, DROP)
     loops = tuple(dict((*row.loops, ("g", count))).items())
     guards = (Guard(Index.of("g"), Index.of("$t0")),)
-    return (replace(row, loops=loops, guards=guards, symbols=(symbol,), family="grouped"),)
+    load = load_factor(signature)
+    return (
+        replace(row, loops=loops, guards=guards, symbols=(symbol,), load=load, family="grouped"),
+    )
 
 
 def scaled_dot(signature: Signature) -> tuple[Rule, ...]:

@@ -1,0 +1,106 @@
+"""The rows that the busiest device has, where experts or ragged blocks are divided among devices.
+
+The sizes of groups are run-time numbers, so a price needs an assumption. The load factor is the
+rows of the busiest device divided by the average: 1.0 is a perfect balance. With "worst", all rows
+meet the groups of one device.
+
+    rows of the busiest device = min(all rows, load * all rows * own groups / all groups)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from shardalg.graph.ir import Graph, Params, Signature
+from shardalg.graph.ops.families.building import BALANCED, LOAD
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import Rule
+from shardalg.sizes.amounts import quotient
+from shardalg.sizes.formula import Formula
+from shardalg.sizes.maximum import smaller
+from shardalg.spmd.instructions import Apply
+from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import instructions
+
+LOADED = ("grouped_dot",)
+
+
+def with_expert_load(graph: Graph, load: float | str) -> Graph:
+    """Return the graph whose ragged operators are priced with this load factor."""
+    nodes = list(graph.nodes)
+    is_same = True
+    for node in graph.nodes_of(LOADED):
+        old = node.signature
+        params: Params = tuple(pair for pair in old.params if pair[0] != LOAD)
+        if load != BALANCED:
+            params = tuple(sorted((*params, (LOAD, load))))
+        if params != old.params:
+            signature = Signature(old.primitive, params, old.operands, old.results)
+            nodes[node.index] = replace(node, signature=signature)
+            is_same = False
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
+
+
+def busiest(amount: Any, load: Fraction | None, own: Any, whole: Any) -> Any:
+    """Return the part of an amount that the busiest device has.
+
+    Args:
+      amount: the amount of all groups. own, whole: the groups of a device, and all groups.
+
+    >>> [busiest(96, load, 2, 8) for load in (Fraction(1), Fraction(3, 2), Fraction(5), None)]
+    [24, 36, 96, 96]
+    """
+    if load is None or own == whole:
+        return amount
+    if load == 1:
+        return quotient(amount * own, whole)
+    share = smaller(whole * load.denominator, own * load.numerator)
+    return quotient(amount * share, whole * load.denominator)
+
+
+def busiest_flops(rule: Rule, sizes: Mapping[str, Any], count: Any) -> Any:
+    """Return the flops of a product by groups, from its flops if all rows met the device's groups.
+
+    With formulas for sizes they are unchanged: the number of all groups is not in the row.
+    """
+    for guard in rule.guards if rule.load is not None else ():
+        assert guard.loop.loop is not None, "a group is one loop"
+        own = sizes.get(guard.loop.loop)
+        if own is not None and type(own) is not Formula:
+            count = busiest(count, rule.load, own, rule.extents[guard.loop.loop])
+    return count
+
+
+def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -> Any:
+    """Return the part of an amount that the busiest device has, if the sizes are formulas.
+
+    Args:
+      sides: the local and the global shapes of the operands, then of the results.
+    """
+    for rule in rules(signature) or ():
+        for guard in rule.guards if rule.load is not None else ():
+            tensor, dim = next(
+                (t if t >= 0 else len(signature.operands), d)
+                for t in rule.tensors
+                for d, index in enumerate(rule.indices(t))
+                if index == guard.loop
+            )
+            own, whole = (shapes[tensor][dim] for shapes in sides)
+            if type(own) is Formula:
+                amount = busiest(amount, rule.load, own, whole)
+    return amount
+
+
+def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], ...]:
+    """Return the lines whose price depends on the load factor, each with this factor."""
+    found: dict[tuple[str, float | str], None] = {}
+    for instruction in instructions(program.block):
+        attributes, node = instruction.attributes, instruction.node
+        is_loaded = type(attributes) is Apply and "g" in dict(attributes.loops)
+        if is_loaded and node is not None and graph.nodes[node].primitive in LOADED:
+            load = graph.nodes[node].signature.param(LOAD, BALANCED)
+            found[graph.nodes[node].source or "an unknown line", load] = None
+    return tuple(found)
