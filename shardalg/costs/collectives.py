@@ -38,6 +38,7 @@ RING_BYTES: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "reduce_scatter": lambda b, n: (b * (n - 1), n),
     "all_to_all": lambda b, n: (b * (n - 1), n),
     "collective_permute": lambda b, n: (b, 1),
+    "ragged_all_to_all": lambda b, n: (b * (n - 1), n),
 }
 
 
@@ -47,9 +48,9 @@ def step_wire_bytes(kind: str, *, group_size: Any, local_bytes: Any) -> Any:
     """Return the bytes that each device sends in one execution of a collective, on a ring.
 
     `n = group_size` devices each hold `b = local_bytes` before the collective. The bytes are:
-    all_gather `b*(n-1)`, reduce_scatter and all_to_all `b*(n-1)/n`, all_reduce `2*b*(n-1)/n`,
-    collective_permute `b`. A group of one sends nothing. The result is exact: an int, or
-    a Fraction if a block does not divide evenly, or a formula if an argument is a formula.
+    all_gather `b*(n-1)`, reduce_scatter, all_to_all and ragged_all_to_all `b*(n-1)/n`, all_reduce
+    `2*b*(n-1)/n`, collective_permute `b`. A group of one sends nothing. The result is exact: an
+    int, or a Fraction if a block does not divide evenly, or a formula if an argument is a formula.
 
     Args:
       kind: "all_gather", "all_reduce", "reduce_scatter", "all_to_all" or "collective_permute".

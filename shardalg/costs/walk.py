@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
+from shardalg.costs.kernels.expert_load import busiest_bytes
 from shardalg.sizes.recorded import first_largest, total
 from shardalg.spmd.instruction import A_co, Block, Collective, Instruction
+from shardalg.spmd.instructions import RaggedAllToAll
 from shardalg.spmd.program import SpmdProgram
 
 # An instruction's number in the program. If that instruction is a loop or a branch, the number of
@@ -121,8 +123,12 @@ def sent_bytes(program: SpmdProgram, instruction: Instruction) -> Any:
     """Return the bytes of the operands that a device passes to a collective.
 
     An operand that the collective does not send, such as the start value of a fold, does not count.
+    The bytes of a ragged all-to-all are those of the busiest device (`Options.expert_load`).
     """
     attributes = instruction.attributes
+    if isinstance(attributes, RaggedAllToAll):
+        rows, into = (local_bytes(program, [value]) for value in instruction.operands[:2])
+        return busiest_bytes(attributes, rows, into)
     moving = (
         attributes.moving(len(instruction.results)) if isinstance(attributes, Collective) else None
     )

@@ -37,7 +37,10 @@ from shardalg.lower.axes import FOR_DEVICES, Axes, on_whole_axes, run_axes, user
 from shardalg.lower.emit import Emitter, body
 from shardalg.lower.jit import ON_ARRAYS, Twin, UserCall, explicit_mesh, on_explicit_axes, platforms
 from shardalg.lower.measure import Measurement, measure
+from shardalg.spmd.instruction import is_a
+from shardalg.spmd.instructions import RaggedAllToAll
 from shardalg.spmd.program import SpmdProgram
+from shardalg.spmd.rewrite import instructions
 
 if TYPE_CHECKING:
     from shardalg.costs.hardware import Hardware
@@ -458,6 +461,16 @@ def lower(
     if dict(jax_mesh.shape) != program.mesh.shape:
         raise LoweringError(
             f"the program was planned on {program.mesh!r}, the JAX mesh has {dict(jax_mesh.shape)}."
+        )
+    on_cpu = not isinstance(jax_mesh, AbstractMesh) and jax_mesh.devices.flat[0].platform == "cpu"
+    sent = (i.attributes for i in instructions(program.block) if is_a(i, RaggedAllToAll))
+    if on_cpu and any(one.digits for one in sent):
+        lines = dict.fromkeys(n.source for n in graph.nodes_of(["ragged_all_to_all"]))
+        raise LoweringError(
+            f"ragged_all_to_all at {', '.join(lines) or 'an unknown line'} does not run on CPU "
+            "devices: XLA has it for GPU and TPU only. Lower the plan for these devices, or "
+            "simulate its partitions here, with shardalg.spmd.host.simulate.simulate(plan.program, "
+            "plan.graph, *arrays)."
         )
     user = user_axes(program.mesh, jax_mesh)
     run = run_axes(program, jax_mesh)

@@ -8,6 +8,7 @@ from shardalg.algebra.digits import Digits
 from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.graph.ir import Node, Signature, ValueType
+from shardalg.graph.ops.families.building import BALANCED, LOAD
 from shardalg.spmd import instructions as spmd
 from shardalg.spmd.host.blocks import groups
 from shardalg.spmd.instruction import Attributes
@@ -60,6 +61,7 @@ _USER_COLLECTIVES: dict[str, Callable[[Signature, Digits, Mesh], Attributes]] = 
     "ppermute": _permute,
     "psum": lambda s, d, mesh: spmd.AllReduce(d),
     "psum_invariant": lambda s, d, mesh: spmd.AllReduce(d),
+    "ragged_all_to_all": lambda s, d, mesh: spmd.RaggedAllToAll(d, s.param(LOAD, BALANCED)),
     "reduce_scatter": lambda s, d, mesh: spmd.ReduceScatter(s.param("scatter_dimension"), d),
 }
 # Primitives that are collectives of the user's.

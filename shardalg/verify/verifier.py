@@ -312,16 +312,17 @@ class Verifier:
     def user_collective(self, instruction: Instruction, known: Locals) -> Iterator[Claim]:
         """Yield the claims that a collective of the function is emitted as the function calls it.
 
-        Its operand and its result must be values that each device holds whole.
+        Its operands and its result must be values that each device holds whole.
         """
         node = node_of(self.graph, instruction)
-        (operand,), (result,) = instruction.operands, instruction.results
+        (result,) = instruction.results
         requested = user_collective(node.signature, self.program.mesh)
         words = f"{node.primitive} is {requested}"
         is_requested = Decided(words, instruction.attributes == requested)
         yield self.decide(self.value_name(instruction), "manual", is_requested)
         known[result] = self.declared(result)
-        for local, value in ((operand, node.operands[0]), (result, node.results[0])):
+        read = zip(instruction.operands, node.operands, strict=True)
+        for local, value in (*read, (result, node.results[0])):
             yield from self.output_claim(
                 "manual", known[local], value, self.replicated_sharding(local)
             )

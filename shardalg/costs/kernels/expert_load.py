@@ -14,18 +14,19 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from shardalg.algebra.digits import parts
 from shardalg.graph.ir import Graph, Params, Signature
-from shardalg.graph.ops.families.building import BALANCED, LOAD
+from shardalg.graph.ops.families.building import BALANCED, LOAD, WORST
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Rule
 from shardalg.sizes.amounts import quotient
 from shardalg.sizes.formula import Formula
-from shardalg.sizes.maximum import smaller
-from shardalg.spmd.instructions import Apply
+from shardalg.sizes.maximum import larger, smaller
+from shardalg.spmd.instructions import Apply, RaggedAllToAll
 from shardalg.spmd.program import SpmdProgram
 from shardalg.spmd.rewrite import instructions
 
-LOADED = ("grouped_dot",)
+LOADED = ("grouped_dot", "ragged_all_to_all")
 
 
 def with_expert_load(graph: Graph, load: float | str) -> Graph:
@@ -74,6 +75,31 @@ def busiest_flops(rule: Rule, sizes: Mapping[str, Any], count: Any) -> Any:
     return count
 
 
+def busiest_bytes(ragged: RaggedAllToAll, rows: Any, into: Any) -> Any:
+    """Return the bytes that the busiest device of a ragged all-to-all passes to an all-to-all.
+
+    All devices together send as many rows as they receive. So a device sends on average at most the
+    rows that it has, and at most the rows that it has room for; one n-th of them go to itself. The
+    busiest device sends all its rows, or receives all rows of all devices that it has room for.
+
+    Args:
+      rows, into: bytes of the rows that a device may send, and of the array that it receives into.
+
+    >>> from shardalg.algebra.digits import Digit
+    >>> four = (Digit(1, 4),)
+    >>> [busiest_bytes(RaggedAllToAll(four, load), 96, 256) for load in (1.0, 1.5, 9.0, "worst")]
+    [96, 144, 256, 256]
+    """
+    average = smaller(rows, into)
+    if ragged.load == BALANCED:
+        return average
+    worst = smaller(average * parts(ragged.digits), larger(rows, into))
+    if ragged.load == WORST:
+        return worst
+    load = Fraction(ragged.load).limit_denominator(1 << 10)
+    return smaller(quotient(average * load.numerator, load.denominator), worst)
+
+
 def of_named_groups(signature: Signature, sides: tuple[Any, Any], amount: Any) -> Any:
     """Return the part of an amount that the busiest device has, if the sizes are formulas.
 
@@ -99,7 +125,9 @@ def loads(program: SpmdProgram, graph: Graph) -> tuple[tuple[str, float | str], 
     found: dict[tuple[str, float | str], None] = {}
     for instruction in instructions(program.block):
         attributes, node = instruction.attributes, instruction.node
-        is_loaded = type(attributes) is Apply and "g" in dict(attributes.loops)
+        is_loaded = isinstance(attributes, RaggedAllToAll) or (
+            type(attributes) is Apply and "g" in dict(attributes.loops)
+        )
         if is_loaded and node is not None and graph.nodes[node].primitive in LOADED:
             load = graph.nodes[node].signature.param(LOAD, BALANCED)
             found[graph.nodes[node].source or "an unknown line", load] = None

@@ -225,6 +225,7 @@ _WAYS: dict[str, Callable[[Sequence[LinkStage], Any], Seconds]] = {
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
+    "ragged_all_to_all": _all_to_all,
 }
 # Names of the collectives that devices exchange bytes by; other instructions are sent as these.
 COLLECTIVES = tuple(_WAYS)

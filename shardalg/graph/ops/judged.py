@@ -21,7 +21,7 @@ _WITHOUT_OPERANDS = ("axis_index",)
 _COLLECTIVES = {
     **dict.fromkeys(("pmax", "pmin", "psum", "psum_invariant"), "axes"),
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_to_all"), "axis_name"),
-    **dict.fromkeys(("axis_index", "ppermute", "reduce_scatter"), "axis_name"),
+    **dict.fromkeys(("axis_index", "ppermute", "ragged_all_to_all", "reduce_scatter"), "axis_name"),
 }
 
 

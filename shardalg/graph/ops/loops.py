@@ -134,19 +134,19 @@ def row_class(rule: Rule) -> str:
     """Return the class of the whole row, which orders the propagation of shardings.
 
     The first matching class is returned:
-    gather: run-time index vectors (scatter too). dynamic_slice: run-time numbers.
     convolution, contraction: two operands with contracting loops, with or without windows.
+    gather: run-time index vectors (scatter too). dynamic_slice: run-time numbers.
     window: one operand with windows, shifts, prefixes or whole loops (slice, pad, sort, cumsum).
     reduce: one operand with contracting loops. broadcast: loops only in the result.
     pointwise: every operand is read at the result's own index. layout: all other rows.
     """
-    if rule.symbols:
-        return "gather" if any(symbol.dims for symbol in rule.symbols) else "dynamic_slice"
     classes = {loop_class(rule, name) for name, extent in rule.loops if extent > 1}
     # The operands of a user's reduction are not multiplied with each other.
     factors = 1 if rule.combine == USER else max((len(term) for term in rule.terms), default=0)
     if factors > 1 and CONTRACTING in classes:
         return "convolution" if classes & {WINDOW, SHIFTED, COMPOUND} else "contraction"
+    if rule.symbols:
+        return "gather" if any(symbol.dims for symbol in rule.symbols) else "dynamic_slice"
     if classes & {WINDOW, SHIFTED, PREFIX, WHOLE, SELECTED}:
         return "window"
     if CONTRACTING in classes:

@@ -277,6 +277,14 @@ def _reshape(
     return results
 
 
+def _ragged(
+    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
+) -> Sequence[int]:
+    """Add a ragged all-to-all."""
+    _check_groups(equation, place)
+    return plain_node(builder, equation, operands, place)
+
+
 def _unplanned(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
@@ -295,13 +303,14 @@ PLANNED: dict[str, Placing] = {
     ),
     "ppermute": _permute,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
+    "ragged_all_to_all": _ragged,
     "reduce_scatter": _reduce_scatter,
 }
-# Asynchronous, ragged and point-to-point collectives, and collectives with unreduced results.
+# Asynchronous and point-to-point collectives, and collectives with unreduced results.
 UNPLANNED = """
 all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start all_to_all_done
 all_to_all_start pbroadcast pbroadcast_done pbroadcast_start ppermute_done ppermute_start precv
-psend psum_done psum_invariant_start psum_start ragged_all_to_all reduce_scatter_done
+psend psum_done psum_invariant_start psum_start reduce_scatter_done
 reduce_scatter_start unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
 unreduced_reduce_scatter unreduced_reduce_scatter_start
 """.split()

@@ -36,6 +36,7 @@ from shardalg.spmd.instructions import (
     AllToAlls,
     CollectivePermute,
     HaloExchange,
+    RaggedAllToAll,
     Reading,
     ReduceScatter,
     ReduceScatters,
@@ -383,6 +384,23 @@ def _all_to_all(emitter: Emitter, instruction: Instruction[AllToAll], x: Array) 
     if emitter.tiled and not a.arriving:
         return [lax.all_to_all(x, names, a.split_dim, a.concat_dim, tiled=True)]
     return [all_to_all(x, names, a)]
+
+
+@emits(RaggedAllToAll)
+def _ragged_all_to_all(
+    emitter: Emitter, instruction: Instruction[RaggedAllToAll], *operands: Array
+) -> list[Array]:
+    names = emitter.axes.names(instruction.attributes.digits)
+    if names:
+        return [lax.ragged_all_to_all(*operands, axis_name=names)]
+    # A group of one device: every slice is written into the device's own array.
+    rows, into, starts, sizes, targets, _ = operands
+    place = jnp.arange(len(into))
+    for start, size, target in zip(starts, sizes, targets, strict=True):
+        is_written = (place >= target) & (place < target + size)
+        moved = rows.at[place - target + start].get(mode="clip")
+        into = jnp.where(is_written.reshape(-1, *[1] * (into.ndim - 1)), moved, into)
+    return [into]
 
 
 @emits(AllToAlls)

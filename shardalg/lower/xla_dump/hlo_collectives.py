@@ -38,6 +38,7 @@ _KINDS = {
     "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all",
     "collective-permute": "collective_permute",
+    "ragged-all-to-all": "ragged_all_to_all",
 }
 _BEFORE = re.compile(r"before_(tpu-)?spmd-partitioning")
 _AFTER = re.compile(r"after_(tpu-)?spmd-partitioning")

@@ -269,15 +269,15 @@ class Partitioner(BodyPartitioner):
 
     def _written(self, node: Node) -> None:
         """Emit a collective of the user's, on whole values of each device."""
-        context, (value,), (result,) = self.context, node.operands, node.results
+        context, (result,) = self.context, node.results
         why = Why(Purpose.WRITTEN)
-        cause = context.cause(node, why)._replace(role=context.roles[value])
-        given = context.required(value, whole(self.value_shardings[value]), cause)
+        cause = context.cause(node, why)._replace(role=context.roles[node.operands[0]])
+        given = [context.required(v, whole(self.value_shardings[v]), cause) for v in node.operands]
         layout, dtype = whole(self.value_shardings[result]), self.graph.values[result].type.dtype
         made = context.new_local(layout.shard_shape, dtype, layout, result)
         collective = user_collective(node.signature, self.sharded.mesh)
         assert collective is not None, f"{node.primitive} is no collective of the user's"
-        context.emit(collective, (given,), (made,), cause)
+        context.emit(collective, tuple(given), (made,), cause)
         place_result(context, node, result, made, self.value_shardings[result])
 
     def key(self, node: Node, value_shardings: tuple[Sharding, ...]) -> NodeKey:

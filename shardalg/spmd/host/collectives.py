@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from shardalg.spmd.instructions import (
     AllToAlls,
     CollectivePermute,
     HaloExchange,
+    RaggedAllToAll,
     ReduceScatter,
     ReduceScatters,
 )
@@ -149,6 +150,37 @@ def _permute(a: CollectivePermute, x: Stack) -> Stack:
     result = [np.zeros_like(block) for block in x]
     for source, target in a.pairs:
         result[target] = x[source]
+    return result
+
+
+@on_blocks(RaggedAllToAll)
+def _ragged_all_to_all(a: RaggedAllToAll, rows: Stack, into: Stack, *vectors: Stack) -> Stack:
+    """Write the slices of each member into the blocks of their receivers.
+
+    Raises:
+      ProgramError: a member sends another number of rows than the receiver expects, or a slice is
+        not inside its block. The result of JAX is then undefined.
+    """
+    starts, sizes, targets, expected = vectors
+    result = [np.array(block) for block in into]
+    for group in groups(a.digits, len(rows)):
+        each = len(sizes[0]) // len(group)
+        for (sender, source), (receiver, target) in product(enumerate(group), repeat=2):
+            for k in range(each):
+                # Slice k for this receiver; the receiver lists its senders in the same way.
+                own, theirs = receiver * each + k, sender * each + k
+                n, start, at = (int(v[source][own]) for v in (sizes, starts, targets))
+                if n != (want := int(expected[target][theirs])):
+                    raise ProgramError(
+                        f"device {source} sends {n} rows to device {target}, which expects {want}."
+                    )
+                ends = (start, len(rows[source])), (at, len(result[target]))
+                if any(not 0 <= first <= first + n <= size for first, size in ends):
+                    raise ProgramError(
+                        f"{n} rows from row {start} of {len(rows[source])} on device {source} to "
+                        f"row {at} of {len(result[target])} on device {target} are not inside."
+                    )
+                result[target][at : at + n] = rows[source][start : start + n]
     return result
 
 

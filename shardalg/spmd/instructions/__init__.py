@@ -18,6 +18,7 @@ from shardalg.spmd.instructions.collectives import (
     CollectivePermute,
     HaloExchange,
     Pairs,
+    RaggedAllToAll,
     Reading,
     ReduceScatter,
     ReduceScatters,
@@ -42,7 +43,8 @@ __all__ = [
     "CollectiveMatmul", "CollectivePermute", "Concatenate", "Control", "Dilate", "Direction",
     "DynamicSlice", "ExclusiveScan",
     "Extract", "FirstMember", "Fold", "HaloExchange", "Insert", "Join", "Loop", "Manual", "Mask",
-    "MaskAt", "MaskIndexed", "Offset", "OwnerSelect", "Pairs", "Places", "Reading",
+    "MaskAt", "MaskIndexed", "Offset", "OwnerSelect", "Pairs", "Places", "RaggedAllToAll",
+    "Reading",
     "ReduceScatter", "ReduceScatters", "Regroup", "Resize", "Slice", "SliceAt", "Top", "ValueAt",
     "While", "kinds", "leading",
 ]  # fmt: skip

@@ -238,6 +238,44 @@ class AllToAlls(Collective):
         return first
 
 
+@dataclass(frozen=True, slots=True)
+class RaggedAllToAll(Collective):
+    """Send slices of the first operand to the devices along `digits`, at run-time offsets.
+
+    The operands are those of `jax.lax.ragged_all_to_all`: the rows that are sent, the array that
+    they are written into, then four vectors with K entries: the offset and the size of each slice,
+    its offset on the receiver, and the sizes that are received. Of n devices, member k receives
+    the slices `k*K/n` to `(k+1)*K/n`.
+
+    Attributes:
+      load: the load factor of its price (`costs/kernels/expert_load.py`), or "worst".
+    """
+
+    digits: Digits
+    load: float | str = 1.0
+    sent_as = "ragged_all_to_all"
+
+    def text(self, mesh: Mesh) -> str:
+        return f"ragged_all_to_all axes={axes_text(mesh, self.digits)}"
+
+    def arity(self, rank: int, count: int) -> int:
+        return 6
+
+    def followed(self, count: int) -> Sequence[int]:
+        return (1,)
+
+    def moving(self, results: int) -> int | None:
+        return 2
+
+    def result_shape(self, first: Shape, *more: Shape) -> Shape | None:
+        into, *vectors = more
+        count = vectors[0][0] if vectors[0] else 0
+        fits = first[1:] == into[1:] and all(shape == (count,) for shape in vectors)
+        if fits and count % parts(self.digits):
+            raise ProgramError(f" has {count} slices for {parts(self.digits)} devices.")
+        return into if fits else None
+
+
 # (source, target) positions.
 Pairs = tuple[tuple[int, int], ...]
 
