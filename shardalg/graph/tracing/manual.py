@@ -277,14 +277,6 @@ def _reshape(
     return results
 
 
-def _ragged(
-    builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
-) -> Sequence[int]:
-    """Add a ragged all-to-all."""
-    _check_groups(equation, place)
-    return plain_node(builder, equation, operands, place)
-
-
 def _unplanned(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
@@ -296,14 +288,15 @@ def _unplanned(
 
 
 PLANNED: dict[str, Placing] = {
-    **dict.fromkeys("all_to_all pmax pmin psum psum_invariant".split(), _collective),
+    **dict.fromkeys(
+        "all_to_all pmax pmin psum psum_invariant ragged_all_to_all".split(), _collective
+    ),
     # The node has the number 0 as an operand, to which each device adds its position.
     "axis_index": lambda builder, equation, _, place: _collective(
         builder, equation, [builder.parts.constant(equation.outvars[0].aval, 0)], place
     ),
     "ppermute": _permute,
     **dict.fromkeys(("all_gather", "all_gather_invariant"), _all_gather),
-    "ragged_all_to_all": _ragged,
     "reduce_scatter": _reduce_scatter,
 }
 # Asynchronous and point-to-point collectives, and collectives with unreduced results.

@@ -324,17 +324,14 @@ def _attention(equation: Any) -> Any | None:
     return _body(partial(run, **equation.params), equation)
 
 
-def _grouped(equation: Any) -> Any | None:
-    """Return a product by the group of each row; None if the ragged dimension is a batch."""
-    run = grouped_rows(equation)
-    return None if run is None else _body(run, equation)
-
-
 _EXPANSIONS: dict[str, Callable[[Any], Any | None]] = {
     **dict.fromkeys(ATTENTION, _attention),
     **dict.fromkeys(INDEXED, _wide_indices),
     **dict.fromkeys(_REDUCED, _over_dimensions),
-    RAGGED_DOT: _grouped,
+    # A product whose ragged dimension is a batch has no expansion.
+    RAGGED_DOT: lambda equation: (
+        None if (run := grouped_rows(equation)) is None else _body(run, equation)
+    ),
     "iota_2x32_shape": positions_of,
     "random_bits": bits_of,
     # JAX traces `jnp.roll` by a known distance to a concatenation of two slices.

@@ -28,6 +28,7 @@ from shardalg.spmd.instructions import (
     AllToAlls,
     CollectivePermute,
     HaloExchange,
+    RaggedAllToAll,
     Reading,
     ReduceScatter,
     ReduceScatters,
@@ -225,6 +226,13 @@ def _all_to_alls(step: CheckedInstruction[AllToAlls]) -> Result:
         operand, more = _all_to_all(alone)
         found += more
     return operand, found
+
+
+@moves(RaggedAllToAll)
+def _ragged_all_to_all(step: CheckedInstruction[RaggedAllToAll]) -> Result:
+    """Refute a move: run-time offsets bring no block (`Verifier.user_collective`)."""
+    words = "a ragged all-to-all is a collective that the function itself calls"
+    return step.operand, [("manual", Decided(words, holds=False))]
 
 
 @moves(CollectivePermute)
