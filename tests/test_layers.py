@@ -50,6 +50,7 @@ PLACES = {
         "algebra/notation/jax_specs.py",
         "graph/abstract.py",
         "graph/tracing/attention.py",
+        "graph/tracing/grouped.py",
         "graph/tracing/trace.py",
         "graph/annotate.py",
         "graph/arguments.py",

@@ -46,7 +46,7 @@ def simulated_ring(kind, n, blocks):
         return sum(blocks for _ in range(n - 1))
     if kind == "reduce_scatter":  # passes on a partial sum of one block, n-1 times
         return sum(blocks for _ in range(n - 1))
-    if kind == "all_to_all":  # one block for each other device
+    if kind in ("all_to_all", "ragged_all_to_all"):  # one block for each other device
         return sum(blocks for other in range(n) if other)
     if kind == "all_reduce":
         return simulated_ring("reduce_scatter", n, blocks) + simulated_ring("all_gather", n, blocks)
