@@ -1,7 +1,7 @@
 """shardalg plans sharded JAX programs; a sharding is an offset function of the device position.
 
-The public names load on first use, so that `import shardalg` starts neither jax, sympy, z3, pandas
-nor matplotlib:
+`docs/glossary.md` explains the terms. The public names load on first use, so that `import shardalg`
+starts neither jax, sympy, z3, pandas nor matplotlib:
 
 >>> import shardalg as sa
 >>> issubclass(sa.MeshError, sa.ShardalgError)

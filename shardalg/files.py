@@ -237,7 +237,9 @@ def _reader(kind: Any) -> Reader:
         return _mapping(_reader(inner[1]))
     if is_dataclass(kind):
         return _record(kind)
-    return _named_tuple(kind)
+    # The only other types are named tuples: a list in the file, with one item per field.
+    items = _tuple(tuple(get_type_hints(kind).values()), _reader)
+    return lambda data: kind(*items(data))
 
 
 def _integer(data: Any) -> int:
@@ -391,8 +393,3 @@ def _record(kind: Any) -> Reader:
             raise _WrongValue(data, f"which is not valid: {error}") from None
 
     return reader
-
-
-def _named_tuple(kind: Any) -> Reader:
-    inner = _tuple(tuple(get_type_hints(kind).values()), _reader)
-    return lambda data: kind(*inner(data))

@@ -184,7 +184,12 @@ class Table(metaclass=TableType):
         | --- | ---: |
         | a\|b | 1 |
         """
-        head, *body = _cells(self, _markdown)
+
+        def escaped(value: object) -> str:
+            # A bar would end the cell, and a name such as "<lambda>" would be read as an HTML tag.
+            return re.sub(r"<(?=[A-Za-z/!?][^<]*>)", r"\\<", _text(value).replace("|", "\\|"))
+
+        head, *body = _cells(self, escaped)
         rule = ["---:" if _numeric(self[name]) else "---" for name in self.columns]
         return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
@@ -249,11 +254,6 @@ def _aligned(line: list[str], widths: list[int], right: list[bool]) -> str:
     """Return one line of text output, numbers flush right."""
     columns = zip(line, widths, right, strict=True)
     return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip()
-
-
-def _markdown(value: object) -> str:
-    """Return a cell of Markdown, in which an HTML tag in a name stays text."""
-    return re.sub(r"<(?=[A-Za-z/!?][^<]*>)", r"\\<", _text(value).replace("|", "\\|"))
 
 
 def latex_text(text: str) -> str:

@@ -47,9 +47,7 @@ FURNITURE = re.compile(
     re.IGNORECASE,
 )
 # Goals that are not reached yet, with the figures reached so far: they may only improve.
-REACHED = {
-    "short private functions that are called once": 65,
-}
+REACHED: dict[str, float] = {}
 SHORT = 6  # lines of a helper that is better read where it is called
 LONGEST = 80  # lines of a function, a table included
 

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
-from shardalg.algebra.mesh import Mesh
 from shardalg.costs.collectives import MovedValue
 from shardalg.errors import ShardalgError
 from shardalg.graph.ir import Graph
@@ -349,7 +348,14 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
     if value is not None:
         named, shape = graph.values[value].name, graph.values[value].type.shape
         whole = _held(shape) * graph.values[value].type.itemsize
-    texts = (_layout_text(text, shape, stages.mesh) for text in (found.source, found.target))
+    texts = []
+    for text in (found.source, found.target):
+        # XLA's text stays if the sharding has no axes of the mesh, or is of a reshaped tensor.
+        try:
+            read = layout(text, shape, stages.mesh)
+        except ShardalgError:
+            read = None
+        texts.append(text if read is None else read.text())
     own = stages.graph.values
     moved = stages.traffic.collectives if value is not None else ()
     # XLA may have compiled another graph than the planned one, so values are matched by name.
@@ -359,15 +365,6 @@ def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> 
         named, "" if made is None else made.source, "" if made is None else made.phase, *texts,
         whole, sent, ", ".join(str(m.number) for m in ours),
     )  # fmt: skip
-
-
-def _layout_text(text: str, shape: tuple[int, ...], mesh: Mesh) -> str:
-    """Return XLA's sharding in the axes of the mesh if possible, otherwise as XLA writes it."""
-    try:
-        found = layout(text, shape, mesh)
-    except ShardalgError:  # the sharding belongs to a reshaped tensor
-        return text
-    return text if found is None else found.text()
 
 
 def _held(shape: Iterable[int]) -> int:

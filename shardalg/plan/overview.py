@@ -95,7 +95,7 @@ class Overview(Answer):
             f"Step {seconds_text(cost.step_time_s)} on {self.machine}. "
             f"Peak memory {bytes_text(held)} of {bytes_text(chip.hbm_bytes)}{fits}. "
             f"Sent {bytes_text(cost.wire_bytes)} per device and step. "
-            f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, layouts "
+            f"{counted(len(plan.graph.nodes), 'operator')} on {plan.mesh!r}, shardings "
             f"{plan.options.followed}.{at}"
         )
 
@@ -184,7 +184,7 @@ def headline(plan: Plan) -> str:
     counts = ", ".join(counted(n, what) for n, what in sizes)
     chip = chip_text(plan.options.hardware, plan.mesh.size, OF_OPTIONS)
     return (
-        f"Plan on {plan.mesh!r} for {chip}, layouts {plan.options.followed}: {counts}, "
+        f"Plan on {plan.mesh!r} for {chip}, shardings {plan.options.followed}: {counts}, "
         f"{bytes_text(moved)} sent per device and step, "
         f"{', '.join([verified_text(plan), *notes])}"
     )

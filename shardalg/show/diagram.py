@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,10 @@ class _DiagramReader:
         """Return the box of a value that no drawn instruction makes."""
         local = self.program.locals[value]
         name = "" if local.origin is None else self.graph.values[local.origin].name
-        return Box(index, "value", (Token(_last_key(name)),), self.shape(local))
+        # A path is long: of `params['layers'][0]['w_in']`, the box shows `w_in`.
+        if name.endswith("]"):
+            name = name.rstrip("]").split("[")[-1].strip("'\"")
+        return Box(index, "value", (Token(name),), self.shape(local))
 
     def box(self, index: int, instruction: Instruction, inputs: tuple[int, ...]) -> Box:
         """Return the box of an instruction."""
@@ -169,12 +173,6 @@ class _DiagramReader:
             tokens.append(Token(name.lower() if axes else name, axes))
         pending = axis_names(mesh, sharding.unreduced)
         return (*tokens, *((Token("Σ", pending),) if pending else ()))
-
-
-def _last_key(name: str) -> str:
-    """Return `w_in` of `params['layers'][0]['w_in']`; a name without keys is unchanged."""
-    *_, last = name.rstrip("]").split("[")
-    return last.strip("'\"") if name.endswith("]") else name
 
 
 def _columns(found: Sequence[Box]) -> list[int]:
@@ -224,7 +222,9 @@ class _Lanes:
                 continue
             path = self.path(at, lanes)
             span = range(self.columns[path[-1]], self.columns[path[0]] + 1)
-            lane = next(n for n in _lanes_from(wish) if not taken & {(n, c) for c in span})
+            # The nearest lane whose cells are free along the whole path, on either side.
+            nearest = (wish + way * step for step in itertools.count() for way in (1, -1))
+            lane = next(n for n in nearest if not taken & {(n, c) for c in span})
             taken.update((lane, c) for c in span)
             lanes.update(dict.fromkeys(path, lane))
             waiting += [(i, lane) for box in path for i in self.boxes[box].inputs]
@@ -235,11 +235,3 @@ class _Lanes:
         while inputs := [i for i in self.boxes[path[-1]].inputs if i not in lanes]:
             path.append(max(inputs, key=lambda i: self.columns[i]))
         return path
-
-
-def _lanes_from(lane: int) -> Iterable[int]:
-    """Yield `lane`, then the lanes around it, nearest first."""
-    yield lane
-    for step in range(1, 1000):
-        yield lane + step
-        yield lane - step

@@ -165,10 +165,6 @@ def _inline(text: str) -> str:
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{_inline(text)}</p>"
-
-
 def _picture(picture: Picture) -> str:
     # Inside of the page, so that the page is one file that loads nothing.
     data = base64.b64encode(picture.png).decode("ascii")
@@ -224,7 +220,7 @@ def number_text(value: float) -> str:
 
 
 _HTML: dict[type, Callable[[Any], str]] = {
-    str: _paragraph,
+    str: lambda text: f"<p>{_inline(text)}</p>",
     Table: _table,
     Picture: _picture,
     Listing: _listing,

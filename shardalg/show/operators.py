@@ -78,7 +78,9 @@ def _family(module: ModuleType) -> str:
 
 
 def _cells(rule: Rule) -> Iterator[str]:
-    barred = unsupported_loops(rule) | _uncombined(rule)
+    # A loop whose partial results no collective combines cannot be partitioned either.
+    combines = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
+    barred = unsupported_loops(rule) | frozenset(() if combines else rule.reduced)
     # A loop of one iteration cannot be partitioned.
     free = [name for name, extent in rule.loops if name not in barred and extent > 1]
     carried = rule.prefix[:1] if rule.prefix else ()
@@ -90,12 +92,6 @@ def _cells(rule: Rule) -> Iterator[str]:
     yield ", ".join(f"{name}: {_movement(rule)}" for name in joined)
     yield ", ".join(sorted(rule.whole | rule.local))
     yield ", ".join(f"{name}: {_need(rule, name)}" for name in late)
-
-
-def _uncombined(rule: Rule) -> frozenset[str]:
-    """Return the loops whose partial results no collective combines."""
-    joins = rule.combine in COMBINABLE or (rule.combine == PICK and rule.guards)
-    return frozenset(() if joins else rule.reduced)
 
 
 def _movement(rule: Rule) -> str:

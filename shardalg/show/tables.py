@@ -86,7 +86,11 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
             own.append(((), content))
     parts = {name: _fold(inner, compared) for name, inner in below.items()}
     for names in _runs(parts, compared):
-        label = names[0] if len(names) == 1 else _label(names)
+        label = names[0]
+        # A run of equal modules has one label: layers_0 to layers_23 are `layers[0:24]`.
+        if len(names) > 1:
+            base, first = _split(label)
+            label = f"{base}[{first}:{(first or 0) + len(names)}]"
         for same in zip(*(parts[name] for name in names), strict=True):
             contents = [content for _, content in same]
             added = {
@@ -126,11 +130,6 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
 def _split(name: str) -> tuple[str, int | None]:
     found = re.fullmatch(r"(.*?)_?(\d+)", name)
     return (name, None) if found is None else (found[1], int(found[2]))
-
-
-def _label(names: list[str]) -> str:
-    base, first = _split(names[0])
-    return f"{base}[{first}:{(first or 0) + len(names)}]"
 
 
 def table(

@@ -39,14 +39,14 @@ def planned(fn=layer, policy="paper", **specs):
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ("paper", "layouts the paper's"),
-        ("gspmd", r"layouts XLA's \(GSPMD\)"),
-        ("shardy", r"layouts XLA's \(Shardy\)"),
-        ("jit", r"layouts your jax\.jit's \((Shardy|GSPMD); collectives are shardalg's\)"),
-        ("cost", "layouts chosen by cost"),
+        ("paper", "shardings completed by the paper's rules"),
+        ("gspmd", "shardings completed by the rules of XLA's GSPMD"),
+        ("shardy", "shardings completed by the rules of XLA's Shardy"),
+        ("jit", r"completed as by your jax\.jit \((Shardy|GSPMD); collectives are shardalg's\)"),
+        ("cost", "shardings chosen by cost"),
     ],
 )
-def test_every_plan_says_whose_layouts_it_has(policy, words):
+def test_every_plan_names_the_rules_that_completed_its_shardings(policy, words):
     assert re.search(words, repr(planned(policy=policy)))
 
 

@@ -120,7 +120,13 @@ def _decided(relation: str, pair: tuple[Sharding, Sharding], policy: str) -> tup
 
 def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Sharding, Sharding]:
     """Read texts that contain their devices; a text without is read on the mesh of the other."""
-    found = [_attempt(text, shape) for text in texts]
+    found: list[Sharding | NotationError] = []
+    for text in texts:
+        # A text without a mesh is no error yet, because the other text may give one.
+        try:
+            found.append(Sharding.parse(text, shape))
+        except NotationError as fault:
+            found.append(fault)
     known = [s.mesh for s in found if isinstance(s, Sharding)]
     if not known:
         raise next(fault for fault in found if isinstance(fault, NotationError))
@@ -130,13 +136,6 @@ def _on_own_meshes(texts: tuple[str, str], shape: tuple[int, ...]) -> tuple[Shar
         for s, text in zip(found, texts, strict=True)
     )
     return first, second
-
-
-def _attempt(text: str, shape: tuple[int, ...]) -> Sharding | NotationError:
-    try:
-        return Sharding.parse(text, shape)
-    except NotationError as fault:
-        return fault
 
 
 def _lines(verdict: Verdict, seconds: float) -> list[str]:

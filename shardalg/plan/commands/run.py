@@ -92,7 +92,11 @@ def _local(options: argparse.Namespace) -> None:
             f"process has equally many. Write one of {fit}."
         )
     processes = LocalProcesses(count, size // count, options.port, options.time_limit)
-    command = ["-m", "shardalg", "run", *_passed(options)]
+    # Each process gets the same options, except those that start processes.
+    starting = ("command", "function", "processes", "port", "time_limit", "json")
+    named = {k: v for k, v in vars(options).items() if k not in starting and v not in (None, "")}
+    own = [options.function, *(f"--{name}={value}" for name, value in named.items())]
+    command = ["-m", "shardalg", "run", *own, *(["--json"] if options.json else [])]
     if not options.json:
         processes.run(command, lambda line: print(line, flush=True))
         return
@@ -102,14 +106,6 @@ def _local(options: argparse.Namespace) -> None:
     first, last = lines.index("{"), len(lines) - lines[::-1].index("}")
     print("\n".join((*lines[:first], *lines[last:])), file=sys.stderr)
     print("\n".join(lines[first:last]))
-
-
-def _passed(options: argparse.Namespace) -> list[str]:
-    """Return the options for each process, without the options that start processes."""
-    own = ("command", "function", "processes", "port", "time_limit", "json")
-    named = {k: v for k, v in vars(options).items() if k not in own and v not in (None, "")}
-    json = ["--json"] if options.json else []
-    return [options.function, *(f"--{name}={value}" for name, value in named.items()), *json]
 
 
 def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:

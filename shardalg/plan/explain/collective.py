@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -313,9 +312,24 @@ def explain(
     return explain_collective(plan._trials, plan._collectives_table, what, thorough=thorough)
 
 
-def _number(stages: Stages, table: Table, which: object) -> int:
-    found = _FINDERS.get(type(which).__name__, _by_number)(stages, table, which)
-    count = len(stages.traffic.collectives)
+def _number(stages: Stages, table: Table, which: Any) -> int:
+    """Return the number of a collective in the plan; `which` is as in `explain_collective`.
+
+    Raises:
+      StrategyError: there is no such collective.
+    """
+    count, found = len(stages.traffic.collectives), None
+    if isinstance(which, Instruction):
+        runs = (m.number for m in stages.traffic.collectives if m.step.instruction == which)
+        found = next(runs, None)
+    # pandas is not imported before a table is asked for, so a row is recognised by its type's name.
+    elif type(which).__name__ == "Series":
+        label = _index(which.name)
+        # The label of a row is its number, but a row of another plan has a label, too.
+        if label is not None and 0 <= label < len(table) and tuple(which) == table.rows[label]:
+            found = label
+    else:
+        found = _index(which)
     if found is None or not 0 <= found < count:
         raise StrategyError(
             f"{which!r:.200} is not a collective of this plan, which has {count}, numbered from "
@@ -324,29 +338,9 @@ def _number(stages: Stages, table: Table, which: object) -> int:
     return found
 
 
-def _by_number(stages: Stages, table: Table, which: Any) -> int | None:
+def _index(which: Any) -> int | None:
+    """Return a Python, numpy or JAX integer as an int; None for any other value."""
     try:
         return which.__index__()
     except AttributeError:
         return None
-
-
-def _by_row(stages: Stages, table: Table, which: Any) -> int | None:
-    """Return the label of a row of the DataFrame, or None if its content was changed."""
-    # The label of a row is its number, but rows of another plan have labels too.
-    at = _by_number(stages, table, which.name)
-    if at is None or not 0 <= at < len(table):
-        return None
-    return at if tuple(which) == table.rows[at] else None
-
-
-def _by_instruction(stages: Stages, table: Table, which: Any) -> int | None:
-    found = [m.number for m in stages.traffic.collectives if m.step.instruction == which]
-    return found[0] if found else None
-
-
-# Types are looked up by name, because pandas is not imported before a table is asked for.
-_FINDERS: Mapping[str, Callable[[Stages, Table, Any], int | None]] = {
-    "Series": _by_row,
-    Instruction.__name__: _by_instruction,
-}

@@ -131,14 +131,13 @@ def _sources(
     sharded: ShardedGraph, reason: Reason, digits: Digits, moment: int
 ) -> list[tuple[int, Digits]]:
     """Return the sources of a step that had some of the digits; all sources if none had."""
-    found = [(s, held(_layout_at(sharded, s, moment), digits)) for s in reason.sources]
-    return [pair for pair in found if pair[1]] or [(s, ()) for s in reason.sources]
-
-
-def _layout_at(sharded: ShardedGraph, value: int, moment: int) -> Sharding:
-    """Return the sharding that a value had before a step of completion."""
-    earlier = [r for at, r in sharded.changes.get(value, ()) if at < moment]
-    return earlier[-1].layout if earlier else sharded.shardings[value]
+    found = []
+    for source in reason.sources:
+        # The step read the sharding that the source had at that moment, not the completed one.
+        earlier = [change for at, change in sharded.changes.get(source, ()) if at < moment]
+        layout = earlier[-1].layout if earlier else sharded.shardings[source]
+        found.append((source, held(layout, digits)))
+    return [pair for pair in found if pair[1]] or [(source, ()) for source in reason.sources]
 
 
 def annotations_of(

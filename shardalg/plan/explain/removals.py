@@ -96,13 +96,14 @@ def undominated(found: Iterable[Trial]) -> list[Trial]:
     """Return the trials that no earlier one beats or equals in seconds, size, bytes and memory."""
     kept: list[Trial] = []
     for trial in found:
-        if not any(_no_worse(other, trial) for other in kept):
+        figures = _figures(trial)
+        # An earlier trial that is no worse in any figure makes this one useless.
+        if not any(
+            all(its <= mine for its, mine in zip(_figures(other), figures, strict=True))
+            for other in kept
+        ):
             kept.append(trial)
     return kept
-
-
-def _no_worse(one: Trial, other: Trial) -> bool:
-    return all(mine <= its for mine, its in zip(_figures(one), _figures(other), strict=True))
 
 
 def _figures(trial: Trial) -> tuple[int | float, ...]:

@@ -23,7 +23,7 @@ class Policy(NamedTuple):
     Attributes:
       partitioner: the partitioner whose borders and merges it follows: "gspmd" or "shardy".
       way: the order in which shardings spread, a key of `planner.propagate.complete.ORDERS`.
-      followed: the origin of the shardings, in words.
+      followed: the rules that complete the shardings, as text after "shardings".
       is_weighed: whether policy "cost" compares its plan, too, and is never slower.
     """
 
@@ -35,9 +35,9 @@ class Policy(NamedTuple):
 
 # A row per policy; "jit" has the row of the partitioner that the installed jax uses.
 POLICIES = {
-    "paper": Policy("gspmd", "paper", "the paper's", is_weighed=True),
-    "gspmd": Policy("gspmd", "gspmd", "XLA's (GSPMD)", is_weighed=True),
-    "shardy": Policy("shardy", "shardy", "XLA's (Shardy)", is_weighed=True),
+    "paper": Policy("gspmd", "paper", "completed by the paper's rules", is_weighed=True),
+    "gspmd": Policy("gspmd", "gspmd", "completed by the rules of XLA's GSPMD", is_weighed=True),
+    "shardy": Policy("shardy", "shardy", "completed by the rules of XLA's Shardy", is_weighed=True),
     "cost": Policy("gspmd", "paper", "chosen by cost"),
 }
 JIT = "jit"
@@ -292,13 +292,14 @@ class Options:
 
     @property
     def followed(self) -> str:
-        """The origin of a plan's shardings, in words.
+        """The rules that complete a plan's shardings, as text that follows the word "shardings".
 
         >>> Options().followed, Options(policy="cost").followed
-        ("the paper's", 'chosen by cost')
+        ("completed by the paper's rules", 'chosen by cost')
         """
         if self.policy == JIT:
-            return f"your jax.jit's ({_NAMES[self.partitioner]}; collectives are shardalg's)"
+            name = _NAMES[self.partitioner]
+            return f"completed as by your jax.jit ({name}; collectives are shardalg's)"
         return self._row.followed
 
     @property

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 def warnings_frame(plan: Plan) -> DataFrame:
     """Return the warnings of a plan with the wire bytes of one execution; see `Plan.warnings`."""
     table = plan._warnings_table
-    steps = zip(table["wire_bytes_per_step"], table["executions"], strict=True)
-    return table.whole_df.assign(wire_bytes=[_per_execution(*pair) for pair in steps])
+    single: list[Any] = []
+    for total, executions in zip(table["wire_bytes_per_step"], table["executions"], strict=True):
+        # A loop that never runs sends nothing: dividing by 1 avoids a division by 0.
+        times = max(executions, 1)
+        # Bytes stay whole numbers if they can, so that they are printed without a point.
+        single.append(total / times if total % times else total // times)
+    return table.whole_df.assign(wire_bytes=single)
 
 
 def warnings_table(plan: Plan) -> Table:
@@ -43,9 +48,3 @@ def warnings_table(plan: Plan) -> Table:
     stacked = stack_rows(trials)
     found = (*saved, *fallbacks.rows, *quiet, *trips, *idle, *held, *stacked, *own)
     return Table(fallbacks.columns, found)
-
-
-def _per_execution(total: Any, executions: int) -> Any:
-    """Return the bytes of one execution, as a whole number if it divides them."""
-    executions = max(executions, 1)
-    return total / executions if total % executions else total // executions

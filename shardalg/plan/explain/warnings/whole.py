@@ -54,7 +54,10 @@ def _rows(trials: Trials) -> Iterator[tuple[object, ...]]:
         if not found or not rows or not rows[0].whole:
             continue
         sent = sum(moved.step.count * moved.wire_bytes for moved in found)
-        redundant = _redundant(stages, node)
+        # Devices that compute the same block repeat all of its work except one share.
+        repeating = _repeating(stages, node)
+        local = signature_flops(node.signature) * repeating / stages.mesh.size
+        redundant = stages.graph.trip_count(node) * local * (1 - 1 / repeating)
         if sent >= SHARE * trials.now.wire_bytes or redundant >= SHARE * flops:
             yield _row(trials, node, found, (sent, redundant))
 
@@ -84,13 +87,6 @@ def _repeating(stages: Stages, node: Node) -> int:
         if not rule.whole & set(index.variables):
             split *= parts(digits)
     return stages.mesh.size // split
-
-
-def _redundant(stages: Stages, node: Node) -> float:
-    """Return the flops per step that a device computes beyond its share."""
-    repeating = _repeating(stages, node)
-    local = signature_flops(node.signature) * repeating / stages.mesh.size
-    return stages.graph.trip_count(node) * local * (1 - 1 / repeating)
 
 
 def _remedy(trials: Trials, found: list[MovedValue]) -> str:
