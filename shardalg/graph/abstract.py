@@ -15,13 +15,13 @@ from shardalg.graph.evaluate import Binding, apply
 from shardalg.graph.ir import Params, ValueType
 
 Types = tuple[ValueType, ...]
-# Implementations of random keys in JAX.
+# JAX has no public function from the name of a key type to its dtype, so these are tried in turn.
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @cache
 def item_type(name: str) -> Any:
-    """Return JAX's item type of a name, including the types of random keys.
+    """Return the JAX dtype with this name, which may be a dtype of typed random keys.
 
     >>> item_type("bfloat16"), item_type("key<fry>")
     (dtype(bfloat16), key<fry>)
@@ -33,7 +33,7 @@ def item_type(name: str) -> Any:
 
 
 def zeros(shape: Sequence[int], name: str) -> Any:
-    """Return a numpy array of zeros, or keys with zero words, of the named item type.
+    """Return an array of zeros of the named dtype; for a key dtype, keys whose words are all 0.
 
     >>> zeros((0, 2), "key<fry>").shape
     (0, 2)
@@ -45,7 +45,11 @@ def zeros(shape: Sequence[int], name: str) -> Any:
 def result_types(
     primitive: str, binding: Binding | None, params: Params, operands: Sequence[ValueType]
 ) -> tuple[ValueType, ...]:
-    """Return the types of the results of `evaluate.apply` for operands of these types.
+    """Return the shape and dtype of each result of a primitive, without running it.
+
+    Args:
+      binding, params: see `evaluate.apply`.
+      operands: shape and dtype of each operand.
 
     >>> x = ValueType((8, 4), "bfloat16")
     >>> result_types("reduce_sum", None, (("axes", (1,)),), [x])
@@ -63,7 +67,10 @@ def result_types(
 
 
 def _windows(params: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the number of windows in an operand of this shape, per dimension.
+    """Return, per dimension, the number of windows that fit into an operand of this shape.
+
+    Args:
+      params: the parameters of a windowed primitive, such as `reduce_window`.
 
     >>> params = {"window_dimensions": (3,), "window_strides": (2,), "padding": ((1, 0),)}
     >>> _windows(params, (8,)), _windows({**params, "base_dilation": (2,)}, (8,))
@@ -81,12 +88,19 @@ def _windows(params: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ..
 def _has_a_source_per_window(
     params: Mapping[str, Any], source: ValueType, windowed: ValueType
 ) -> bool:
-    """Return whether the source has one element for each window of the other operand."""
+    """Return whether `source` has one element for each window of `windowed`.
+
+    These are operands of `select_and_scatter`, which adds each element of `source` to one element
+    of a window.
+    """
     return source.shape == _windows(params, windowed.shape)
 
 
 def _one_shape(_: Mapping[str, Any], operands: Types, results: Types) -> bool:
-    """Return whether the reduced operands, which come before the start values, have one shape."""
+    """Return whether all arrays that a reduction reads have the same shape.
+
+    A reduction with n results reads n arrays and then n start values.
+    """
     return len({type_.shape for type_ in operands[: len(results)]}) <= 1
 
 

@@ -48,12 +48,12 @@ def annotate(x: Value, name: str) -> Value:
 
 
 def annotate_dims(x: Any, axes: Mapping[int, str | None], name: str | None = None) -> Any:
-    """Return `x` with an annotation of some dimensions; completion may partition all others.
+    """Return `x` with mesh axes for some dimensions; completion may partition the others.
 
     Args:
       x: a JAX value or an array, not a pytree.
-      axes: the mesh axis that partitions a dimension, or None if it is not partitioned. Negative
-        dimensions count from the end. The axes belong to the mesh of the plan.
+      axes: for a dimension the name of the mesh axis that partitions it, or None if it must not be
+        partitioned. Negative dimensions count from the end. The names are axes of the plan's mesh.
       name: the name of the site, by which a strategy may override the annotation.
 
     Raises:
@@ -115,7 +115,7 @@ def mesh_split_value(
             f"unspecified_dims={tuple(unspecified_dims)} names dimension {bad[0]} of a value of "
             f"shape {jnp.shape(x)}: its dimensions are 0 to {rank - 1}."
         )
-    # Plain data, like all parameters of nodes.
+    # Parameters of nodes must be plain data, so that graphs can be hashed and saved.
     plain = (mesh.axes, mesh.device_ids)
     return _bind(x, name=None, spec=spec, unspecified_dims=open_dims, mesh=plain)
 
@@ -160,7 +160,15 @@ def mapping_spec(mesh: Mesh, dims_mapping: Sequence[int], *, rank: int) -> Spec:
 
 
 def _axis_names(mesh: Mesh, entry: object, dims_mapping: Sequence[int]) -> tuple[str, ...]:
-    """Return the axis names of one entry of a `dims_mapping`."""
+    """Return the names of the mesh axes at the positions in one entry of a `dims_mapping`.
+
+    Args:
+      entry: a position, a tuple of positions, or -1 for no axis.
+      dims_mapping: the whole mapping, for the error message.
+
+    Raises:
+      NotationError: a position is not in the mesh.
+    """
     positions = entry if isinstance(entry, tuple | list) else () if entry == -1 else (entry,)
     names = mesh.axis_names
     for position in positions:
@@ -173,7 +181,11 @@ def _axis_names(mesh: Mesh, entry: object, dims_mapping: Sequence[int]) -> tuple
 
 
 def _bind(x: Any, **params: object) -> Any:
-    """Bind the annotation to an array or a number."""
+    """Return `x` as the result of an `annotate` equation with these parameters.
+
+    Raises:
+      TraceError: `x` is neither an array nor a number.
+    """
     if not hasattr(x, "dtype"):
         try:
             x = jnp.asarray(x)
@@ -186,7 +198,10 @@ def _bind(x: Any, **params: object) -> Any:
 
 
 def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, int]:
-    """Bind the annotation under `vmap`: the batch dimension is open, so that it can be sharded."""
+    """Return the annotated batch and its batch dimension: the batching rule for `vmap`.
+
+    Completion may shard the batch dimension.
+    """
     (dim,), spec = dims, params["spec"]
     if spec is not None:
         spec = (*spec[:dim], (), *spec[dim:])
@@ -199,7 +214,11 @@ def _batch(values: tuple[Any], dims: tuple[int], **params: Any) -> tuple[Any, in
 
 
 def _insert_dim(new: int, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `dims` renumbered for a tensor with a new dimension `new`, and `new`, ascending."""
+    """Return dimension numbers after a dimension `new` is inserted, together with `new`.
+
+    >>> _insert_dim(1, (0, 2))
+    (0, 1, 3)
+    """
     return tuple(sorted({new, *(d + (d >= new) for d in dims)}))
 
 

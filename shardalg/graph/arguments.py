@@ -13,9 +13,9 @@ from shardalg.graph.ir import Graph
 
 
 def own_shardings(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the NamedSharding of each leaf, or None.
+    """Return the NamedSharding of each leaf of `args`, or None for a leaf without one.
 
-    A sharding on a mesh of one device is ignored.
+    A sharding on a mesh of one device counts as none.
     """
     leaves = jax.tree.leaves(tuple(args))
     found = [getattr(leaf, "sharding", None) for leaf in leaves]
@@ -45,9 +45,9 @@ def declared_dims(args: Sequence[Any]) -> tuple[tuple[Any, ...], ...] | None:
 
 
 def types_of(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with each array replaced by its shape and type.
+    """Return the arguments with each array replaced by a `jax.ShapeDtypeStruct`.
 
-    The result keeps no array alive.
+    The result therefore keeps no array in memory. Other leaves are not changed.
     """
 
     def plain(leaf: Any) -> Any:
@@ -85,10 +85,10 @@ def with_shapes(args: Sequence[Any], number: Callable[[Any], int]) -> tuple[Any,
 def planned_arguments(
     graph: Graph, args: Sequence[Any] | None, dims: Sequence[tuple[Any, ...]] | None = None
 ) -> Sequence[Any]:
-    """Return `args`, or the planned shapes and types if `args` is None.
+    """Return `args`, or one `jax.ShapeDtypeStruct` per argument of the graph if `args` is None.
 
     Args:
-      dims: shapes with named sizes; None: the shapes of the graph.
+      dims: the shapes of the structs, which may have named sizes; None for the graph's shapes.
 
     Raises:
       LoweringError: `args` is None and an argument of the graph is inside a pytree.

@@ -23,7 +23,8 @@ from shardalg.graph.plain import number as plain_number
 from shardalg.graph.tracing.grouped import grouped_dot_p
 from shardalg.graph.tracing.written import join_ends_p, positions_p
 
-# An entry of `graph.bindings`: JAX's primitive and its parameters.
+# An entry of `graph.bindings`: JAX's primitive and its parameters. They are needed because a node's
+# plain parameters do not include code, such as the function of a reduction.
 Binding = tuple[Any, Mapping[str, Any]]
 Annotate = Callable[[Node, Any], Any]
 
@@ -70,12 +71,13 @@ def evaluate(
 def apply(
     primitive_name: str, binding: Binding | None, params_override: Params, operands: Sequence[Any]
 ) -> list[Any]:
-    """Run one primitive and return its results.
+    """Run one primitive on arrays and return the list of its results.
 
     Args:
       binding: JAX's own primitive and parameters. If it is None, or for another primitive, the
         primitive is looked up by its name.
-      params_override: plain parameters that replace parameters of the binding (local shapes).
+      params_override: plain parameters that replace those of the binding. For example, `shape` is
+        replaced by the shape of a device's block.
 
     Raises:
       TraceError: there is no such primitive, or a parameter without a binding is code.
@@ -166,7 +168,7 @@ def find_primitive(name: str) -> Any:
 
 @cache
 def primitives() -> dict[str, Any]:
-    """Return the primitives by name: our own, and all that JAX exports."""
+    """Return the primitives by name: the primitives of shardalg, and all that JAX exports."""
     shown = [p for module in (extended, lax) for p in vars(module).values()]
     barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
     own = [annotate_p, positions_p, join_ends_p, grouped_dot_p, barrier]
@@ -175,6 +177,13 @@ def primitives() -> dict[str, Any]:
 
 def jax_param(name: str, value: Plain, primitive: str) -> Any:
     """Return a plain parameter as JAX expects it: the inverse of `plain.plain`.
+
+    Args:
+      name, value: the parameter.
+      primitive: the primitive's name, for the error message.
+
+    Raises:
+      TraceError: the parameter is code, which plain data do not include.
 
     >>> jax_param("new_dtype", "bfloat16", "convert_element_type")
     dtype(bfloat16)
@@ -197,12 +206,12 @@ def _is_primitive(value: Plain) -> bool:
 
 
 def _member(kind: Any) -> Callable[[str | int], Any]:
-    """Return a function that decodes plain data, a name or a number, to a member of an enum."""
+    """Return a function from the name or the number of an enum's member to the member."""
     return lambda value: kind[value] if isinstance(value, str) else kind(value)
 
 
 def _precision(value: Plain) -> Any:
-    """Return the parameter `precision` of a product from plain data.
+    """Return JAX's `precision` parameter of a matrix product or convolution from plain data.
 
     Plain data are the name of a precision or of an algorithm, the fields of a `DotAlgorithm`, or a
     tuple with an entry per operand.
@@ -262,12 +271,12 @@ _HINTED = {
 
 @dataclass(frozen=True)
 class _Run:
-    """One evaluation of a graph.
+    """One evaluation of a graph on given arrays.
 
     Attributes:
-      annotate: see `evaluate`.
-      constants: array by value of the graph's constants, which bodies may read.
-      scope: the context in which a node runs.
+      annotate, scope: see `evaluate`.
+      constants: the arrays of the graph's constants by value index. Bodies of loops and branches
+        may read them.
     """
 
     graph: Graph
@@ -276,7 +285,12 @@ class _Run:
     scope: Callable[[Node], AbstractContextManager[Any]]
 
     def region(self, index: int, env: dict[int, Any]) -> None:
-        """Run the nodes of a region and store their results in `env`, the array of each value."""
+        """Run the nodes of a region and add their results to `env`.
+
+        Args:
+          index: the region.
+          env: the array of each value that is known so far, by value index.
+        """
         for number in self.graph.regions[index].nodes:
             node = self.graph.nodes[number]
             operands = [env[value] for value in node.operands]
@@ -292,7 +306,7 @@ class _Run:
             env.update(zip(node.results, results, strict=True))
 
     def body(self, index: int, *arguments: Any) -> list[Any]:
-        """Return the results of a call's body for these arguments."""
+        """Return the results of region `index`, the body of a loop or branch, for these arrays."""
         region = self.graph.regions[index]
         env = {**self.constants, **dict(zip(region.arguments, arguments, strict=True))}
         self.region(index, env)
@@ -300,19 +314,22 @@ class _Run:
 
 
 def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """Return the results of a scan."""
+    """Return the final carry of a scan and its stacked outputs, in one list.
+
+    The operands are the body's constants, the initial carry, and the arrays that are scanned over.
+    """
     body = run.graph.regions[node.bodies[0]]
-    split = node.signature.param("num_consts")
-    carried = node.signature.param("num_carry")
+    num_consts = node.signature.param("num_consts")
+    num_carry = node.signature.param("num_carry")
     constants, carry, xs = (
-        operands[:split],
-        operands[split : split + carried],
-        operands[split + carried :],
+        operands[:num_consts],
+        operands[num_consts : num_consts + num_carry],
+        operands[num_consts + num_carry :],
     )
 
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = run.body(body.index, *constants, *carry, *xs)
-        return results[:carried], results[carried:]
+        return results[:num_carry], results[num_carry:]
 
     length, reverse = node.signature.param("length"), node.signature.param("reverse")
     carry, ys = lax.scan(step, carry, xs, length=length, reverse=reverse)
@@ -320,21 +337,27 @@ def _apply_scan(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
 
 
 def _apply_while(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
-    """Return the results of a while loop."""
+    """Return the final carry of a while loop.
+
+    The operands are constants of the condition, constants of the body, and the initial carry.
+    """
     condition, body = node.bodies
-    first = node.signature.param("cond_nconsts")
-    both = first + node.signature.param("body_nconsts")
+    body_start = node.signature.param("cond_nconsts")
+    carry_start = body_start + node.signature.param("body_nconsts")
     return lax.while_loop(
-        lambda carry: run.body(condition, *operands[:first], *carry)[0],
-        lambda carry: run.body(body, *operands[first:both], *carry),
-        operands[both:],
+        lambda carry: run.body(condition, *operands[:body_start], *carry)[0],
+        lambda carry: run.body(body, *operands[body_start:carry_start], *carry),
+        operands[carry_start:],
     )
 
 
 def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     """Return the results of a `shard_map`, run by JAX on its own mesh of devices.
 
-    A region with collectives cannot be evaluated on one device.
+    JAX's mesh must exist: a region with collectives cannot be evaluated on one device.
+
+    Raises:
+      TraceError: the graph was loaded from a file, which does not contain the function.
     """
     if not run.graph.bindings:
         raise TraceError(
@@ -347,7 +370,8 @@ def _apply_manual(run: _Run, node: Node, operands: list[Any]) -> list[Any]:
     return apply(node.primitive, (primitive, kept), (), operands)
 
 
-# Nodes that are not one primitive of JAX with arrays as operands.
+# These nodes cannot be run by `apply`: an annotation calls the caller's function, and the others
+# have bodies, which must be run node by node.
 _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
     "annotate": lambda run, node, operands: [run.annotate(node, operands[0])],
     "scan": _apply_scan,
@@ -361,7 +385,7 @@ _HANDLERS: dict[str, Callable[[_Run, Node, list[Any]], list[Any]]] = {
 
 
 def _device_array(array: Any) -> Any:
-    """Return a value as a JAX array."""
+    """Return a number or an array as a JAX array."""
     return array if isinstance(array, jax.Array) else jnp.asarray(array)
 
 
@@ -394,13 +418,20 @@ def is_key(array: Any) -> bool:
 
 
 def words(keys: Any) -> list[Any]:
-    """Return one array of integers per word of random keys; a threefry key has two words."""
+    """Return the integers that random keys consist of, one array per word of a key.
+
+    A threefry key has two words, so an array of threefry keys gives two arrays of its shape.
+    """
     data = jax.random.key_data(keys)
     return [data[..., place] for place in range(data.shape[-1])]
 
 
 def of_words(parts: Sequence[Any], like: Any) -> Any:
-    """Return the keys with these words, of the same implementation as the keys `like`.
+    """Return random keys from one array per word: the inverse of `words`.
+
+    Args:
+      parts: the words.
+      like: keys with the implementation (such as threefry) of the result.
 
     >>> keys = jax.random.split(jax.random.key(0), 3)
     >>> bool((of_words(words(keys), keys) == keys).all())
@@ -411,7 +442,13 @@ def of_words(parts: Sequence[Any], like: Any) -> Any:
 
 
 def by_word(move: Callable[..., Sequence[Any]], *operands: Any) -> list[Any]:
-    """Return the results of a data movement that is applied to the words of keys separately.
+    """Return the results of a data movement on operands that may be random keys.
+
+    Each word of the keys is moved as an integer array. The moved words are joined to keys again.
+
+    Args:
+      move: a function of arrays that only moves elements, such as a pad, and returns a list.
+      operands: arrays of keys or numbers. Without keys, the result is `move(*operands)`.
 
     >>> keys = jax.random.split(jax.random.key(0), 3)
     >>> (padded,) = by_word(lambda x: [jnp.pad(x, [(1, 0)])], keys)

@@ -37,7 +37,7 @@ PlainMesh = tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Global shape and item type.
+    """Global shape and dtype name of a value, printed as in HLO text.
 
     >>> ValueType((64, 1024), "float32")
     f32[64,1024]
@@ -104,8 +104,8 @@ class Signature:
 
     def param(self, name: str, default: Any = None) -> Any:
         """Return the parameter called `name`, or the default."""
-        for known, value in self.params:
-            if known == name:
+        for param_name, value in self.params:
+            if param_name == name:
                 return value
         return default
 
@@ -120,11 +120,11 @@ def shared_signature(signature: Signature) -> Signature:
     Tables with signatures as keys then find an entry by identity. With distinct equal objects, each
     lookup would compare two signatures item by item.
     """
-    known = _SHARED.get(signature)
-    found = None if known is None else known()
-    if found is None:
+    reference = _SHARED.get(signature)
+    shared = None if reference is None else reference()
+    if shared is None:
         _SHARED[signature] = ref(signature)
-    return found or signature
+    return shared or signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,8 @@ class RegionArgument:
     "ys": body result to outer result, with a new leading dimension;
     "block", "blocks": an outer value to a device's block of it in a manual region, and back. These
       have different sizes and share no sharding.
-    A while loop's condition reads the carry by a "const" from the body's argument to its own.
+    A while loop has two regions. The arguments of the body are connected by "const" to the
+    arguments of the condition, because both read the same carry.
     """
 
     call: int
@@ -368,7 +369,7 @@ class Graph:
         return [self.nodes[n] for n in sorted(n for p in primitives for n in known.get(p, ()))]
 
     def trip_count(self, node: Node) -> int:
-        """Return the executions of `node` per step."""
+        """Return how many times `node` runs in one call of the traced function."""
         return self.regions[node.region].trip_count
 
     def iterations(self, loop: Node) -> int | None:
@@ -381,7 +382,10 @@ class Graph:
         return None if condition == body else body // max(self.trip_count(loop), 1)
 
     def manual_axes(self, region: int) -> dict[str, int]:
-        """Return the axes, with sizes, along which a region is manual."""
+        """Return the size of each mesh axis along which a region is manual, by the axis's name.
+
+        These are the axes of the `shard_map`s that contain the region; empty outside of them.
+        """
         # Nested regions may be manual along different axes, so the ancestors count too.
         found: dict[str, int] = {}
         here: Region | None = self.regions[region]
@@ -393,7 +397,10 @@ class Graph:
 
     @cached_property
     def traced_axes(self) -> frozenset[str]:
-        """Axes along which some region is manual, so that the graph depends on their sizes."""
+        """Mesh axes whose sizes were used in tracing, so that the graph holds for these sizes only.
+
+        These are the axes of all `shard_map` regions.
+        """
         called = (node.signature.param("axes") for node in self.nodes_of(["shard_map"]))
         return frozenset(self.block_axes).union(*(dict(axes or ()) for axes in called))
 
@@ -412,7 +419,7 @@ class Graph:
 
     @cached_property
     def numbers(self) -> dict[int, int | float | bool]:
-        """Real number of each literal; complex numbers and keys are omitted."""
+        """The number of each real constant of rank 0, by value index."""
         types = {i: self.values[i].type for i in self.literals}
         real = {i for i, t in types.items() if t.dtype in ITEM_SIZES and "complex" not in t.dtype}
         return {i: array.item() for i, array in self.constants if i in real}
@@ -430,7 +437,7 @@ class Graph:
 
 
 def _region_lines(graph: Graph, region: Region, indent: str) -> Iterator[str]:
-    """Yield the lines of a region's nodes and of their bodies."""
+    """Yield the text lines of a region's nodes; the lines of a call's bodies precede the call."""
     for node in (graph.nodes[i] for i in region.nodes):
         for body in (graph.regions[i] for i in node.bodies):
             arguments = _typed(graph, body.arguments)
@@ -453,12 +460,16 @@ def _node_line(graph: Graph, node: Node) -> str:
 
 
 def _typed(graph: Graph, indices: tuple[int, ...]) -> str:
-    """Return values with their names and types as text."""
+    """Return text that lists some values, each with its index, name and type.
+
+    Args:
+      indices: value indices.
+    """
     return ", ".join(f"%{i} {graph.values[i].name}: {graph.values[i].type}" for i in indices)
 
 
 def _short(graph: Graph, index: int) -> str:
-    """Return a literal's number, or the index of another value."""
+    """Return a value as text: a literal's number, or `%` and the index of any other value."""
     return graph.values[index].name if index in graph.literals else f"%{index}"
 
 
@@ -478,7 +489,7 @@ def once_per_graph(
     """
 
     @wraps(make)
-    def known(graph: Graph, *args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def cached(graph: Graph, *args: Given.args, **kwargs: Given.kwargs) -> Made:
         # The dataclass is frozen, but its `__dict__` can be written, as by cached_property.
         memo = vars(graph).setdefault(MEMO, {})
         key = (make, *args, *sorted(kwargs.items()))
@@ -486,4 +497,4 @@ def once_per_graph(
             memo[key] = make(graph, *args, **kwargs)
         return memo[key]
 
-    return known
+    return cached

@@ -1,7 +1,7 @@
-"""Checks of a graph that was read from a file, and its region arguments.
+"""Checks of a graph that was read from a file, and reconstruction of its region arguments.
 
-The checks cover properties that tracing guarantees. Files do not store region arguments, because
-they follow from the calls.
+The checks cover properties that tracing guarantees, but a damaged file does not. Files do not store
+region arguments, because they follow from the operands and bodies of the calls.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _COUNTS = {"scan": ("num_consts", "num_carry"), "while": ("cond_nconsts", "body_
 
 
 def loaded(graph: Graph) -> Graph:
-    """Return the graph with the region arguments of its calls, if tracing could produce the graph.
+    """Return a graph that was read from a file with its region arguments, after checks.
 
-    `well_formed.check` covers further properties.
+    The checks find a graph that tracing cannot produce. `well_formed.check` covers further
+    properties.
 
     Raises:
       PlanFileError: an index is out of range, a region does not belong to its call, a value is
@@ -74,7 +75,7 @@ def loaded(graph: Graph) -> Graph:
 
 
 def item_type(name: str) -> np.dtype | None:
-    """Return the numpy item type of a name; None for keys, `float0` and unknown names.
+    """Return the numpy dtype with this name; None for keys, `float0` and unknown names.
 
     >>> item_type("bfloat16"), item_type("int32"), item_type("object"), item_type("key<fry>")
     (dtype(bfloat16), dtype('int32'), None, None)
@@ -92,7 +93,7 @@ _ITEM_TYPES = {
 
 
 def _wrong_ranges(graph: Graph) -> Iterator[str]:
-    """Yield indices out of range, and types and parameters that cannot exist."""
+    """Yield a message for each index out of range, and for each impossible type or parameter."""
     values = [*graph.arguments, *graph.results, *(i for i, _ in graph.constants)]
     values += [i for n in graph.nodes for i in (*n.operands, *n.results)]
     values += [i for r in graph.regions for i in (*r.arguments, *r.results)]
@@ -123,14 +124,24 @@ def _wrong_ranges(graph: Graph) -> Iterator[str]:
 
 
 def _out_of_range(what: str, size: int, numbers: Iterable[int]) -> Iterator[str]:
-    """Yield one fault with the first indices that are not in `range(size)`."""
+    """Yield one message with the first indices that are not in `range(size)`, if there are any.
+
+    Args:
+      what: the plural noun of the indexed things, for the message, such as "nodes".
+      size: how many there are.
+      numbers: the indices to check.
+    """
     wrong = sorted({i for i in numbers if not 0 <= i < size})
     if wrong:
         yield f"{what} {wrong[:5]} of {size}"
 
 
 def _wrong_tree(graph: Graph) -> Iterator[str]:
-    """Yield faults of the tree of bodies and remat spans, and of the nodes that regions list."""
+    """Yield a message for each fault of the tree of regions.
+
+    Faults are a wrong parent or call of a region, a wrong list of its nodes, and a region that is
+    the body of two calls.
+    """
     inside: list[list[int]] = [[] for _ in graph.regions]
     for region in graph.regions:
         fault = _region_fault(graph, region)
@@ -154,7 +165,7 @@ def _wrong_tree(graph: Graph) -> Iterator[str]:
 
 
 def _region_fault(graph: Graph, region: Region) -> str:
-    """Return the fault of a region's place in the tree, or ""."""
+    """Return a message about a region's wrong parent, call or trip count; "" if all are right."""
     if region.index == 0:
         root = (region.kind, region.parent, region.node, region.trip_count)
         return "" if root == ("root", None, None, 1) else "is not the program"
@@ -177,7 +188,11 @@ def _region_fault(graph: Graph, region: Region) -> str:
 
 
 def _wrong_values(graph: Graph) -> Iterator[str]:
-    """Yield values with no or several definitions, or another definition than their kind says."""
+    """Yield a message for each value that is not defined exactly once, as its kind declares.
+
+    For example, a value of the kind "node" must be the result of one node. Also yield a message for
+    each constant of a wrong type, and one if sites and annotations differ.
+    """
     defined = Counter(
         [
             *((i, "constant") for i, _ in graph.constants),
@@ -212,7 +227,10 @@ def _wrong_values(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_calls(graph: Graph) -> Iterator[str]:
-    """Yield calls whose parameters, bodies or borders do not match."""
+    """Yield a message for each call whose parameters, bodies, operands and results do not match.
+
+    Calls are the nodes with bodies: scan, while, cond and shard_map.
+    """
     for node in graph.nodes:
         if node.bodies or node.primitive in _CALLS:
             fault = _call_fault(graph, node)
@@ -221,7 +239,7 @@ def _wrong_calls(graph: Graph) -> Iterator[str]:
 
 
 def _call_fault(graph: Graph, node: Node) -> str:
-    """Return the fault of a call, or ""."""
+    """Return a message about the first fault of a call (scan, while, cond, shard_map), or ""."""
     if node.primitive not in _CALLS:
         return "has bodies"
     kinds, count = _CALLS[node.primitive]
@@ -244,15 +262,19 @@ def _call_fault(graph: Graph, node: Node) -> str:
 
 
 def _check_params(params: Params, kinds: Mapping[str, Any]) -> None:
-    """Raise PlanFileError unless the parameters in `kinds` have the types there."""
+    """Raise PlanFileError if a parameter does not have the type that `kinds` gives for its name.
+
+    Parameters that `kinds` does not name are not checked.
+    """
     for name, value in params:
         if name in kinds:
             read(kinds[name], value, name)
 
 
 def _border_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
-    """Return the fault of the types on the two sides of a call, or "".
+    """Return a message about values outside and inside a call whose types do not match, or "".
 
+    For example, an argument of a scan's body has the dtype of the scan's operand.
     `well_formed.check` compares the shapes.
     """
     values, length = graph.values, node.signature.param("length")
@@ -273,7 +295,11 @@ def _border_fault(graph: Graph, node: Node, region_arguments: list[RegionArgumen
 
 
 def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument]) -> str:
-    """Return a fault if blocks of a manual region differ from the specs' parts of outer values."""
+    """Return a message if a `shard_map`'s specs do not give the shapes inside of it, or "".
+
+    A value outside, divided by the sizes of the mesh axes in its spec, must have the shape of the
+    block inside.
+    """
     sizes = dict(node.signature.param("axes"))
     specs = (*node.signature.param("in_axes"), *node.signature.param("out_axes"))
     if (
@@ -295,7 +321,7 @@ def _block_fault(graph: Graph, node: Node, region_arguments: list[RegionArgument
 
 
 def _region_call(graph: Graph, node: Node) -> RegionCall:
-    """Return the values at the border of a call."""
+    """Return the operands and results of a call, and the arguments and results of its bodies."""
     bodies = [graph.regions[body] for body in node.bodies]
     return RegionCall(
         node.index,

@@ -1,4 +1,8 @@
-"""The module of every node, and the values of a backward pass that become one weight's gradient."""
+"""The module of every node, and the values of a backward pass that become one weight's gradient.
+
+A module is a path such as `layers/0/mlp`: the user's named scopes, or the path of a weight in the
+tree of parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,14 @@ from shardalg.graph.weights import ArgumentModules, argument_modules, common
 def gradients(
     graph: Graph, arguments: ArgumentModules, walked: Sequence[Node]
 ) -> Mapping[int, str]:
-    """Return the weight's module of each value that becomes one weight's gradient or update.
+    """Return, per value that becomes one weight's gradient or update, the weight's module.
 
-    The search starts at results, and at updates that read a weight or its state. It goes back
-    through operators that keep the order of elements. Values of one element are left out: a
-    clipping factor is part of all gradients.
+    Keys are value indices. The search starts at results, and at updates that read a weight or its
+    state. It goes back through operators that keep the order of elements. Values of one element are
+    left out: a clipping factor is part of all gradients.
 
     Args:
+      arguments: the modules of the function's arguments and results.
       walked: the nodes in order of execution.
     """
     ends = _Ends(graph, arguments)
@@ -33,9 +38,17 @@ def gradients(
 
 
 class _Ends:
-    """The modules of the weights whose gradients or updates depend on a value.
+    """For each value, the modules of the weights whose gradient or update it becomes.
 
-    `of_value` must be called in reversed order of execution.
+    `of_value` must be called for values in reversed order of execution.
+
+    Attributes:
+      results: module by value, for results of the function that are a weight's gradient or update.
+      named: module by value, for the arguments of the function that have one.
+      sizes: number of elements of each value.
+      inner: by value, the other sides of its region arguments, except carries.
+      through: by (barrier, operand), the result of the barrier that is this operand.
+      known: modules by value, for values that were examined already.
     """
 
     def __init__(self, graph: Graph, arguments: ArgumentModules) -> None:
@@ -57,7 +70,10 @@ class _Ends:
         self.known: dict[int, frozenset[str]] = {}
 
     def of_value(self, value: int) -> frozenset[str]:
-        """Return the modules; the results of the value's readers must be known already."""
+        """Return the modules of the weights whose gradient or update the value becomes.
+
+        The results of the value's readers must have been examined before.
+        """
         if value not in self.known:
             reached = set(filter(None, [self.results.get(value)]))
             for reader in self.graph.users[value]:
@@ -68,23 +84,32 @@ class _Ends:
         return self.known[value]
 
     def _through(self, reader: Node, value: int) -> Iterable[str]:
-        """Return the modules that a value contributes to through one of its readers."""
+        """Return the modules of the weights whose gradient a value becomes through one reader.
+
+        Args:
+          reader: a node with `value` as an operand.
+        """
         # A call passes the value on to its bodies, which `of_value` follows.
         if reader.bodies:
             return ()
+        # An update that combines the value with a weight of the result's shape ends the search.
         if reader.phase == "update":
             shape = self.graph.values[value].type.shape
             read = [v for v in reader.operands if v in self.named]
             updated = [self.named[v] for v in read if self.graph.values[v].type.shape == shape]
             if updated:
                 return updated
+        # Otherwise the search goes on only through operators that keep the order of elements.
         if reader.primitive not in _IN_PLACE:
             return ()
         kept = self.through.get((reader.index, value)) or self._kept(reader, value)
         return frozenset().union(*map(self.of_value, kept))
 
     def _kept(self, reader: Node, value: int) -> Sequence[int]:
-        """Return the results of a node of `_IN_PLACE` with elements of the operand `value`."""
+        """Return the results of a node that contain the elements of its operand `value`.
+
+        The node's primitive must be in `_IN_PLACE`.
+        """
         if reader.primitive in _PLACED:
             return reader.results
         # The updates are cotangents of activations, for example of the rows of an embedding.
@@ -93,10 +118,12 @@ class _Ends:
         return [result for result in reader.results if self.sizes[result] == self.sizes[value]]
 
 
-# Operators that write their operand's elements into a larger array.
+# These operators write their operand's elements into a larger array: operand and result differ in
+# size although the result contains the operand.
 _PLACED = frozenset({"concatenate", "dynamic_update_slice", "pad"})
 
-# Operators that keep the order of an operand's elements, and change each by itself at most.
+# Operators that keep the order of an operand's elements, and change each by itself at most. A
+# gradient that passes through them is still the gradient of the same weight.
 _IN_PLACE = _PLACED | frozenset(
     "abs add add_any annotate broadcast_in_dim clamp convert_element_type copy copy_p div exp "
     "integer_pow log max min mul neg optimization_barrier pow psum psum_invariant "
@@ -107,7 +134,7 @@ _IN_PLACE = _PLACED | frozenset(
 
 @once_per_graph
 def modules(graph: Graph) -> tuple[str, ...]:
-    """Return the module of every node, or "".
+    """Return the module of every node, such as `layers/0/mlp`, or "" if a node has none.
 
     The first rule that applies determines the module:
     - a node in the user's named scopes, or in a module of a framework, has this module;
@@ -131,7 +158,15 @@ def modules(graph: Graph) -> tuple[str, ...]:
 class _Namer:
     """Assignment of modules to nodes, in order of execution.
 
-    `made` has the modules of values that are already computed, `order` their position.
+    Attributes:
+      arguments: the modules of the function's arguments and results.
+      outer: by argument of a body, the value outside that it receives.
+      walked: the nodes in order of execution.
+      gradients: the module of the weight of each value that becomes a gradient or an update.
+      per_node: the module of each node so far, or "".
+      made: the module of each value that a visited node computed, or "".
+      order: the position in `walked` of the node that computed a value.
+      of_all: values of an update that are computed from modules without a common path.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -143,11 +178,10 @@ class _Namer:
         self.per_node = [""] * len(graph.nodes)
         self.made: dict[int, str] = {}
         self.order: dict[int, int] = {}
-        # Values of an update that are computed from modules without a common path.
         self.of_all: set[int] = set()
 
     def run(self) -> tuple[str, ...]:
-        """Return the module of every node."""
+        """Visit the nodes in order of execution and return the module of every node, or ""."""
         # Unlike `outer`, this table has carries: a loop's result is a carry of its body.
         inner = {t.target: t.source for t in self.graph.region_arguments}
         for place, node in enumerate(self.walked):
@@ -180,10 +214,11 @@ class _Namer:
         return self._weights(node) or gradient or self._made_last(node)
 
     def _weights(self, node: Node) -> str:
-        """Return the module of the weights among the operands, or "".
+        """Return the module of the weights among a node's operands, or "".
 
         A cast, a transpose or a slice of a weight counts as a weight: it depends on no other
-        argument.
+        argument. For weights of several modules, return the modules' common path. Without a common
+        path, return the first weight's module.
         """
         known = self.arguments.weights
         operands = [self._entered(v) for v in node.operands]
@@ -197,14 +232,16 @@ class _Namer:
         return self._last(v for v in map(self._entered, node.operands) if v in self.made)
 
     def _last(self, values: Iterable[int]) -> str:
-        """Return the module of the value that was computed last among those with a module."""
+        """Return the module of the last computed value among `values` that has one, or ""."""
         named = [v for v in values if self.made[v]]
         return self.made[max(named, key=self.order.__getitem__)] if named else ""
 
     def _updated(self, node: Node) -> str:
-        """Return the common path of the largest operands' modules.
+        """Return the common path of the modules of an update's largest operands, or "".
 
-        Smaller operands, such as a step's scale, do not count.
+        Smaller operands, such as the learning rate, do not count. If the modules have no common
+        path, the node's results are added to `of_all`, so that later updates of them have none
+        either.
         """
         operands = [self._entered(v) for v in node.operands]
         sizes = [prod(self.graph.values[v].type.shape) for v in operands]
@@ -220,13 +257,19 @@ class _Namer:
         return module
 
     def _entered(self, value: int) -> int:
-        """Return the outer value of a body argument, or the value itself."""
+        """Return the value outside of a loop or branch that a body argument receives.
+
+        For nested bodies this is the outermost value. Return any other value unchanged.
+        """
         while value not in self.made and value in self.outer:
             value = self.outer[value]
         return value
 
     def _name_preparations(self) -> None:
-        """Name the nodes without a module whose readers all have one: indices, masks."""
+        """Give each node without a module the module of its readers, if they have the same one.
+
+        Such nodes prepare an operand, for example indices or a mask.
+        """
         entered: dict[int, list[int]] = {}
         for tie in self.graph.region_arguments:
             entered.setdefault(tie.source, []).append(tie.target)

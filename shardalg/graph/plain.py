@@ -1,7 +1,8 @@
-"""Parameters of primitives as plain data, by one table of types. This module does not import jax.
+"""Conversion of primitives' parameters to plain data. This module does not import jax.
 
-Plain data have the same hash, order, text and file in every process. Code (jaxprs, functions) and
-shardings are replaced by a name: `("opaque", "jaxpr:1f0c...")`.
+Plain data are numbers, text, None, and tuples of plain data. They have the same hash, order, text
+and file in every process. Code (jaxprs, functions) and shardings are replaced by a name:
+`("opaque", "jaxpr:1f0c...")`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shardalg.graph.ir import Params, Plain
 HINTS = frozenset({"sharding", "out_sharding"})
 OPAQUE = "opaque"
 COMPLEX = "complex"
-# Code that follows from the primitive's name.
+# Parameters with code that follows from the primitive's name, so that it need not be stored.
 _NAMED_BY_PRIMITIVE = frozenset({"update_jaxpr", "update_consts"})
 SCATTERS = frozenset({"scatter-add", "scatter-mul", "scatter-min", "scatter-max", "scatter-sub"})
 
@@ -32,7 +33,8 @@ def plain(value: object) -> Plain:
     """Return `value` as plain data.
 
     A named tuple or dataclass becomes (field, value) pairs. An enum or dtype becomes its name. A
-    set is sorted, and a complex number is split into its parts. Other objects become opaque.
+    set is sorted, and a complex number is split into its parts. Any other object becomes
+    `("opaque", name)`.
 
     >>> plain([np.int64(3), np.dtype("float32"), {2, 1}])
     (3, 'float32', (1, 2))
@@ -70,7 +72,7 @@ def _float(value: float) -> Plain:
     return math.nan if math.isnan(value) else value
 
 
-# JSON keeps these types as they are.
+# JSON keeps these types as they are, so a saved graph has the same parameters when it is read.
 for _scalar in (bool, int, str, type(None)):
     plain.register(_scalar, lambda value: value)
 plain.register(float, _float)
@@ -98,7 +100,7 @@ def plain_params(primitive: str, params: Mapping[str, object]) -> Params:
 
 
 def number(value: Plain) -> complex | None:
-    """Return a number from its plain data; None for other plain data.
+    """Return the number that plain data represent, or None if they are no number.
 
     >>> number(plain(1 + 2j)), number(plain(np.float32(2))), number(plain("x"))
     ((1+2j), 2.0, None)
@@ -137,7 +139,9 @@ def is_code(value: Plain) -> bool:
 
 
 def is_opaque(value: Plain) -> bool:
-    """Return whether `value` contains code, so that it cannot be rebuilt from plain data.
+    """Return whether a parameter is or contains the name of code.
+
+    JAX's parameter cannot be rebuilt from such plain data.
 
     >>> is_opaque((("key_shape", (2,)), ("seed", ("opaque", "threefry_seed"))))
     True

@@ -1,6 +1,6 @@
-"""Conversion of a graph to JSON and back, and a hash that is equal in every process.
+"""Conversion of a graph to JSON and back, and a hash of a graph that is equal in every process.
 
-A file contains no code.
+A file contains no code, so that it is safe to read a file of unknown origin.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ LIMIT_BYTES = 1 << 20
 
 
 def to_json(graph: Graph, *, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
-    """Return the graph as lists, numbers and text, without JAX's objects (bindings, trees).
+    """Return the graph as a dictionary of lists, numbers and text, which JSON can store.
 
-    Region arguments are left out too, because they follow from the calls.
+    JAX's objects (bindings, trees) are left out. Region arguments are left out too, because they
+    follow from the calls.
 
     Args:
       limit_bytes: a constant of more bytes is replaced by its SHA-256.
@@ -132,7 +133,15 @@ def graph_hash(graph: Graph) -> str:
 
 
 def _with_texts(graph: Graph, key: str, data: Any) -> Graph:
-    """Return the graph with one of the texts of its nodes (`_TEXTS`) from a file."""
+    """Return the graph with one text field of its nodes set from a file.
+
+    Args:
+      key: the key in the file, which `_TEXTS` maps to the field of `Node`.
+      data: lists `[text, node indices]`; other nodes keep the empty text.
+
+    Raises:
+      PlanFileError: the data have another form, or a node does not exist.
+    """
     texts = read(tuple[tuple[str, tuple[int, ...]], ...], data, key)
     at = {node: text for text, nodes in texts for node in nodes}
     if not set(at) <= set(range(len(graph.nodes))):
@@ -151,7 +160,14 @@ _PLAIN_FIELDS = ("arguments", "results", "argument_paths", "result_paths")
 
 
 class _Interned:
-    """A table of distinct items in order of appearance; an item's number refers to its row."""
+    """A table in which equal items have one number, so that a file stores each of them once.
+
+    Calling the table with an item returns the item's number, and adds a new item at the end.
+
+    Attributes:
+      items: the distinct items as JSON data, in order of their numbers. The function `write`
+        converts an item to JSON data.
+    """
 
     def __init__(self, write: Callable[[Any], Any]) -> None:
         self.items: list[Any] = []
@@ -167,12 +183,12 @@ class _Interned:
         return self._numbers[item]
 
     def all(self, items: Iterable[Any]) -> list[int]:
-        """Return the number of each item, after adding new items."""
+        """Return the number of each of these items, and add the new ones to the table."""
         return [self(item) for item in items]
 
 
 def _fields(record: Region | Site | LeftOut) -> list[Any]:
-    """Return the values of a record's fields."""
+    """Return the values of a dataclass's fields, in the order of their declaration."""
     return [getattr(record, name) for name in record.__dataclass_fields__]
 
 
@@ -206,7 +222,10 @@ _CONSTANT = (
 
 @dataclass(frozen=True)
 class _SavedGraph:
-    """The tables of a saved graph, in which numbers refer to types and signatures."""
+    """The content of a graph file, after a check of each entry's type.
+
+    Values refer to entries of `types` by their number, and nodes to entries of `signatures`.
+    """
 
     schema: str
     types: tuple[_TYPE, ...]
@@ -224,7 +243,11 @@ class _SavedGraph:
 
 
 def _graph(saved: _SavedGraph) -> Graph:
-    """Return the graph of the tables in a file, after checks."""
+    """Return the graph that the tables of a file describe.
+
+    Raises:
+      PlanFileError: a number refers to no entry of a table, or tracing cannot produce the graph.
+    """
     types = [ValueType(*row) for row in saved.types]
     signatures = [
         Signature(name, params, _chosen(types, ins), _chosen(types, outs))
@@ -238,7 +261,7 @@ def _graph(saved: _SavedGraph) -> Graph:
             values=tuple(values),
             nodes=tuple(nodes),
             regions=tuple(Region(i, *row) for i, row in enumerate(saved.regions)),
-            # They follow from the calls; `loaded` computes them.
+            # `loaded` computes the region arguments, because files do not store them.
             region_arguments=(),
             sites=tuple(Site(*row) for row in saved.sites),
             left_out=tuple(LeftOut(*row) for row in saved.left_out),
@@ -249,7 +272,11 @@ def _graph(saved: _SavedGraph) -> Graph:
 
 
 def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
-    """Return the rows of a table with these numbers; raise PlanFileError if there are none."""
+    """Return the entries of a table at these positions, as a tuple.
+
+    Raises:
+      PlanFileError: a position is out of range.
+    """
     numbers = tuple(numbers)
     beyond = [i for i in numbers if not 0 <= i < len(table)]
     if beyond:
@@ -258,7 +285,15 @@ def _chosen(table: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...]:
 
 
 def _array(name: str, shape: tuple[int, ...], text: str) -> np.ndarray:
-    """Return the array of a constant's data."""
+    """Return a saved constant as an array.
+
+    Args:
+      name: the name of its dtype.
+      text: the bytes of its elements in base64.
+
+    Raises:
+      PlanFileError: there is no such dtype, or the bytes do not fit the shape.
+    """
     dtype = item_type(name)
     try:
         if dtype is None:

@@ -1,4 +1,4 @@
-"""Source line, named scopes and phase (forward, backward, update) of an equation.
+"""Source line, named scopes and phase (forward, backward, update) of each equation of a jaxpr.
 
 They are read from JAX's tracebacks and name stacks. This module does not import jax.
 """
@@ -28,9 +28,10 @@ KERNELS = {"dot_product_attention": os.path.join("jax", "_src", "nn", "functions
 
 
 class Sources:
-    """Reader of the tracebacks and name stacks of one jaxpr, with a cache.
+    """Reader of the source lines and named scopes of the equations of one jaxpr, with a cache.
 
-    The keys of the cache are identities, so an instance must not outlive the jaxpr that it reads.
+    The keys of the cache are the `id`s of tracebacks and name stacks. They are valid only while the
+    jaxpr exists, so an instance must not be used longer.
     """
 
     def __init__(self) -> None:
@@ -66,9 +67,10 @@ class Sources:
         return found
 
     def scope(self, name_stack: Any) -> tuple[int, tuple[str, ...]]:
-        """Return the flags JVP and TRANSPOSE of a name stack, and the user's named scopes.
+        """Return the flags of a name stack and the user's named scopes, outermost first.
 
-        Names that JAX and packages add are left out.
+        The flags are the sum of JVP if the equation was differentiated, and of TRANSPOSE if it was
+        transposed (backward pass). Names that JAX and packages add are no scopes of the user.
         """
         found = self._stacks.get(id(name_stack))
         if found is None:
@@ -81,7 +83,7 @@ class Sources:
         return found
 
     def kernel(self, traceback: Any) -> str:
-        """Return the function of `KERNELS` in whose body an equation was traced, or "".
+        """Return the name of the function of `KERNELS` in whose body an equation was traced, or "".
 
         Derivatives keep the traceback of the equation that they are derived from, so that the
         backward pass of such a function is in its body too.
@@ -95,9 +97,10 @@ class Sources:
         return found
 
     def _innermost(self, traceback: Any) -> str:
-        """Return the user's innermost line, and the package's line that it calls.
+        """Return the user's innermost line of a traceback, such as `model.py:41`, or "".
 
-        Without a line of the user, return the innermost line of a package.
+        If this line calls an installed package, the package's line follows in brackets. Without a
+        line of the user, return the innermost line of a package.
         """
         if traceback is None:
             return ""
@@ -122,7 +125,11 @@ class Sources:
         return self._packages[path]
 
     def _line(self, code: CodeType, offset: int) -> str:
-        """Return the file and line of an instruction."""
+        """Return the file name and line, such as `model.py:41`, of a bytecode instruction.
+
+        Args:
+          offset: the position of the instruction in the bytecode of `code`.
+        """
         key = (code, offset)
         if key not in self._lines:
             spans = ((first, last, line) for first, last, line in code.co_lines() if line)
@@ -131,7 +138,11 @@ class Sources:
         return self._lines[key]
 
     def file(self, path: str) -> str:
-        """Return the displayed name of a user's file; "" for any other file."""
+        """Return the name by which messages show a file, or "" for a file that they do not show.
+
+        Files of the user and of installed packages are shown. Files of JAX, of the standard library
+        and of most of this package are not. The name of a notebook cell is "cell".
+        """
         if path not in self._files:
             folder, name = os.path.split(path)
             inside = [hidden for hidden in self._hidden if path.startswith(hidden)]
@@ -155,7 +166,7 @@ class Sources:
 
 
 def own_line(source: str) -> str:
-    """Return the user's own line of a source, without the package's line.
+    """Return the user's line from `Node.source`, without the line of an installed package.
 
     >>> own_line("model.py:41 (linear.py:271)"), own_line("model.py:41")
     ('model.py:41', 'model.py:41')
@@ -164,7 +175,7 @@ def own_line(source: str) -> str:
 
 
 def within(outer: str, scopes: tuple[str, ...]) -> str:
-    """Return the scopes of a call followed by the scopes of an equation in it.
+    """Return the module of an equation in a call: the call's scopes, then the equation's scopes.
 
     If JAX splits a call, the new call repeats all scopes of the old one; they are counted once.
 
@@ -185,7 +196,11 @@ _PACKAGE_NAMES = re.compile("^eqx[.]|->")
 
 
 class Draft(NamedTuple):
-    """A node without its phase; `flags` are JVP and TRANSPOSE of its name stack."""
+    """A traced node before its phase is known.
+
+    Its `flags` are the sum of JVP and TRANSPOSE, as `Sources.scope` returns them. The other fields
+    are the fields of `Node`.
+    """
 
     signature: Signature
     operands: tuple[int, ...]
@@ -199,7 +214,7 @@ class Draft(NamedTuple):
 
 
 def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -> list[str]:
-    """Return the phase of every node.
+    """Return the phase of every node: "forward", "backward" or "update".
 
     A transposed equation is backward. Any other differentiated equation is forward. A call has the
     flags of its bodies. Of the remaining nodes, those that a differentiated node needs are forward
@@ -207,8 +222,8 @@ def phases(drafts: Sequence[Draft], body_results: Mapping[int, Sequence[int]]) -
     forward.
 
     Args:
-      drafts: the nodes in order of execution, each call right after its bodies.
-      body_results: the results of each region.
+      drafts: the nodes in order of execution, each call right after the nodes of its bodies.
+      body_results: by region, the indices of the values that it returns.
     """
     flags, inside = [], dict[int, int]()
     for draft in drafts:

@@ -1,4 +1,7 @@
-"""The user's own frames of an exception that the user's function raises during tracing."""
+"""Shorter tracebacks of exceptions that the user's function raises during tracing.
+
+They contain the frames of the user's code, without the frames of JAX and of this package.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ def users_only(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def passed_on(fn: Callable[..., Any], error: Exception) -> Exception:
-    """Return an exception of the user's function with its traceback reduced to the user's frames.
+    """Return the exception that tracing `fn` raised, with a traceback of the user's frames alone.
 
-    A RecursionError becomes an error that names the functions.
+    A RecursionError becomes an error that names the functions that call each other. If no frame is
+    the user's, the traceback is not changed.
     """
     from shardalg.graph.tracing.refused import endless
 
@@ -40,7 +44,10 @@ def passed_on(fn: Callable[..., Any], error: Exception) -> Exception:
 
 
 def user_lines(error: BaseException) -> list[str]:
-    """Return the text of each of the user's frames, outermost first: place and source line."""
+    """Return the user's frames of an exception as Python prints them, outermost first.
+
+    Each entry has the file, line number and function, and the source line below.
+    """
     import linecache
 
     lines: list[Any] = []

@@ -4,7 +4,7 @@ A graph does not say which arguments are weights. A weight is an argument whose 
 is a result. In a function without a backward pass, the largest tree of floating-point arrays has
 the weights. The module of a weight follows from the words of its path.
 
-Also: direct and transitive dependencies between the values of a graph.
+This module also computes direct and transitive dependencies between the values of a graph.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from shardalg.graph.ir import Graph, ValueType, once_per_graph
 
 
 def dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
-    """Return, per value, the values that are computed directly from it.
+    """Return, per value, the indices of the values that are computed directly from it.
 
-    Values enter and leave the bodies of loops and branches by region arguments.
+    An operand of a loop or branch leads to the argument of the body, and a result of the body leads
+    to the result of the loop or branch.
 
     Args:
-      carried: whether an iteration's results reach the arguments of the next iteration.
+      carried: whether a carry's result in one iteration leads to its argument in the next one.
     """
     edges: list[list[int]] = [[] for _ in graph.values]
     for node in graph.nodes:
@@ -44,6 +45,10 @@ def dependencies(graph: Graph, *, carried: bool = True) -> list[list[int]]:
 def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
     """Return, per value, 1 if it is in `start` or computed from a value of `start`, else 0.
 
+    Args:
+      edges: per value, the values that are computed directly from it.
+      start: value indices.
+
     >>> list(reachable([[1], [2], [], [2]], [1]))
     [0, 1, 1, 0]
     """
@@ -59,14 +64,17 @@ def reachable(edges: list[list[int]], start: Iterable[int]) -> bytearray:
     return seen
 
 
-# Names of trees that are left out of a module's path.
+# Names of trees that are left out of a module's path, because they do not name a part of the model.
 WRAPPERS = frozenset({"state", "params", "variables", "weights"})
 
 _STEP = re.compile(r"\.([^.\[]+)|\[('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]|\[([^\]]*)\]")
 
 
 def words(path: str) -> tuple[str, tuple[str, ...]]:
-    """Return the argument's name and the words below it.
+    """Return the argument's name and the keys, attributes and indices that follow in a path.
+
+    Args:
+      path: the path of a leaf of the arguments, as JAX prints it.
 
     >>> words("params['layers'][3]['up']"), words("model.mlp.kernel"), words("x")
     (('params', ('layers', '3', 'up')), ('model', ('mlp', 'kernel')), ('x', ()))
@@ -80,7 +88,13 @@ def words(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _step(attribute: str, quoted: str, other: str) -> str:
-    """Return the word of one step of a path: an attribute, a key, or an index."""
+    """Return the word of one step of a path, from the groups of `_STEP`, of which one is not empty.
+
+    Args:
+      attribute: the name in `.name`.
+      quoted: the quoted key in `['key']`.
+      other: the text in any other brackets, such as the index in `[3]`.
+    """
     if quoted:
         return str(ast.literal_eval(quoted))
     flat = re.fullmatch(r"<flat index (\d+)>", other)
@@ -88,7 +102,7 @@ def _step(attribute: str, quoted: str, other: str) -> str:
 
 
 def unwrapped(steps: Sequence[str]) -> tuple[str, ...]:
-    """Return the words without the wrappers at the beginning.
+    """Return the words of a path without leading names of trees, such as "params" (`WRAPPERS`).
 
     >>> unwrapped(("params", "mlp", "up"))
     ('mlp', 'up')
@@ -109,7 +123,7 @@ def endings(steps: Sequence[str]) -> Iterable[str]:
 
 
 def numbered(steps: Sequence[str]) -> tuple[str, ...]:
-    """Return the words as frameworks write them: the position in a list joins the list's name.
+    """Return the words of a path with each list's name and position joined, as in Flax.
 
     >>> numbered(("layers", "3", "mlp"))
     ('layers_3', 'mlp')
@@ -124,7 +138,7 @@ def numbered(steps: Sequence[str]) -> tuple[str, ...]:
 
 
 def by_ending(modules: Iterable[str]) -> dict[str, str]:
-    """Return, for every ending of a module, the shortest module that has it.
+    """Return, for every ending of a module's path, the shortest path that has this ending.
 
     >>> by_ending(["net/layers_0/up"])["layers_0/up"]
     'net/layers_0/up'
@@ -154,14 +168,14 @@ def common(modules: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ArgumentModules:
-    """The modules that arguments and results belong to.
+    """The modules that arguments and results of a graph belong to.
 
     Attributes:
-      weights: the module of each weight.
+      weights: the module of each argument that is a weight, by value index.
       others: the module of each other argument, or "".
-      results: the weight's module of each result that is a weight's gradient or next value.
-      late: per value, whether it depends on a value of the backward pass.
-      given: per value, whether it depends on an argument that is no weight.
+      results: for each result that is a weight's gradient or next value, the weight's module.
+      late: per value, 1 if it is computed in the backward pass or from a value of it, else 0.
+      given: per value, 1 if it is or depends on an argument that is no weight, else 0.
     """
 
     weights: Mapping[int, str]
@@ -188,7 +202,7 @@ class _Leaf:
 
 @once_per_graph
 def argument_modules(graph: Graph) -> ArgumentModules:
-    """Return the module of every argument, and of the results that are weights' gradients.
+    """Return the modules of all arguments, and of the results that are gradients of weights.
 
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
@@ -233,8 +247,8 @@ def argument_modules(graph: Graph) -> ArgumentModules:
 
 
 def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
-    """Return whether the forward or the backward pass reads an argument."""
-    # An argument may be read inside of bodies, which it enters by region arguments.
+    """Return whether the forward or the backward pass reads an argument, also inside of bodies."""
+    # A call in the update may have a body of another phase, so nodes in bodies decide, not calls.
     entered, seen = [value], {value}
     while entered:
         here = entered.pop()
@@ -250,7 +264,11 @@ def _is_read_early(graph: Graph, edges: list[list[int]], value: int) -> bool:
 
 @once_per_graph
 def _entries(graph: Graph) -> dict[int, list]:
-    """Return, per value, the region arguments through which it enters a body."""
+    """Return, by value index, the region arguments that start at the value, except carries.
+
+    They connect an operand of a call with an argument of its body, or a body's result with a
+    result of the call.
+    """
     found = defaultdict(list)
     for tie in graph.region_arguments:
         if tie.kind != "carry":
@@ -261,11 +279,12 @@ def _entries(graph: Graph) -> dict[int, list]:
 def _matched(
     graph: Graph, leaves: list[_Leaf], read: list[_Leaf], late: bytearray
 ) -> dict[int, int]:
-    """Return the argument of each result that is an argument's gradient or next value.
+    """Return, for each result that is an argument's gradient or next value, the argument.
 
-    The result's path ends with the words of the argument, and the types are equal. If several
-    arguments match (`encoder['w']`, `decoder['w']`), their name decides. Otherwise their order
-    decides, if there is one result for each (the `argnums` of `jax.grad`).
+    Keys and values are value indices. The result's path ends with the words of the argument, and
+    the types are equal. If several arguments match (`encoder['w']`, `decoder['w']`), their name
+    decides. Otherwise their order decides, if there is one result for each (the `argnums` of
+    `jax.grad`).
     """
     by_path = dict(zip(graph.argument_paths, leaves, strict=True))
     arguments: dict[tuple, list[_Leaf]] = defaultdict(list)
@@ -292,7 +311,14 @@ def _matched(
 
 
 def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) -> dict[int, int]:
-    """Return the argument of each result, for arguments and results with equal words and types."""
+    """Return the argument of each result, among arguments and results with equal words and types.
+
+    An argument is chosen if its tree's name is in the result's path, or if it is the only one. If
+    there are as many results as arguments, they are paired in order. Otherwise return nothing.
+
+    Args:
+      results: pairs of a value index and the words of the result's path.
+    """
     found = {}
     for value, below in results:
         named = [leaf for leaf in arguments if leaf.root in below]
@@ -308,7 +334,13 @@ def _paired(arguments: list[_Leaf], results: list[tuple[int, tuple[str, ...]]]) 
 
 
 def _updated(graph: Graph, read: list[_Leaf], late: bytearray) -> set[int]:
-    """Return the arguments that an update combines with a value of the backward pass."""
+    """Return the arguments in `read` that an update combines with a value of the backward pass.
+
+    The update's result must have the shape of the argument.
+
+    Args:
+      late: per value, 1 if it depends on the backward pass.
+    """
     types = {leaf.value: leaf.type for leaf in read}
     found = set()
     for node in graph.nodes:
@@ -324,6 +356,10 @@ def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
 
     These are the trained trees, and trees with at least half as many leaves as the largest tree.
     The latter are frozen weights, or the weights of a function without a backward pass.
+
+    Args:
+      read: the arguments that the forward or the backward pass reads.
+      trained: the names of trees with an argument whose gradient or update was found.
     """
     # Only leaves below the root count, so that a single array is no tree of weights.
     sizes = Counter(leaf.root for leaf in read if leaf.words and leaf.is_float)
@@ -333,7 +369,7 @@ def _roots(read: list[_Leaf], trained: set[str]) -> set[str]:
 
 
 def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
-    """Return the module of every weight: its words without the last one.
+    """Return the module of every weight, by value index: its path without the last word.
 
     The tree's name is the first word if the tree is a list, or if two trees have equal modules.
     """
@@ -364,7 +400,12 @@ def _names(weights: list[_Leaf], leaves: list[_Leaf]) -> dict[int, str]:
 
 
 def _scoped(steps: tuple[str, ...], known: Mapping[str, str]) -> str:
-    """Return the module of the user's scopes that matches an ending of the path, or ""."""
+    """Return the user's named scopes that match the longest ending of a weight's module, or "".
+
+    Args:
+      steps: the words of the weight's path.
+      known: for each ending of a named scope in the function, the scope's full path.
+    """
     owner = numbered(steps)[:-1]
     return next((known[ending] for ending in endings(owner) if ending in known), "")
 
@@ -379,9 +420,10 @@ def _others(
     user's code with that path (`known`); the argument's own tree, as `batch` of `batch['tokens']`.
 
     Args:
-      leaves: all arguments. modules: the module of each weight, by its value.
-      known: the module of each path that a named scope of the function has.
-      read: arguments that the forward pass reads.
+      leaves: all arguments.
+      modules: the module of each weight, by its value.
+      known: for each ending of a named scope in the function, the scope's full path.
+      read: the arguments that the forward or the backward pass reads.
     """
     weights = [leaf for leaf in leaves if leaf.value in modules]
     whole = {"/".join(leaf.words): modules[leaf.value] for leaf in weights if leaf.words}

@@ -1,4 +1,4 @@
-"""Checks of a graph: numbers, types, order of definitions, regions and region arguments."""
+"""Checks of a graph's structure: indices, types, order of definitions and regions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def check(graph: Graph) -> None:
 
 
 def _problems(graph: Graph) -> Iterator[str]:
-    """Yield the faults of the first check that fails, because later checks rely on earlier ones."""
+    """Yield one message per fault that the first failing check finds.
+
+    Later checks rely on earlier ones, so they do not run after a fault.
+    """
     checks = _wrong_numbers, _wrong_types, _wrong_order, _wrong_regions, _wrong_region_arguments
     for wrong in checks:
         found = list(wrong(graph))
@@ -31,7 +34,7 @@ def _problems(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_numbers(graph: Graph) -> Iterator[str]:
-    """Yield wrong indices of values, nodes and regions, and names that occur twice."""
+    """Yield a message for each wrong index of a value, node or region, and for repeated names."""
     numbered: dict[str, Sequence[Value | Node | Region]]
     numbered = {"value": graph.values, "node": graph.nodes, "region": graph.regions}
     for what, items in numbered.items():
@@ -45,7 +48,7 @@ def _wrong_numbers(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_types(graph: Graph) -> Iterator[str]:
-    """Yield nodes whose signature differs from the types of their operands and results."""
+    """Yield a message for each node whose signature and values have different types."""
     values = graph.values
     for node in graph.nodes:
         sides = ((node.signature.operands, node.operands), (node.signature.results, node.results))
@@ -56,7 +59,11 @@ def _wrong_types(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_order(graph: Graph) -> Iterator[str]:
-    """Yield values that are defined twice, or read before or outside of their definition."""
+    """Yield a message for each node that defines a value again, or reads one that it cannot see.
+
+    A node can see constants, the arguments of its body, and earlier results in its body. Also yield
+    a message for each region that returns a value that it does not contain.
+    """
     shared = {i for i, _ in graph.constants}
     made = {*shared, *(i for region in graph.regions for i in region.arguments)}
     visible = {region.index: {*shared, *region.arguments} for region in graph.regions}
@@ -81,7 +88,7 @@ def _wrong_order(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_regions(graph: Graph) -> Iterator[str]:
-    """Yield regions whose nodes, owner or trip count do not match."""
+    """Yield a message for each region whose list of nodes, call or trip count is wrong."""
     inside = [set(region.nodes) for region in graph.regions]
     for node in graph.nodes:
         if node.index not in inside[node.region]:
@@ -98,7 +105,11 @@ def _wrong_regions(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_region_arguments(graph: Graph) -> Iterator[str]:
-    """Yield region arguments that connect different shapes, and body arguments without one."""
+    """Yield a message for each region argument between values of different shapes.
+
+    Also yield a message for each argument of a body that no region argument connects to a value
+    outside.
+    """
     tied = {tie.target for tie in graph.region_arguments}
     for tie in (t for t in graph.region_arguments if not t.is_manual):
         source, target = graph.values[tie.source], graph.values[tie.target]
