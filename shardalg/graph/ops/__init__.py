@@ -1,4 +1,4 @@
-"""One row per operator: its loops, its index maps, and all properties derived from them.
+"""One row (`Rule`) per operator: its loops, its index maps, and all properties derived from them.
 
 A row consists of loops and one index expression per tensor dimension. An iteration that reads
 outside a tensor does not exist. Completion, partitioning, masks, flops and claims are derived from

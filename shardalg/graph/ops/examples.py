@@ -8,12 +8,20 @@ from shardalg.graph.ops.families.indexing import GATHER, SCATTER
 
 
 def numbers(fields: str, *values: Plain) -> Plain:
-    """Return a named tuple as plain data."""
+    """Return dimension numbers as plain data: pairs of a field's name and its value.
+
+    Args:
+      fields: the names of the fields, separated by spaces.
+      values: the values of the fields, in the same order.
+    """
     return tuple(zip(fields.split(), values, strict=True))
 
 
 def window(count: int) -> dict[str, Plain]:
-    """Return the parameters of a window of `count` taps and stride 2 in the second dimension."""
+    """Return parameters of a `reduce_window` of matrices.
+
+    The window has `count` taps and stride 2 along dimension 1, and covers one row.
+    """
     return {
         "window_dimensions": (1, count),
         "window_strides": (1, 2),
@@ -31,7 +39,11 @@ def selection(count: int) -> dict[str, Plain]:
 
 
 def conv(**changed: Plain) -> dict[str, Plain]:
-    """Return the parameters of a convolution along one dimension, padded by one on both sides."""
+    """Return the parameters of a convolution along one dimension, padded by one on both sides.
+
+    Args:
+      changed: parameters with another value than the default.
+    """
     spec = (("lhs_spec", (0, 1, 2)), ("rhs_spec", (0, 1, 2)), ("out_spec", (0, 1, 2)))
     plain: dict[str, Plain] = {
         "dimension_numbers": spec,
@@ -46,7 +58,12 @@ def conv(**changed: Plain) -> dict[str, Plain]:
 
 
 def ragged(at: int, *groups: int) -> dict[str, Plain]:
-    """Return the parameters of a grouped product; dimension `at` of the left side is ragged."""
+    """Return the parameters of a `ragged_dot_general`.
+
+    Args:
+      at: the ragged dimension of the left operand.
+      groups: the group dimensions of the right operand.
+    """
     dims = (((1,), (1,) if groups else (0,)), ((), ()))
     return {"ragged_dot_dimension_numbers": numbers(RAGGED, dims, (at,), groups)}
 
@@ -191,7 +208,7 @@ CASES: tuple[Case, ...] = (
 
 
 def signature(case: Case) -> Signature:
-    """Return the signature of an example, in single precision.
+    """Return the signature of an example, in which all types are float32.
 
     >>> signature(("add", {}, ["4,8", "4,1"], ["4,8"])).operands
     (f32[4,8], f32[4,1])
@@ -201,5 +218,6 @@ def signature(case: Case) -> Signature:
 
 
 def _types(shapes: list[str]) -> tuple[ValueType, ...]:
+    """Return float32 types of shapes that are given as text, such as "4,8"."""
     sizes = (tuple(map(int, filter(None, text.split(",")))) for text in shapes)
     return tuple(ValueType(shape, "float32") for shape in sizes)

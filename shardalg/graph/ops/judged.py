@@ -55,10 +55,11 @@ def check_operators(graph: Graph) -> None:
 def _faults_in_regions(
     axes: tuple[tuple[str, int], ...], checked: Mapping[Signature, str]
 ) -> list[str]:
-    """Return the faults of the operators of regions that are manual along some axes.
+    """Return a message for each wrong operator among those in regions with the same manual axes.
 
     Args:
-      checked: the source line of each signature.
+      axes: names and sizes of the manual axes, which collectives refer to.
+      checked: the signatures of the operators, each with the source line of one node.
     """
     known: dict[ValueType, jax.ShapeDtypeStruct] = {}
     for type_ in dict.fromkeys(type_ for signature in checked for type_ in signature.operands):
@@ -89,9 +90,13 @@ def _faults_in_regions(
 
 
 def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Yield faults of a collective that JAX finds only in lowering, and groups of an axis.
+    """Yield a message for each fault of a collective that JAX's type rules do not find.
 
-    No traced graph has groups of an axis.
+    Faults are axes that the region does not have, impossible pairs of a `ppermute`, and groups
+    within an axis, which no traced graph has. Other primitives have no such faults.
+
+    Args:
+      sizes: the size of each manual axis of the region.
 
     Raises:
       PlanFileError: the axes are no names, or the pairs no numbers.
@@ -115,7 +120,9 @@ def _collective_faults(signature: Signature, sizes: Mapping[str, int]) -> Iterat
 
 
 def _type_faults(signature: Signature, available: Mapping[ValueType, Any]) -> Iterator[str]:
-    """Yield the differences between the node's result types and the types that JAX derives.
+    """Yield a message if a node's result types differ from the types that JAX derives.
+
+    Also yield one if JAX rejects the operands or the parameters.
 
     Args:
       available: a traced value of each type that JAX knows.

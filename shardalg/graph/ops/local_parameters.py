@@ -25,14 +25,16 @@ NO_SPANS: Mapping[OperandDim, WindowBlock] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class IndexShift:
-    """Addition of `sign * p * block + more` to run-time numbers.
+    """Change of run-time indices from global to local ones: `sign * p * block + more` is added.
 
-    `p` is the partition id of `loop`, and `block` its block size.
+    `p` is the device's partition id of `loop`, and `block` the block size of this loop.
 
     Attributes:
       operand: the operand whose numbers are shifted; None for the result.
       component: a position in the index vector (the last dimension); None for all numbers.
+      loop: see above.
       sign: 1, -1, or 0 for numbers that are clamped but not shifted.
+      more: a constant that is added.
       clamp: the range to which the numbers are clamped first.
       within: the range of valid numbers; a number outside of it selects nothing.
     """
@@ -48,7 +50,7 @@ class IndexShift:
 
 @dataclass(frozen=True)
 class Emission:
-    """Changes that turn the global operator into the local one.
+    """Changes that turn the global operator into the operator that a device runs on its blocks.
 
     Attributes:
       params: parameters of the primitive that differ from the global ones.
@@ -56,12 +58,12 @@ class Emission:
       owned: (component, loop, number of starts). The gathered value is masked with zero unless the
         shifted index is in the block and the global index is a valid start; then it is summed. The
         loop is "" if the dimension is not sharded.
-      margins: (dimension of operand 0, loop, elements) before its block, for windows that overlap
-        two blocks.
+      margins: (dimension of operand 0, loop, number of elements). So many elements are added before
+        the device's block, for windows that overlap two blocks.
       batch_dims: dimensions of the gathered value that come from the indices.
-      fill: the result of a globally invalid index, on one member of the group; None if no index
+      fill: the result of a globally invalid index, on one device of the group; None if no index
         can be invalid.
-      first_member: an operand that enters the combination on one member of the group only.
+      first_member: an operand that only one device of the group includes in the combination.
       chosen: (result dimension, size of each operand along it) if every position of the dimension
         is read from one of the operands.
       boxed: whether a box is read from, or written to, a sharded dimension (see `boxes`).
@@ -78,7 +80,7 @@ class Emission:
     boxed: bool = False
 
 
-# The operator with its global parameters, applied to blocks.
+# No changes: many operators have no parameter that depends on a size.
 PLAIN = Emission()
 
 
@@ -88,10 +90,11 @@ def emit(
     blocks: Blocks,
     spans: Mapping[OperandDim, WindowBlock] = NO_SPANS,
 ) -> Emission:
-    """Return the local operator in which loop `l` has the extent `blocks[l]`.
+    """Return the changes of an operator's parameters for a device's blocks.
 
     Args:
-      blocks: local extent of every loop: `ceil(extent / num_shards)`.
+      signature, rule: the global operator and its row.
+      blocks: the device's extent of every loop: `ceil(extent / num_shards)`.
       spans: the device's interval of each dimension that is read through a window.
 
     Raises:
@@ -123,13 +126,20 @@ def emit(
 
 
 def sharded(rule: Rule, blocks: Blocks) -> frozenset[str]:
-    """Return the loops whose block is smaller than their extent."""
+    """Return the loops whose block has another size than the whole loop.
+
+    Args:
+      blocks: the device's extent of each loop; loops without an entry are whole.
+    """
     return frozenset(name for name, extent in rule.loops if blocks.get(name, extent) != extent)
 
 
 @lru_cache(maxsize=1 << 14)
 def unsupported_loops(rule: Rule) -> frozenset[str]:
-    """Return the loops that cannot be sharded, by the row or because no emission supports them."""
+    """Return the loops along which the operator cannot be partitioned.
+
+    The row forbids it, or `emit` has no local operator for it.
+    """
     # A guard `k == start + w` selects a window of a dimension k, as in a dynamic slice:
     #     loop k of the dimension   . . . [ loop w of the window ] . . .
     starts = {symbol.name for symbol in rule.symbols}
@@ -150,15 +160,19 @@ def unsupported_loops(rule: Rule) -> frozenset[str]:
 
 
 def _divided_loops(rule: Rule) -> frozenset[str]:
-    """Return the loops in a floor division or modulo: a reshape whose factors do not nest."""
+    """Return the loops in indices with a floor division or a modulo.
+
+    A reshape whose factors do not nest has such indices.
+    """
     maps = [index for tensor in rule.tensors for index in rule.indices(tensor)]
     return frozenset(v for i in maps if i.div > 1 or i.mod for v in i.variables)
 
 
 def _loops_without_window(rule: Rule) -> frozenset[str]:
-    """Return the loops in an index that is neither a nest of loops nor a window.
+    """Return the loops in indices that are neither nested loops (`3*i + j`) nor windows.
 
-    If a user's reduction has no number to fill padding with, all its moved loops are returned.
+    A reduction by a user's function may have no number to fill padding with. Then all loops that
+    do not index whole dimensions are returned.
     """
     if rule.combine == USER and not rule.vacant and rule.filler(0) is None:
         return moved(rule)
@@ -186,7 +200,12 @@ UNSUPPORTED: dict[str, Callable[[Rule], frozenset[str]]] = {
 
 
 def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
-    """Return the shape of a result in which every loop has the extent of its block."""
+    """Return the shape of a device's block of a result.
+
+    Args:
+      result: the number of the result.
+      blocks: the device's extent of each loop.
+    """
 
     def size(index: Index) -> int:
         if any(blocks[name] == 0 for name in index.variables):
@@ -200,12 +219,15 @@ def local_shape(rule: Rule, result: int, blocks: Blocks) -> tuple[int, ...]:
 
 
 def _same(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the unchanged operator: none of its parameters depends on a size."""
+    """Return no changes: none of the operator's parameters depends on a size."""
     return PLAIN
 
 
 def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return the operator with its local result shape, for example of a reshape or a tile."""
+    """Return the changes for an operator with a shape as a parameter, such as a reshape or a tile.
+
+    The parameter becomes the shape of the device's block.
+    """
     if not sharded(rule, blocks):
         return PLAIN
     # A tile has no shape parameter: it repeats the device's block `reps` times per dimension. The
@@ -218,7 +240,7 @@ def _shape(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return an `iota` that starts at the first index of the device's block."""
+    """Return the changes of an `iota`: the block's shape, and a shift to its first index."""
     split = sharded(rule, blocks)
     loop = f"d{signature.param('dimension')}"
     shifts = (IndexShift(None, None, loop, 1),) if loop in split else ()
@@ -226,7 +248,7 @@ def _iota(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a `positions` whose start numbers are shifted to the device's block."""
+    """Return the changes of a `positions`: the block's shape, and shifts of its start numbers."""
     split = sharded(rule, blocks)
     names = (index.loop for index in rule.results[0])
     shifts = tuple(IndexShift(d, None, n, 1) for d, n in enumerate(names) if n in split)
@@ -234,7 +256,10 @@ def _positions(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a choice per position of one operand, if the concatenated dimension is sharded."""
+    """Return the changes of a concatenation.
+
+    If the concatenated dimension is sharded, each position is read from one of the operands.
+    """
     dim = signature.param("dimension")
     sizes = signature.param("sizes") or tuple(v.shape[dim] for v in signature.operands)
     chosen = len(sizes) > 1 and rule.results[0][dim].loop in sharded(rule, blocks)
@@ -242,9 +267,9 @@ def _terms(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _window(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a grouped convolution with the local number of groups.
+    """Return the changes of a windowed operator: the device's number of groups of a convolution.
 
-    `local_params` adds padding and dilation.
+    `local_params` changes padding and dilation.
     """
     split = sharded(rule, blocks)
     grouped = [name for name in GROUPS if signature.param(name, 1) > 1]
@@ -255,7 +280,11 @@ GROUPS = ("feature_group_count", "batch_group_count")
 
 
 def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a dynamic slice or update: `boxed` if it selects along a sharded dimension."""
+    """Return the changes of a dynamic slice or dynamic update.
+
+    If it selects along a sharded dimension, only `boxed` is set. Otherwise the sizes of the slice
+    become the sizes of the device's block.
+    """
     split = sharded(rule, blocks)
     if any(boxes(rule, split)):
         return Emission(boxed=True)
@@ -264,7 +293,12 @@ def _dynamic(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield (dimension, loop, largest start) where a box is selected along a sharded dimension."""
+    """Yield (dimension, loop, largest start) for each sharded dimension with a run-time start.
+
+    Args:
+      rule: the row of a dynamic slice or update.
+      split: the sharded loops.
+    """
     highs = {symbol.name: symbol.high for symbol in rule.symbols}
     for guard in rule.guards:
         loop = guard.loop.loop
@@ -276,10 +310,13 @@ def boxes(rule: Rule, split: Collection[str]) -> Iterator[tuple[int, str, int]]:
 
 @dataclass(frozen=True)
 class SelectedDimension:
-    """A sharded dimension along which run-time indices select.
+    """A sharded operand dimension of a gather or scatter with a run-time start.
 
     Attributes:
-      symbol: the run-time start; component: its position in the index vector.
+      dim: its number.
+      loop: its loop.
+      symbol: the run-time start.
+      component: the position of the start in the index vector.
       width: extent of the selected window, or 0 for a single element.
     """
 
@@ -290,7 +327,9 @@ class SelectedDimension:
     width: int
 
     def shift(self, *, drops: bool) -> IndexShift:
-        """Return the shift from a global start to a start in the block, with the margin before it.
+        """Return the shift from a start in the tensor to a start in the device's block.
+
+        The block may have a margin of elements before it, which counts as part of it.
 
         Args:
           drops: whether an invalid start drops the update (scatter).
@@ -307,9 +346,10 @@ class SelectedDimension:
 def selections(
     rule: Rule, components: tuple[int, ...], split: Collection[str]
 ) -> tuple[SelectedDimension, ...]:
-    """Return the selected dimensions whose loop is sharded.
+    """Return the sharded operand dimensions of a gather or scatter that indices select.
 
     Args:
+      split: the sharded loops.
       components: operand dimension of each component of the index vector.
     """
     symbols = {symbol.name: symbol for symbol in rule.symbols}
@@ -326,7 +366,7 @@ def selections(
 
 
 def _margins(found: tuple[SelectedDimension, ...]) -> tuple[tuple[int, str, int], ...]:
-    """Return `Emission.margins`: (dimension, loop, width) of each window of several elements."""
+    """Return the margins (see `Emission`) that windows of several elements need."""
     return tuple((one.dim, one.loop, one.width) for one in found if one.width)
 
 
@@ -334,9 +374,10 @@ UNSORTED: Params = (("indices_are_sorted", False), ("unique_indices", False))
 
 
 def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a gather from the device's block; `owned` masks the results of other blocks.
+    """Return the changes of a gather, which then reads from the device's block alone.
 
-    An index outside the block reads the fill value or is clipped.
+    An index outside the block reads the fill value or is clipped. `owned` lists the dimensions by
+    which results from other devices' blocks are masked.
     """
     n, split = numbers(signature), sharded(rule, blocks)
     if not split:
@@ -368,7 +409,7 @@ def _gather(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
 
 
 def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
-    """Return a scatter into the device's block that drops updates with an index outside of it.
+    """Return the changes of a scatter, which then drops updates outside of the device's block.
 
     In a sum or product over sharded updates, one device adds the operand. Updates in padding have
     arbitrary indices, so the local indices are neither sorted nor unique.

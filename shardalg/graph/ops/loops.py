@@ -1,4 +1,4 @@
-"""Properties derived from a row: loop classes, the row's class, the loops of a dimension.
+"""Properties derived from a row (`Rule`): loop classes, the row's class, the loops of a dimension.
 
 No operator is named here: everything is derived from the index maps.
 """
@@ -23,9 +23,12 @@ LOOP_CLASSES = (
 
 
 def covers(rule: Rule, tensor: int, dim: int) -> bool:
-    """Return whether a dimension is indexed by one loop, unchanged, over its full size.
+    """Return whether the index of a tensor's dimension is one loop over its full size.
 
-    The dimension of `slice[0:k]` is not: its loop has a smaller extent.
+    For example, it is not for the operand of `x[0:k]`, because the loop has a smaller extent.
+
+    Args:
+      tensor: operand number, or `~r` for result r (-1 is result 0).
     """
     index, shape = rule.indices(tensor)[dim], rule.shape(tensor)
     loop = index.loop
@@ -59,9 +62,13 @@ def dim_loops(rule: Rule, tensor: int, dim: int) -> tuple[tuple[str, int], ...]:
 def _nested(
     index: Index, extents: Mapping[str, int], size: int | None
 ) -> tuple[tuple[str, int], ...]:
-    """Return the loops of a mixed-radix index, major to minor; () if it is not one.
+    """Return (loop, extent) for each loop of a mixed-radix index, major to minor; () for others.
 
-    In a mixed radix, each coefficient is the product of the extents of all more minor loops.
+    In a mixed radix, each coefficient is the product of the extents of all more minor loops, as in
+    `12*i + 4*j + k` for j below 3 and k below 4.
+
+    Args:
+      size: the size of the dimension, which the index must cover; None if it is unknown.
     """
     is_sum = index.div == 1 and not index.mod and not index.constant and index.terms
     if not is_sum or any(name not in extents for name in index.variables):
@@ -80,7 +87,10 @@ def _nested(
 
 @lru_cache(maxsize=65536)
 def moved(rule: Rule) -> frozenset[str]:
-    """Return the loops in indices that are not one plain loop over the full dimension."""
+    """Return the loops that occur in an index other than one plain loop over a whole dimension.
+
+    Examples are the loops of a window, a shift or a nest of loops.
+    """
     return frozenset(
         name
         for tensor in rule.tensors
@@ -163,12 +173,16 @@ def row_class(rule: Rule) -> str:
     return "pointwise" if own else "layout"
 
 
-# Operand and dimension.
+# An operand's position and one of its dimensions, as the key of tables of windows and padding.
 OperandDim = tuple[int, int]
 
 
 def row_of(rows: Sequence[Rule], result: int) -> tuple[Rule, tuple[Index, ...]]:
-    """Return the row that computes a result, and the result's indices."""
+    """Return the row that computes result number `result`, and the result's indices in this row.
+
+    Args:
+      rows: one row for all results, or one row per result.
+    """
     rule = rows[result] if len(rows) > 1 else rows[0]
     return rule, rule.results[0 if len(rows) > 1 else result]
 
@@ -183,10 +197,10 @@ def moves_none(rule: Rule) -> bool:
 
 
 def operands_along(rule: Rule, loop: str) -> dict[int, int | None] | None:
-    """Return, per operand, the dimension that the loop indexes, or None if there is none.
+    """Return, per operand, its dimension whose index is the loop, or None if it has none.
 
-    None instead of a table if an operand has the loop in two dimensions or in another index than
-    the plain loop.
+    Return None instead of a dictionary if an operand has the loop in two dimensions, or in an index
+    other than the plain loop.
 
     >>> from shardalg.graph.ir import ValueType
     >>> from shardalg.graph.ops.rows import rules
@@ -210,7 +224,9 @@ def number_along(
     numbers: Mapping[int, Number | None],
     fills: Mapping[OperandDim, Number | None],
 ) -> Number | None:
-    """Return the result's number at padded positions along a loop; None if it is unknown.
+    """Return the number that a result has in the padding along a loop; None if it is unknown.
+
+    It is known if the operator is elementwise and the padding of its operands has known numbers.
 
     Args:
       along: the dimension of each operand along the loop (see `operands_along`).

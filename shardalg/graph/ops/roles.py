@@ -1,4 +1,4 @@
-"""Roles of values in training, derived from the rows and the arguments' roles."""
+"""Roles of values in training (activation, gradient, ...), derived from the arguments' roles."""
 
 from __future__ import annotations
 
@@ -117,7 +117,11 @@ def _check(graph: Graph, argument_roles: Sequence[str | None]) -> None:
 
 
 class _Classes:
-    """Union-find over numbers."""
+    """Partition of the numbers below `size` into classes, by union-find.
+
+    At first every number is a class of its own. `parent` has, for each number, another number of
+    its class, and for the representative the number itself.
+    """
 
     def __init__(self, size: int) -> None:
         self.parent = list(range(size))
@@ -130,7 +134,7 @@ class _Classes:
         return item
 
     def join(self, first: int, second: int) -> None:
-        """Merge two classes."""
+        """Merge the classes of two numbers."""
         a, b = self.root(first), self.root(second)
         if a != b:
             self.parent[b] = a
@@ -138,10 +142,11 @@ class _Classes:
 
 @lru_cache(maxsize=65536)
 def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
-    """Return pairs of dimensions on one loop: (position, dimension, position, dimension).
+    """Return pairs of dimensions with the same loop: (position, dimension, position, dimension).
 
-    Positions count the operands, then the results. A dimension that nests several loops counts as
-    its major loop.
+    A position is the number of a tensor: operands first, then results. For `[i, k], [k, j] ->
+    [i, j]` one pair is (0, 1, 1, 0), for k. A dimension of several nested loops counts as its most
+    major loop.
     """
     first: dict[str, tuple[int, int]] = {}
     pairs = []
@@ -159,7 +164,11 @@ def joined_dims(signature: Signature) -> tuple[tuple[int, int, int, int], ...]:
 def _data_dimensions(graph: Graph, given: dict[int, str | None]) -> bytearray:
     """Return 1 per value that has a data dimension, else 0.
 
-    A union-find over all dimensions of all values connects dimensions on one loop.
+    A data dimension is connected by loops to a dimension of a data argument, and to no dimension of
+    a parameter or an optimizer state.
+
+    Args:
+      given: the role of each argument, by its value.
     """
     base = [0]
     for value in graph.values:

@@ -44,7 +44,7 @@ REASONS = {
     "JAX's own, gone when a function is traced": """
         custom_jvp_call_jaxpr custom_lin stage tie unreachable zeros_like""",
 }
-# Reason why a primitive has no row.
+# By primitive, because messages to the user name the reason for one primitive.
 EXCLUDED = {name: reason for reason, names in REASONS.items() for name in names.split()}
 
 
@@ -54,7 +54,7 @@ BUILDERS: dict[str, Builder] = {k: v for family in FAMILIES for k, v in family.R
 
 @lru_cache(maxsize=65536)
 def rules(signature: Signature) -> tuple[Rule, ...] | None:
-    """Return the rows of one primitive at given shapes; None if the table has none.
+    """Return the rows (`Rule`) of an operator with these shapes, or None if the table has none.
 
     If there are several rows, row k computes result k, and loops of one name are one loop.
 

@@ -19,7 +19,7 @@ CLIP, DROP = "clip", "drop"
 
 @dataclass(frozen=True)
 class Access:
-    """A read of one operand, an index per dimension.
+    """The indices at which each iteration of the loops reads one operand.
 
     An iteration that reads outside the tensor does not exist.
     """
@@ -33,9 +33,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A run-time number `operand[dims]` with valid values `[0, high]`.
+    """An index that is read at run time, as in a gather: `name = operand[dims]`.
 
-    By `mode`, another value is clipped to the range or drops the iteration.
+    Attributes:
+      name: the variable in index expressions, such as `$t0`.
+      operand, dims: the operand that contains the number, and its indices there.
+      high: the largest valid number; the smallest one is 0.
+      mode: CLIP moves other numbers into the range; DROP skips their iterations.
     """
 
     name: str
@@ -47,7 +51,10 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Guard:
-    """The iteration exists only where `loop == index` (gather, scatter, dynamic slices)."""
+    """Condition of an iteration of the loops: it exists only if `loop == index`.
+
+    Gathers, scatters and dynamic slices have guards, such as `k0 == $t0` for a run-time index.
+    """
 
     loop: Index
     index: Index
@@ -58,15 +65,20 @@ class Guard:
 
 @dataclass(frozen=True)
 class Rule:
-    """`result[g(l)] = init (+) combine over {l : reads are inside, guards hold} point(reads)`.
+    """Row of an operator: loops, one index per tensor dimension, and how iterations combine.
+
+    For loops l, the operator computes
+        result[g(l)] = init (+) combine over {l : reads are inside, guards hold} point(reads)
 
     Attributes:
+      primitive: the name of the JAX primitive.
       loops: (name, extent), in the order in which they are printed.
       terms: alternative tuples of reads. In each iteration, the one inside its tensors counts.
       results: per result, an index per dimension.
       combine: the operation that combines iterations with equal result indices.
       init: a number or an access: the start value of each result element. None is the identity.
-      guards, symbols: the selected loops (gather, scatter, dynamic slices).
+      guards, symbols: conditions of iterations, and the run-time numbers in them (gather, scatter,
+        dynamic slices).
       whole: loops that the operator needs as one block (sort, fft): never sharded.
       local: loops iterated on every device and never sharded (taps of a pooling window).
       prefix: (loop, reverse) of a cumulative operator.
@@ -131,7 +143,7 @@ class Rule:
         return self._hash
 
     def _name_faults(self) -> Iterator[str]:
-        """Yield contradictions between names of loops, symbols, operands and operations."""
+        """Yield a message for each unknown or repeated name of a loop, symbol or operation."""
         names = [name for name, _ in self.loops]
         known = {*names, *(symbol.name for symbol in self.symbols)}
         used = {v for index in self._every_index() for v in index.variables}
@@ -152,7 +164,7 @@ class Rule:
             yield "linear {} must hold addends {} and scaled {} and be operands".format(*three)
 
     def _shape_faults(self) -> Iterator[str]:
-        """Yield tensors whose number of indices is not their rank."""
+        """Yield a message for each tensor whose number of indices is not its rank."""
         # A row without shapes is a pattern: nothing can be compared.
         for k, dims in self.operands.items() if self.operand_shapes else ():
             if len(dims) != len(self.operand_shapes[k]):
@@ -177,7 +189,7 @@ class Rule:
 
     @cached_property
     def operands(self) -> dict[int, tuple[Index, ...]]:
-        """Indices with which each operand is read: as data, start value or run-time number."""
+        """By operand, the indices at which it is read, as data, start value or run-time number."""
         # A number as the start value is no operand.
         init = [self.init] if isinstance(self.init, Access) else []
         # If an operand is read in several ways, the first one of this list decides.
@@ -200,10 +212,10 @@ class Rule:
         return dict(self.vacant).get(operand, self.combine)
 
     def filler(self, operand: int) -> int | None:
-        """Return the operand whose number may replace missing elements of `operand`, or None.
+        """Return the scalar operand whose number may replace missing elements of `operand`.
 
-        It is the start value of a pick, and the operand's start value in a reduction by a user
-        function. None if an identity has this effect.
+        It is the start value of a pick, or the operand's start value in a reduction by a user's
+        function. None for other rows, in which the identity of `nothing` replaces them.
         """
         if not isinstance(self.init, Access) or self.init.dims:
             return None
@@ -246,18 +258,18 @@ class Rule:
 
     @cached_property
     def result_loops(self) -> frozenset[str]:
-        """Loops in the indices of results."""
+        """Names of the loops that occur in the indices of results."""
         return frozenset(v for dims in self.results for index in dims for v in index.variables)
 
     @cached_property
     def operand_loops(self) -> frozenset[str]:
-        """Loops in the indices of operands."""
+        """Names of the loops that occur in the indices of operands."""
         maps = self.operands.values()
         return frozenset(v for dims in maps for index in dims for v in index.variables)
 
     @cached_property
     def guarded(self) -> frozenset[str]:
-        """Loops in a guard: their iterations are selected at run time."""
+        """Names of the loops that occur in a guard: run-time numbers select their iterations."""
         pairs = [(guard.loop, guard.index) for guard in self.guards]
         names = [v for pair in pairs for index in pair for v in index.variables]
         return frozenset(v for v in names if v in self.extents)

@@ -53,7 +53,13 @@ def windowed(rule: Rule, tensor: int, dim: int) -> bool:
 
 
 def reach(index: Index, blocks: Mapping[str, int]) -> int:
-    """Return the number of numerators from the first to the last that blocks of the loops need.
+    """Return the number of elements of an operand's dimension that a device's blocks need.
+
+    Elements are counted before base dilation is divided out: they are values of the numerator of
+    `index`, from the first one to the last one.
+
+    Args:
+      blocks: the device's extent of each loop.
 
     >>> reach(Index((("d0", 3),)), {"d0": 4}), reach(Index((("d0", 3),)), {"d0": 0})
     (10, 0)
@@ -69,10 +75,15 @@ def local_params(
     blocks: Mapping[str, int],
     spans: Mapping[OperandDim, WindowBlock],
 ) -> Params:
-    """Return the parameters of the local operator that describe windows.
+    """Return the padding, dilation or slice limits of the operator that runs on a device's blocks.
 
-    Dimensions in `spans` get the padding, dilation or limits of their block; others keep theirs.
-    Empty for an operator without such parameters.
+    Dimensions in `spans` get the parameters of their block; others keep theirs. The result is empty
+    for an operator without such parameters.
+
+    Args:
+      signature, rule: the global operator and its row.
+      blocks: the device's extent of each loop.
+      spans: the device's interval of each operand dimension that is read through a window.
     """
     param = signature.param
 

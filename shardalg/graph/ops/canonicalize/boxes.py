@@ -1,5 +1,8 @@
 """Rewrites of boxes at known starts, of rotations, and of kernel taps that read only padding.
 
+A box is a contiguous part of a tensor, given by a start and a size in each dimension. A tap is one
+spatial position of a convolution's kernel.
+
 - `starts_written`: gathers, scatters and dynamic slices at constant starts become slices and pads.
 - `ends_joined`: a concatenation of the two ends of one value becomes one node, a rotation.
 - `unread_cut`: taps at the ends of a kernel that read only padding are cut off.
@@ -49,9 +52,9 @@ def starts_written(graph: Graph) -> Graph:
 
 
 def _gather(known: KnownValues, node: Node) -> Node | None:
-    """Return the slice that a gather of one box computes, or None.
+    """Return a slice that computes the same as a gather of one box, or None if there is none.
 
-    The gather must keep all dimensions of the operand.
+    The gather must read one box with all dimensions of the operand, at a constant start.
     """
     signature = node.signature
     if signature.param("slice_sizes") != signature.results[0].shape:
@@ -61,7 +64,11 @@ def _gather(known: KnownValues, node: Node) -> Node | None:
 
 
 def _slice(node: Node, starts: Starts) -> Node | None:
-    """Return the slice of the node's first operand at these starts, or None without starts."""
+    """Return a slice of the node's first operand that replaces the node, or None without starts.
+
+    Args:
+      starts: the first element in each dimension. The sizes are the sizes of the node's result.
+    """
     if starts is None:
         return None
     limits = tuple(a + n for a, n in zip(starts, node.signature.results[0].shape, strict=True))
@@ -72,9 +79,10 @@ def _slice(node: Node, starts: Starts) -> Node | None:
 
 
 def _scatter(known: KnownValues, node: Node) -> Node | None:
-    """Return the pad that a scatter of one box into a fill computes, or None.
+    """Return a pad that computes the same as a scatter of one box, or None if there is none.
 
-    The scatter must keep all dimensions of the update and apply no code.
+    The scatter must write one box with all dimensions, at a constant start, into a value that
+    repeats one number. It must not combine updates by a function of the user.
     """
     update = node.signature.operands[2].shape
     whole = len(numbers(node.signature).window) == len(node.signature.results[0].shape)
@@ -85,9 +93,13 @@ def _scatter(known: KnownValues, node: Node) -> Node | None:
 
 
 def _pad(known: KnownValues, node: Node, update: int, starts: Starts) -> Node | None:
-    """Return `update` padded by the number of the fill that it is written into, or None.
+    """Return a pad of `update` that replaces a node that writes `update` into its first operand.
 
-    None if the operand is no fill (one number in all elements), or if the starts are unknown.
+    None if the first operand does not repeat one number in all elements, or if `starts` is None.
+
+    Args:
+      update: value index of the box that is written.
+      starts: the place of the box's first element in the node's result.
     """
     fill = known.fill(node.operands[0], node.region)
     if fill is None or starts is None:
@@ -101,9 +113,14 @@ def _pad(known: KnownValues, node: Node, update: int, starts: Starts) -> Node | 
 
 
 def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool) -> Starts:
-    """Return the starts of the one box that a gather or scatter accesses, or None.
+    """Return the start, per dimension, of the one box that a gather or scatter reads or writes.
 
-    None if a start is unknown, or if the box is out of range and the mode drops it.
+    None if there are several boxes, if a start is unknown, or if the box is out of range and the
+    mode drops it.
+
+    Args:
+      box: the box's shape.
+      clips: whether the mode moves a box that is out of range into the operand.
     """
     index = known.vector(node.operands[1]) if len(node.signature.operands[1].shape) == 1 else None
     selected = numbers(node.signature).selected
@@ -119,9 +136,12 @@ def _starts(known: KnownValues, node: Node, box: tuple[int, ...], *, clips: bool
 
 
 def _clamped(node: Node, starts: list[int] | None, box: tuple[int, ...]) -> list[int] | None:
-    """Return the starts moved so that the box is inside the node's first operand.
+    """Return the starts of a box, moved so that the box is inside the node's first operand.
 
-    None if the starts are unknown.
+    None if `starts` is None.
+
+    Args:
+      box: the box's shape.
     """
     if starts is None:
         return None
@@ -146,10 +166,10 @@ _BOX_REWRITES: dict[str, Callable[[KnownValues, Node], Node | None]] = {
 
 
 def ends_joined(graph: Graph) -> Graph:
-    """Return the graph in which `concatenate(x[a:], x[:a])` reads x itself.
+    """Return the graph in which `concatenate(x[a:], x[:a])` is one node, a rotation of x.
 
-    A device then fetches the elements of x that it lacks once. Otherwise both slices would be
-    brought into blocks of their own first. Two slices that are not the whole of x stay: the size of
+    A device then fetches the elements of x that it lacks once. Otherwise each slice would be
+    resharded to blocks of its own first. Two slices that are not the whole of x stay: the size of
     their result would lose its name. The gradient of a rotation is a rotation too. JAX writes it as
     a sum of two pads, with each end of x in its new place among zeros.
     """
@@ -178,7 +198,8 @@ def _rotation_of_concatenation(graph: Graph, node: Node) -> Node | None:
 def _slice_bounds(graph: Graph, value: int, region: int, dim: int) -> tuple[int, int, int] | None:
     """Return (operand, start, limit) of the slice along one dimension that produces `value`.
 
-    None if the slice is in another region, has a stride, or cuts another dimension.
+    `operand` is the value index of the sliced value. None if no slice produces `value`, or if the
+    slice is in another region, has a stride, or cuts another dimension.
     """
     node = producing_node(graph, value)
     if node is None or node.primitive != "slice" or node.region != region:
@@ -214,9 +235,10 @@ def _rotation_of_sum(known: KnownValues, node: Node) -> Node | None:
 def _padded_slice(
     known: KnownValues, value: int, region: int
 ) -> tuple[int, int, int, int, int] | None:
-    """Return (zeros before, x, dimension, start, limit) if `value` is `x[start:limit]` in zeros.
+    """Return (zeros before, x, dimension, start, limit) if `value` is a slice of x padded by zeros.
 
-    None if more than one dimension is padded, or if zeros separate the elements.
+    The slice `x[start:limit]` and the pad are along one dimension. None for any other value, and
+    if zeros are also inserted between the elements.
     """
     node = producing_node(known.graph, value)
     if node is None or node.primitive != "pad" or node.region != region:
@@ -233,7 +255,12 @@ def _padded_slice(
 
 
 def _rotation(node: Node, source: int, dim: int, sizes: tuple[int, ...]) -> Node:
-    """Return the node as a `join_ends` of one value's last and first elements, of these sizes."""
+    """Return a `join_ends` that replaces the node: last elements of a value, then its first ones.
+
+    Args:
+      source: value index of the rotated value.
+      sizes: the number of last elements and of first elements.
+    """
     (type_,) = node.signature.results
     # `join_ends` takes the last sizes[0] elements of the first operand, the first of the second.
     params = (("dimension", dim), ("sizes", sizes))
@@ -243,7 +270,12 @@ def _rotation(node: Node, source: int, dim: int, sizes: tuple[int, ...]) -> Node
 
 @dataclass(frozen=True)
 class KernelSlice:
-    """A slice of a convolution's kernel, and the convolution with the sliced kernel."""
+    """Replacement of a convolution by a convolution with a smaller kernel.
+
+    Attributes:
+      kernel: a slice of the kernel.
+      rest: the convolution of the image with this slice.
+    """
 
     kernel: Signature
     rest: Signature
@@ -286,7 +318,14 @@ def unread_cut(signature: Signature) -> KernelSlice | None:
 
 
 def _taps_read(window: Taps, size: int, positions: int) -> range:
-    """Return the taps from the first to the last one that reads an element at some position."""
+    """Return the taps from the first to the last one that ever reads an element of the image.
+
+    Taps are numbered along one spatial dimension. A tap outside of this range reads only padding.
+
+    Args:
+      size: the image's size.
+      positions: the number of positions of the window, which is the result's size.
+    """
 
     def reads(tap: int) -> bool:
         first = window.dilation * tap - window.low  # at position 0
@@ -302,7 +341,11 @@ def _taps_read(window: Taps, size: int, positions: int) -> range:
 
 
 def _cut_taps(signature: Signature, layout: DimensionNumbers, kept: list[range]) -> KernelSlice:
-    """Return the convolution with only the taps `kept` of each spatial dimension."""
+    """Return the convolution with a kernel that has only some taps.
+
+    Args:
+      kept: the taps that remain in each spatial dimension.
+    """
     kernel, param = signature.operands[1], signature.param
     starts, limits, padding = [0] * len(kernel.shape), list(kernel.shape), []
     rows = zip(layout.rhs[2:], kept, param("rhs_dilation"), param("padding"), strict=True)

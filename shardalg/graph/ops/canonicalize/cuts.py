@@ -20,7 +20,8 @@ from shardalg.graph.ops.canonicalize.known import (
 from shardalg.graph.ops.families import pointwise
 from shardalg.graph.ops.rows import BUILDERS
 
-# Function that merges a slice or pad with the one that it reads; None if it cannot.
+# A function of a slice or pad and of the slice or pad that it reads. It returns one node for both,
+# or None if they cannot be merged.
 Join = Callable[[Node, Node], Node | None]
 
 
@@ -42,9 +43,10 @@ def move_slices(graph: Graph, join: Join) -> Graph:
 
 
 def can_join(graph: Graph, node: Node, join: Join) -> bool:
-    """Return whether a slice or pad merges with the one before it, perhaps after a move.
+    """Return whether `join` can merge a slice or pad with the slice or pad that it reads.
 
-    `node` need not be in the graph: it may be a replacement of a node.
+    Pointwise operators may be between the two if one of them can be moved through these. `node`
+    need not be in the graph: it may be a replacement of a node.
     """
     before = producing_node(graph, node.operands[0])
     if before is None or before.region != node.region:
@@ -84,12 +86,18 @@ def _chain(graph: Graph, last: Node) -> list[Node]:
 
 
 def _array_operand(node: Node) -> int:
-    """Return the position of the first operand that is not a scalar; 0 if all are scalars."""
+    """Return the position of a node's first operand that is not a scalar; 0 if all are scalars."""
     return next((k for k, type_ in enumerate(node.signature.operands) if type_.shape), 0)
 
 
 def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
-    """Return the chain with its last slice moved behind its first node, if these merge."""
+    """Return the chain with its last node, a slice, moved right behind its first node.
+
+    None if `join` cannot merge the two.
+
+    Args:
+      chain: a slice or pad, pointwise operators, and a slice, each of which reads the one before.
+    """
     first, *others, last = chain
     shape = last.signature.results[0].shape
     moved = _typed(last, first.signature.results[0], shape)
@@ -99,7 +107,11 @@ def _move_up(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
 
 
 def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None:
-    """Return the chain with its first slice moved before its last pad; None if not possible."""
+    """Return the chain with its first node, a slice, moved right before its last node, a pad.
+
+    None if `join` cannot merge the two, or if the pointwise operators between them would compute
+    more elements than the result has.
+    """
     first, *others, last = chain
     shape, kept = first.signature.operands[0].shape, first.signature.results[0].shape
     # The pointwise operators move up to the slice, so their scalar operands must exist there.
@@ -119,9 +131,10 @@ def _move_down(graph: Graph, chain: list[Node], join: Join) -> list[Node] | None
 
 
 def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
-    """Return the graph with the chain's operators in the order of `moved`.
+    """Return the graph with the operators of `chain` in the order of `moved`.
 
-    Positions and result numbers of the chain stay; names and bindings move with their operators.
+    The k-th operator of `moved` gets the node index and the result's value index of the k-th node
+    of `chain`. Names and bindings move with their operators.
     """
     nodes, values, bindings = list(graph.nodes), list(graph.values), list(graph.bindings)
     read = chain[0].operands[_array_operand(chain[0])]
@@ -140,17 +153,23 @@ def _reorder(graph: Graph, chain: list[Node], moved: list[Node]) -> Graph:
 
 
 def _sized(node: Node, shape: tuple[int, ...]) -> Node:
-    """Return a pointwise operator on an operand of another shape."""
+    """Return a pointwise operator whose array operand and result have the given shape."""
     dtype = node.signature.operands[_array_operand(node)].dtype
     return _typed(node, ValueType(shape, dtype), shape)
 
 
 def _typed(node: Node, read: ValueType, shape: tuple[int, ...]) -> Node:
-    """Return the node with the array operand's type `read` and the result's shape `shape`."""
-    types, own = list(node.signature.operands), node.signature
+    """Return the node with another type of its array operand and another shape of its result.
+
+    Args:
+      read: the new type of the operand.
+      shape: the new shape of the result.
+    """
+    types, old = list(node.signature.operands), node.signature
     types[_array_operand(node)] = read
-    dtype = read.dtype if node.primitive in ("slice", "pad") else own.results[0].dtype
-    signature = Signature(own.primitive, own.params, tuple(types), (ValueType(shape, dtype),))
+    # Slices and pads have the dtype of their operand, pointwise operators may have another one.
+    dtype = read.dtype if node.primitive in ("slice", "pad") else old.results[0].dtype
+    signature = Signature(old.primitive, old.params, tuple(types), (ValueType(shape, dtype),))
     return replace(node, signature=signature)
 
 
@@ -163,7 +182,7 @@ _MOVES: dict[str, Callable[[Graph, list[Node], Join], list[Node] | None]] = {
 def cuts_joined(graph: Graph) -> Graph:
     """Return the graph with consecutive slices and pads merged into one node.
 
-    The value between them would be brought into blocks of its own, which neither node needs. The
+    Otherwise the value between them would be resharded, although no result needs it in blocks. The
     shifts `pad(x)[:-1]` and `pad(x[:-1])` therefore send only the shifted elements. This also holds
     with pointwise operators between the two, and for `concatenate([x[1:], zeros])`, which is a pad.
     A slice of a concatenation that takes elements of only one operand reads this operand.
@@ -193,7 +212,14 @@ def cuts_joined(graph: Graph) -> Graph:
 
 
 def _slice_of_one_part(node: Node, inner: Node) -> Node | None:
-    """Return the slice of the only operand of a concatenation that it reads, or None."""
+    """Return a slice of a concatenation as a slice of the only operand that it reads elements of.
+
+    None if it reads several operands, or if the nodes are no slice and no concatenation.
+
+    Args:
+      node: the slice.
+      inner: the concatenation that it reads.
+    """
     if (node.primitive, inner.primitive) != ("slice", "concatenate"):
         return None
     if not (_has_elements(node) and _has_elements(inner)):
@@ -244,7 +270,7 @@ def _merged(known: KnownValues, node: Node, inner: Node) -> Node | None:
 
 
 def _has_elements(node: Node) -> bool:
-    """Return whether no operand and no result is empty."""
+    """Return whether all operands and results of a node have at least one element."""
     types = (*node.signature.operands, *node.signature.results)
     return not any(0 in type_.shape for type_ in types)
 
@@ -258,7 +284,11 @@ def _slice_of_slice(node: Node, inner: Node) -> Node:
 
 
 def _slice_params(rows: Sequence[tuple[int, int, int]]) -> Params:
-    """Return the parameters of a slice from (start, limit, stride) per dimension."""
+    """Return the parameters of a slice.
+
+    Args:
+      rows: (start, limit, stride) per dimension.
+    """
     # A scalar has no rows, so zip(*rows) would not give three tuples.
     starts, limits, strides = (tuple(row[k] for row in rows) for k in range(3))
     return (("limit_indices", limits), ("start_indices", starts), ("strides", strides))
@@ -322,9 +352,12 @@ def _cut(node: Node) -> list[tuple[int, int, int]]:
 
 
 def _merged_node(node: Node, params: Params, inner: Node, like: Node) -> Node:
-    """Return the node that reads the operand of `inner` and computes the result of `node`.
+    """Return one node for `inner` and `node`: it reads the operand of `inner`.
 
-    Its primitive and its other operands are taken from `like`.
+    Args:
+      node: a slice or pad of the result of `inner`; the merged node has its result.
+      params: the parameters of the merged node.
+      like: the node with the primitive and the other operands of the merged node.
     """
     types = (inner.signature.operands[0], *like.signature.operands[1:])
     signature = Signature(like.primitive, params, types, node.signature.results)

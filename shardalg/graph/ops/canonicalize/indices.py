@@ -1,11 +1,11 @@
-"""Rewrites of gathers and scatters whose indices are known or count.
+"""Rewrites of gathers and scatters whose indices are constant or are 0, 1, 2, ....
 
-- `indices_paired`: in `x[arange(n), i]` the first index counts along its own dimension. A row then
-  has one batch loop for this dimension and the operand's, instead of a loop over all positions.
-  If both are sharded alike, nothing is sent. XLA finds the same by its iotas.
+- `indices_paired`: in `x[arange(n), i]` the first index is 0, 1, 2, ... along one dimension. This
+  dimension and the operand's first dimension become batch dimensions. If both have the same
+  sharding, nothing is sent. XLA recognises such indices by their iotas too.
 - `scatters_added`: updates that are added to zeros and then to a table are added to the table.
-- `first_elements`: a gather reads only element 0 of a dimension that no index selects and that the
-  result lacks.
+- `first_elements`: a gather may have a dimension that no index selects and that the result lacks.
+  It reads only element 0 of it, which a slice or an index then states explicitly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from shardalg.graph.ops.families.building import record
 from shardalg.graph.ops.families.indexing import COMBINE, GATHER, SCATTER, applies_code, numbers
 
 Answer = TypeVar("Answer")
-# Field of the dimension numbers with the operand dimensions that the result or update lacks.
+# JAX's dimension numbers of gathers and scatters have different names for the same things. Below
+# are the names of the operand dimensions that the result or update lacks, of the operand dimensions
+# that the indices select, and of the indices' batch dimensions.
 DROPPED = {"gather": "collapsed_slice_dims", **dict.fromkeys(COMBINE, "inserted_window_dims")}
 SELECTED = {"gather": "start_index_map", **dict.fromkeys(COMBINE, "scatter_dims_to_operand_dims")}
 PAIRED = {
@@ -34,7 +36,10 @@ PAIRED = {
 
 
 def indices_paired(graph: Graph) -> Graph:
-    """Return the graph in which gathers and scatters have batch dimensions for counting indices."""
+    """Return the graph in which indices 0, 1, 2, ... of gathers and scatters are batch dimensions.
+
+    A gather that reads all elements of a dimension in order becomes a reshape.
+    """
     counting = _Counting(graph)
     pair = partial(_with_batch_dimensions, graph, counting)
     table = dict.fromkeys(SELECTED, pair)
@@ -42,7 +47,10 @@ def indices_paired(graph: Graph) -> Graph:
 
 
 def _as_reshape(counting: _Counting, node: Node) -> Node | None:
-    """Return a reshape instead of a gather that reads all elements of one dimension in order."""
+    """Return a reshape that replaces a gather of all elements of one dimension in order, or None.
+
+    None if the gather reads other elements or another order.
+    """
     found = numbers(node.signature)
     shape, made = node.signature.operands[0].shape, node.signature.results[0].shape
     indices = node.signature.operands[1].shape
@@ -64,9 +72,10 @@ def _as_reshape(counting: _Counting, node: Node) -> Node | None:
 
 
 def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Node | None:
-    """Return the node with counting index components as batch dimensions; None if it has none.
+    """Return a gather or scatter with batch dimensions for index components that are 0, 1, 2, ....
 
-    A scatter that applies a user's code stays as it is.
+    None if no component is, if not exactly one other component is left, or for a scatter that
+    combines updates by a function of the user.
     """
     # Its function cannot be rebuilt from the new parameters.
     if applies_code(node.signature):
@@ -99,7 +108,10 @@ def _with_batch_dimensions(graph: Graph, counting: _Counting, node: Node) -> Nod
 
 
 def _index_components(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Return one value per component of the index vector; () if it is not their concatenation."""
+    """Return the value of each component of a gather's or scatter's index vector.
+
+    The indices must be a concatenation of the components; otherwise return ().
+    """
     indices = node.operands[1]
     vector = producing_node(graph, indices)
     last = len(graph.values[indices].type.shape) - 1
@@ -132,10 +144,15 @@ def _batched_params(node: Node, dims: dict[int, int]) -> Params:
 
 
 class _Counting:
-    """The dimension along which the elements of a value are 0, 1, 2, ..., if there is one.
+    """Search for dimensions along which the elements of a value are 0, 1, 2, ....
 
-    Along all other dimensions the elements must be equal. The methods after `in_order` are the
-    rules of single operators: each returns the dimension of the result.
+    Such a dimension is the value's counting dimension. Along all other dimensions the elements must
+    be equal, as in an iota. The methods after `in_order` are the rules of single operators: each
+    returns the counting dimension of the operator's result, or None.
+
+    Attributes:
+      constants: the array of each constant, by value index.
+      known: the counting dimension of each value that was examined, or None.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -144,7 +161,7 @@ class _Counting:
         self.known: dict[int, int | None] = {}
 
     def along(self, value: int) -> int | None:
-        """Return the dimension along which a value counts; None if there is none known."""
+        """Return the counting dimension of a value, or None if none is found."""
         if value not in self.known:
             producer = self.graph.producer[value]
             if value in self.constants:
@@ -177,7 +194,10 @@ class _Counting:
         return not narrow and self.in_order(node.operands[0])
 
     def reshaped(self, node: Node) -> int | None:
-        """Return the result dimension of equal size with as many elements before it, or None."""
+        """Return the dimension of a reshape's result that is the operand's counting dimension.
+
+        It has the same size, and the sizes before it have the same product. None if there is none.
+        """
         dim = self.along(node.operands[0])
         before, after = node.signature.operands[0].shape, node.signature.results[0].shape
         if dim is None or node.signature.param("dimensions") is not None:
@@ -197,7 +217,7 @@ class _Counting:
         return None if dim is None or dim in gone else dim - sum(d < dim for d in gone)
 
     def transposed(self, node: Node) -> int | None:
-        """Return the counting dimension's position after a transpose."""
+        """Return the counting dimension's position after a transpose, or None without one."""
         dim = self.along(node.operands[0])
         return None if dim is None else node.signature.param("permutation").index(dim)
 
@@ -218,15 +238,24 @@ class _Counting:
         return dims[dim] if before[dim] == after[dims[dim]] else None
 
     def wrapped(self, node: Node) -> int | None:
-        """Return the dimension of `i` for `select_n(i < 0, i, i + n)`: JAX's negative indices."""
+        """Return the counting dimension of `i` for `select_n(i < 0, i, i + n)`, or None.
+
+        JAX adds such selections to indices, so that negative indices count from the end.
+        """
         return self.unwrapped(node, self.along)
 
     def unwrapped(self, node: Node, ask: Callable[[int], Answer]) -> Answer | None:
-        """Return `ask(i)` for `select_n(i < 0, i, i + n)`; None for any other selection."""
+        """Return `ask(i)` for `select_n(i < 0, i, i + n)`; None for any other selection.
+
+        If `i` is 0, 1, 2, ..., no element is negative, so the selection equals `i`.
+        """
         return ask(node.operands[1]) if self._selects_nonnegative(node) else None
 
     def _selects_nonnegative(self, node: Node) -> bool:
-        """Return whether a selection yields its first case wherever that is not negative."""
+        """Return whether a `select_n` yields its first case wherever this case is not negative.
+
+        This holds if its condition is `first_case < 0`, or a constant False.
+        """
         which, first, *_ = node.operands
         if which in self.constants:
             return not np.any(self.constants[which])
@@ -239,10 +268,13 @@ class _Counting:
 
 
 def _if_wide_enough(node: Node, dim: int | None, count: int | None = None) -> int | None:
-    """Return the dimension if the result's integer type can count along it, else None.
+    """Return `dim` if the node's result has an integer type that represents 0 to count - 1.
+
+    Otherwise return None, because the elements overflow and do not count.
 
     Args:
-      count: the number of values to count; None: the size of the dimension.
+      dim: a dimension of the result, or None.
+      count: the number of different values; None for the size of the dimension.
     """
     type_ = node.signature.results[0]
     if dim is None or "int" not in type_.dtype:
@@ -252,7 +284,10 @@ def _if_wide_enough(node: Node, dim: int | None, count: int | None = None) -> in
 
 
 def _counting_dimension(array: np.ndarray) -> int | None:
-    """Return the dimension along which a constant is 0, 1, 2, ..., equal along all others."""
+    """Return the dimension along which an integer array is 0, 1, 2, ..., or None.
+
+    Along all other dimensions its elements must be equal.
+    """
     if array.dtype.kind not in "iu" or array.size < 2:
         return None
     for dim, size in enumerate(array.shape):
@@ -291,7 +326,10 @@ def scatters_added(graph: Graph) -> Graph:
 
 
 def _scatter_into_operand(known: KnownValues, node: Node) -> Node | None:
-    """Return a sum as a scatter into one operand; None if the other is no scatter into zeros."""
+    """Return an addition as a scatter into one operand, if the other one is a scatter into zeros.
+
+    Otherwise return None.
+    """
     for x, other in (node.operands, node.operands[::-1]):
         scatter = _scatter_into_zeros(known, node, other)
         if scatter is not None and known.graph.values[x].type == scatter.signature.results[0]:
@@ -325,13 +363,15 @@ def _scatter_into_zeros(known: KnownValues, node: Node, value: int) -> Node | No
 
 
 class FirstElements(NamedTuple):
-    """A gather whose reads of element 0 are explicit, by a slice or by an index.
+    """Replacement of a gather that reads only element 0 of some dimensions.
+
+    Either a slice cuts these dimensions to size 1, or new index components of 0 select the element.
 
     Attributes:
-      cut: a slice of the operand that the gather reads instead; None if it reads the operand.
-      zeros, joined: index components that are 0, and their concatenation with the given ones;
-        None where `cut` is given.
-      rest: the gather that is left.
+      cut: the slice of the operand; None if indices are used.
+      zeros, joined: the index components that are 0, and the concatenation of the gather's indices
+        with them; None if a slice is used.
+      rest: the gather from the slice, or with the new indices.
     """
 
     cut: Signature | None
@@ -342,14 +382,12 @@ class FirstElements(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def first_elements(signature: Signature) -> FirstElements | None:
-    """Return the gather with an index or a slice for dimensions of which it reads element 0.
+    """Return the replacement of a gather that reads only element 0 of some dimensions, or None.
 
+    These dimensions have more than one element, no index selects them, and the result lacks them.
     Unchanged, the gather has no loop along such a dimension, so that each device would need the
     operand whole there. With the index 0, the device that holds element 0 reads it and sends the
     result. With a slice, this device sends the slice. The smaller of the two is chosen.
-
-    Returns:
-      None if the gather has no such dimension of more than one element.
     """
     if signature.primitive != "gather":
         return None

@@ -1,7 +1,7 @@
-"""Values that are known before the program runs, and the replacement of single nodes.
+"""Values of a graph that are known before it runs, and functions that replace nodes of a graph.
 
 Known values are rank-0 results of exact arithmetic on literals, vectors of such numbers, and fills
-(one number in all elements).
+(arrays that repeat one number in all elements).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BY_PARTS = frozenset({"add", "add_any", "sub", "neg", "eq", "ne", "copy", "conve
 
 
 def folded(graph: Graph) -> dict[int, np.ndarray]:
-    """Return the number of every rank-0 result whose operands are all literal numbers.
+    """Return, by value index, the number of every rank-0 result that depends on literals alone.
 
     A factor such as `1 / (B * S)` or `0.9 * 0.1` is then a constant, which needs no communication.
     """
@@ -68,9 +68,12 @@ def numbers(graph: Graph) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _folded_number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
-    """Return the number that a node computes from known numbers; None if it is not exact.
+    """Return the number that a node computes from known numbers, or None if it is not exact.
 
-    numpy computes it. The result is None wherever XLA may compute another bit pattern.
+    The number is computed by numpy. It is not exact if XLA may compute another bit pattern.
+
+    Args:
+      operands: the number of each operand; None for an operand that is not known.
     """
     type_ = node.signature.results[0]
     floating = type_.dtype.startswith(("float", "bfloat"))
@@ -101,7 +104,10 @@ def _folded_number(node: Node, operands: Sequence[object]) -> np.ndarray | None:
 
 
 def _is_defined(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
-    """Return whether IEEE 754 defines the result, so that numpy and XLA agree."""
+    """Return whether numpy and XLA compute the same bits for these operands.
+
+    They may differ for subnormal numbers, for the sign of zero, and for complex products.
+    """
     if any(array.dtype.kind == "c" for array in arrays):
         return primitive in BY_PARTS
     # The maximum of -0.0 and 0.0 may have either sign.
@@ -111,11 +117,11 @@ def _is_defined(primitive: str, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _is_subnormal(array: np.ndarray) -> bool:
-    """Return whether XLA may replace the number by zero."""
+    """Return whether a number is so small (subnormal) that XLA may replace it by zero."""
     return is_subnormal(array.item(), str(array.dtype))
 
 
-# Function from a node to its replacement; None if the node stays.
+# A function from a node to the node that replaces it, or to None if the node is not changed.
 Rewrite = Callable[[Node], Node | None]
 
 
@@ -156,7 +162,7 @@ def with_nodes(graph: Graph, replacements: Mapping[int, Node]) -> Graph:
 
 @dataclass(frozen=True)
 class KnownValues:
-    """The known values of one graph."""
+    """Queries of the values of one graph that are known before it runs."""
 
     graph: Graph
 
@@ -187,15 +193,19 @@ class KnownValues:
         return tuple(n for p in parts for n in p) if len(parts) == len(node.operands) else None
 
     def integers(self, values: Sequence[int]) -> list[int] | None:
-        """Return the integers of scalar values; None if one is unknown."""
+        """Return the known integer of each rank-0 value in `values`; None if one is unknown."""
         found = [n for n in map(self.number, values) if n is not None]
         return list(map(int, found)) if len(found) == len(values) else None
 
     def fill(self, value: int, region: int) -> int | None:
-        """Return the scalar value that all elements of `value` repeat; None if it is no fill.
+        """Return the index of the scalar that all elements of `value` repeat, or None.
 
-        A fill that is made outside the region, as a constant of a loop, must repeat a literal: any
-        other scalar is not available in the region. Keys are no fills: JAX cannot pad them.
+        A value that is computed outside the region, as a constant of a loop, must repeat a literal:
+        any other scalar is not available in the region. The result is None for keys, because JAX
+        cannot pad them.
+
+        Args:
+          region: the region in which the scalar is needed.
         """
         if self.graph.values[value].type.dtype.startswith("key<"):
             return None
@@ -206,7 +216,10 @@ class KnownValues:
         return number if node.region == region or number in self.numbers else None
 
     def number(self, value: int) -> np.ndarray | None:
-        """Return the number of a rank-0 value, or None; constants of loops are resolved."""
+        """Return the known number of a rank-0 value, or None.
+
+        The argument of a body that receives a constant is known too.
+        """
         return self.numbers.get(self._outermost(value))
 
     def same(self, one: int, other: int) -> bool:
@@ -220,12 +233,15 @@ class KnownValues:
 
     @cached_property
     def _outer_value(self) -> Mapping[int, int]:
-        """Outer value by the body argument that is constant during the call."""
+        """By body argument that is constant in its loop, the value outside that it receives."""
         arguments = self.graph.region_arguments
         return {tie.target: tie.source for tie in arguments if tie.kind == "const"}
 
     def _outermost(self, value: int) -> int:
-        """Return the value outside of all loops that have `value` as a constant."""
+        """Return the value outside of all loops that `value` receives as a constant.
+
+        Return any other value unchanged.
+        """
         while value in self._outer_value:
             value = self._outer_value[value]
         return value

@@ -1,7 +1,7 @@
 """The normal form of a traced graph: no dead nodes, explicit broadcasts, folded numbers.
 
 `normalise` applies the rewrites of this folder. `with_padding` and `in_stages` replace single nodes
-later, by the same rewriter.
+of a graph that is already normal, by the same rewriter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shardalg.pause import collection_paused
 
 @collection_paused()
 def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
-    """Return the same function in the form that rows, completion and pricing expect.
+    """Return an equivalent graph in the normal form that the planner expects.
 
     - Nodes that no result needs are removed (a loop that runs keeps all of its body's results).
     - `sub f32[8,64] f32[8,1]` reads a `broadcast_in_dim` of its operand: completion has a rule of
@@ -47,8 +47,8 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
     - A concatenation of the two ends of a value is a rotation, one node (`boxes.py`).
     - Boxes at constant starts are slices and pads (`boxes.py`). Consecutive slices and pads are
       merged (`cuts.py`).
-    - Rows that are added to zeros and then to a table are added to the table (`indices.py`).
-    - Indices that count along one of their dimensions are batch dimensions (`indices.py`).
+    - Updates that are added to zeros and then to a table are added to the table (`indices.py`).
+    - Indices 0, 1, 2, ... along a dimension are batch dimensions (`indices.py`).
     - A concatenation has no empty operands.
     - A kernel larger than its image has no taps at its ends that read only padding (`boxes.py`).
     - A gather that reads element 0 of a dimension has an index or a slice there (`indices.py`).
@@ -69,10 +69,10 @@ def normalise(graph: Graph, *, wide_sums: bool = False) -> Graph:
 
 
 def in_stages(graph: Graph, orders: Mapping[int, Order]) -> Graph:
-    """Return the graph with some Fourier transforms in stages (`transforms.py`).
+    """Return the graph with some Fourier transforms split into stages (`transforms.py`).
 
     Args:
-      orders: the stages of each node that changes.
+      orders: by node index, the dimensions of each stage.
     """
     return _GraphRewriter(graph, {}, bytearray(b"\1" * len(graph.nodes)), orders=orders).graph()
 
@@ -81,9 +81,11 @@ class NodeReplacement(NamedTuple):
     """The replacement of a node that has one result.
 
     Attributes:
-      operands: (operand position, operators that are applied to the operand). A pad adds zeros.
+      operands: pairs of an operand's position and the operators that are applied to the operand
+        first. A pad adds zeros.
       signature: the signature of the new node.
-      cut: the operator that computes the old result from the new node, or None.
+      cut: the operator that computes the old result from the new node's result; None if the two
+        are the same.
     """
 
     operands: tuple[tuple[int, tuple[Signature, ...]], ...]
@@ -92,14 +94,19 @@ class NodeReplacement(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Replacements of nodes and new types of values for padded samples."""
+    """Changes of a graph that pad the number of samples.
+
+    Attributes:
+      changes: pairs of a node index and the replacement of the node.
+      types: pairs of a value index and the value's new type.
+    """
 
     changes: tuple[tuple[int, NodeReplacement], ...]
     types: tuple[tuple[int, ValueType], ...]
 
 
 def with_padding(graph: Graph, padding: Padding) -> Graph:
-    """Return the graph with samples padded (`planner/padded_samples.py`)."""
+    """Return the graph with the number of samples padded (see `planner/padded_samples.py`)."""
     live = bytearray(b"\1" * len(graph.nodes))
     return _GraphRewriter(graph, {}, live, padding=padding).graph()
 
@@ -136,8 +143,9 @@ def live_nodes(graph: Graph, known: dict[int, np.ndarray] | None = None) -> byte
 def unread(graph: Graph, lost: Sequence[str] = ()) -> Unread | None:
     """Return a summary of traced nodes that no result needs; None if they are negligible.
 
-    Every trace has some dead nodes: a loss beside its gradient, casts, broadcasts. Dead products
-    and dead operators of the backward pass are different: the user probably meant their results.
+    Every trace has some dead nodes: the loss in addition to its gradient, casts, broadcasts. Dead
+    products and dead operators of the backward pass are different: the user probably needs their
+    results.
 
     Args:
       lost: names of arguments that the function changed and did not return.
@@ -168,7 +176,19 @@ _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general", "group
 
 
 class _GraphRewriter:
-    """One pass over the nodes that renumbers live nodes and values and inserts new ones."""
+    """One pass over a graph that drops dead nodes, inserts new ones, and renumbers the rest.
+
+    Attributes:
+      old: the graph that is rewritten.
+      wide_sums, orders: see `normalise` and `in_stages`.
+      changes: the replacement of some nodes, by node index.
+      types: the new type of some values, by value index.
+      numbers: the number of each value that becomes a constant.
+      live: 1 per node that stays, else 0.
+      values, nodes, bindings, constants: the parts of the new graph so far.
+      value_of: new value index by old value index; -1 for a removed value.
+      node_of: by old node index, the new nodes that replace it. The last one has its results.
+    """
 
     def __init__(
         self,
@@ -242,9 +262,9 @@ class _GraphRewriter:
         )
 
     def _keep_values(self) -> list[int]:
-        """Add the values that stay, in the old order; return the new number of each old value.
+        """Add the values that stay, in the old order; return the new index of each old value.
 
-        The number of a removed value is -1.
+        The index of a removed value is -1.
         """
         kept = self._used_values()
         number_of = [-1] * len(self.old.values)
@@ -260,7 +280,11 @@ class _GraphRewriter:
         return number_of
 
     def _used_values(self) -> bytearray:
-        """Return 1 per value that live nodes, their bodies or the program's interface use."""
+        """Return 1 per value that a live node, its bodies, or the graph's interface refers to.
+
+        The interface are the graph's arguments and results. The entry is 0 for all other values,
+        and for values in `numbers`.
+        """
         old, kept = self.old, bytearray(len(self.old.values))
         for node in compress(old.nodes, self.live):
             bodies = [old.regions[b] for b in node.bodies]
@@ -274,7 +298,13 @@ class _GraphRewriter:
         return kept
 
     def _keep_numbers(self, number_of: list[int]) -> None:
-        """Add constants for the folded numbers that are still read; equal ones share a value."""
+        """Add a constant for each value of `numbers` that is still read, and store its new index.
+
+        Equal numbers of one type share a constant.
+
+        Args:
+          number_of: new value index by old value index, which this method updates.
+        """
         old = self.old
         read = {v for node in compress(old.nodes, self.live) for v in node.operands}
         ends = {v for region in old.regions for v in region.results}
@@ -330,11 +360,13 @@ class _GraphRewriter:
         self.node_of[node.index] = range(first, len(self.nodes))
 
     def _wide_sum(self, signature: Signature) -> WideSum | None:
-        """Return the sum in float32; None if the operator stays."""
+        """Return the replacement by a sum in float32, or None if the operator stays."""
         return wide_sum(signature) if self.wide_sums else None
 
     def _normal_form(self, node: Node, operands: list[int]) -> tuple[Signature, list[int]]:
-        """Add all nodes of a node's normal form except the last; return the last and its operands.
+        """Add all nodes of a node's normal form except the last one, which is returned.
+
+        The result is the last node's signature and the new indices of its operands.
 
         The rewrites are applied in sequence, each to the result of the one before.
         """
@@ -374,7 +406,8 @@ class _GraphRewriter:
                 zeros = self._add(node, read.zeros, [zero], "broadcast_in_dim")
                 operands = [operand, self._add(node, read.joined, [indices, zeros], "concatenate")]
 
-        # Sums in float32, rounded at the end.
+        # A sum of narrow floats is computed in float32, so that it is rounded only once, at the
+        # end.
         wide = self._wide_sum(signature)
         if wide is None:
             return signature, operands
@@ -385,7 +418,10 @@ class _GraphRewriter:
     def _replacement(
         self, node: Node, change: NodeReplacement, operands: list[int]
     ) -> tuple[Signature, list[int]]:
-        """Add the operators of a change except the last; return the last one and its operands."""
+        """Add all operators of a node's replacement except the last one, which is returned.
+
+        The result is the last operator's signature and the new indices of its operands.
+        """
         for position, steps in change.operands:
             for step in steps:
                 more = [self._zero(step.operands[1])] if step.primitive == "pad" else []
@@ -396,7 +432,7 @@ class _GraphRewriter:
         return change.cut, [self._add(node, change.signature, operands, node.primitive)]
 
     def _zero(self, type_: ValueType) -> int:
-        """Add a constant zero of a type; return its number."""
+        """Add a constant 0 of a type; return its value index."""
         zero = len(self.values)
         name = f"0:{SHORT.get(type_.dtype, type_.dtype)}"
         self.values.append(Value(zero, type_, "constant", name))
@@ -404,7 +440,13 @@ class _GraphRewriter:
         return zero
 
     def _add(self, node: Node, signature: Signature, operands: Sequence[int], kind: str) -> int:
-        """Add a new node in the region of `node`, named by its kind; return its result."""
+        """Add a new operator at the place of `node`; return the value index of its result.
+
+        Args:
+          node: the old node whose source line, phase, region and module the new node gets.
+          operands: value indices in the new graph.
+          kind: the first word of the result's name.
+        """
         result = len(self.values)
         name = self._free_name(kind, node.source)
         self.values.append(Value(result, signature.results[0], "node", name))
@@ -414,9 +456,9 @@ class _GraphRewriter:
         return result
 
     def _broadcast(self, node: Node, value: int, shape: tuple[int, ...]) -> int:
-        """Return `value` with size-1 dimensions repeated.
+        """Return the value index of `value` with its dimensions of size 1 repeated to a shape.
 
-        Readers in one region and phase share one node.
+        Readers in one region and phase share one `broadcast_in_dim`, which the first call adds.
         """
         key = (value, shape, node.region, node.phase)
         if key in self._broadcasts:
@@ -433,7 +475,12 @@ class _GraphRewriter:
         return result
 
     def _free_name(self, kind: str, source: str) -> str:
-        """Return the next free name such as `broadcast_in_dim:3@model.py:41` of a source line."""
+        """Return a name that no value has, such as `broadcast_in_dim:3@model.py:41`.
+
+        Args:
+          kind: the first word of the name.
+          source: the source line of the node, or "".
+        """
         at = f"@{own_line(source)}" if source else ""
         while True:
             number = self._counts[kind, at] = self._counts.get((kind, at), 0) + 1
@@ -443,9 +490,9 @@ class _GraphRewriter:
                 return name
 
     def _regions(self) -> tuple[tuple[Region, ...], dict[int, int]]:
-        """Return the regions that still have an owner and nodes, and their new number by the old.
+        """Return the regions of the new graph, and their new index by their old index.
 
-        The body of a live call stays even if it is empty.
+        A body stays if its call is live, even if it is empty. A remat span stays if it has nodes.
         """
         old, kept = self.old, []
         for region in old.regions:
@@ -459,7 +506,12 @@ class _GraphRewriter:
         return tuple(self._region(*pair, region_of) for pair in kept), region_of
 
     def _region(self, region: Region, nodes: tuple[int, ...], region_of: dict[int, int]) -> Region:
-        """Return a region with the new numbers of nodes, values and regions."""
+        """Return a region of the old graph with the new indices of nodes, values and regions.
+
+        Args:
+          nodes: the new node indices of the region.
+          region_of: the new region index by the old one.
+        """
         return replace(
             region,
             index=region_of[region.index],

@@ -1,4 +1,4 @@
-"""Fourier transforms in stages, and sums of narrow floats in float32.
+"""Split of Fourier transforms into stages, and sums of bfloat16 and float16 in float32.
 
 A Fourier transform of several dimensions is separable: it equals one transform per dimension, in
 any order. The exceptions are real transforms: the last dimension is the first stage of a real
@@ -19,9 +19,10 @@ from functools import lru_cache
 from shardalg.graph.ir import Params, Signature, ValueType
 from shardalg.graph.ops.rows import rules
 
-# Dimensions of each stage.
+# The dimensions that each stage transforms, in order of the stages. A separate type, because the
+# planner chooses the order and `normalise.in_stages` applies it.
 Order = tuple[tuple[int, ...], ...]
-# Values of `jax.lax.FftType`.
+# The values of `jax.lax.FftType`, repeated here because this module does not import jax.
 FORWARD, INVERSE, REAL, INVERSE_REAL = range(4)
 
 _DTYPES = {
@@ -33,13 +34,17 @@ _DTYPES = {
 
 
 def transformed(signature: Signature) -> tuple[int, ...]:
-    """Return the dimensions that a transform acts on, which are the trailing ones."""
+    """Return the dimensions along which an `fft` transforms: the last ones of its operand."""
     rank, count = len(signature.operands[0].shape), len(signature.param("fft_lengths"))
     return tuple(range(rank - count, rank))
 
 
 def stage_order(signature: Signature, split: Collection[int]) -> Order:
-    """Return the stages of a transform whose operand is sharded along some dimensions.
+    """Return the order in which to transform the dimensions of a sharded operand.
+
+    Args:
+      signature: an `fft`.
+      split: the sharded dimensions of its operand.
 
     Dimensions that every device has whole come first, then the sharded ones, one at a time. Each
     exchange then moves a sharding to a dimension that is already transformed. The order is empty
@@ -68,9 +73,14 @@ def stage_order(signature: Signature, split: Collection[int]) -> Order:
 
 
 def staged(signature: Signature, order: Order) -> Iterator[Signature]:
-    """Yield the operators of a transform in stages; each reads the result of the one before.
+    """Yield the operators that compute an `fft` in stages; each reads the result of the one before.
 
-    The dimensions are transposed between stages, because an `fft` transforms the trailing ones.
+    They are transforms and transposes. The transposes move the dimensions of a stage to the end,
+    because an `fft` transforms the last dimensions.
+
+    Args:
+      signature: the `fft` to replace.
+      order: the dimensions of each stage.
     """
     current = signature.operands[0]
     # places[i]: the original dimension at position i of the current value.
@@ -100,7 +110,7 @@ def staged(signature: Signature, order: Order) -> Iterator[Signature]:
 
 
 def _transpose(type_: ValueType, permutation: tuple[int, ...]) -> Signature:
-    """Return a transpose of a value of this type."""
+    """Return the signature of a transpose of a value of this type."""
     result = ValueType(tuple(type_.shape[dim] for dim in permutation), type_.dtype)
     return Signature("transpose", (("permutation", permutation),), (type_,), (result,))
 
@@ -115,11 +125,12 @@ SUMS = frozenset({"reduce_sum", "cumsum", "scatter-add", "scatter-sub"})
 
 @dataclass(frozen=True)
 class WideSum:
-    """Replacement of a sum of narrow floats.
+    """Replacement of a sum of bfloat16 or float16 numbers by a sum in float32.
 
     Attributes:
-      reads: per operand the conversion to float32, or None.
-      added, rounded: the sum in float32, and the conversion of its result.
+      reads: per operand the conversion to float32, or None if it is read as it is.
+      added: the sum in float32.
+      rounded: the conversion of the sum to the original type.
     """
 
     reads: tuple[Signature | None, ...]
@@ -129,7 +140,9 @@ class WideSum:
 
 @lru_cache(maxsize=1 << 14)
 def wide_sum(signature: Signature) -> WideSum | None:
-    """Return the same sum in float32; None if the operator does not add narrow floats.
+    """Return a sum in float32 that replaces an operator that adds bfloat16 or float16 numbers.
+
+    None for any other operator.
 
     >>> x, y = ValueType((4, 8), "bfloat16"), ValueType((4,), "bfloat16")
     >>> wide = wide_sum(Signature("reduce_sum", (("axes", (1,)),), (x,), (y,)))

@@ -1,4 +1,8 @@
-"""Whole loops: the operator needs all elements along a loop (sort, fft, factorisations)."""
+"""Rows of operators that need all elements along a loop (sort, fft, factorisations).
+
+Such a loop is whole: its dimension is gathered before the operator runs. Docstrings show a row as
+`operand indices -> result indices`, one loop per dimension. Whole loops have upper-case names.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,14 @@ Maps = Sequence[Sequence[str]]
 
 
 def blocks(signature: Signature, reads: Maps, writes: Maps, flops: int) -> Rule:
-    """Return a row from loop names per dimension; loops with an upper-case name are whole."""
+    """Return a row in which every dimension is indexed by one loop.
+
+    Loops with an upper-case name are whole.
+
+    Args:
+      reads, writes: for each operand and each result, the loop of each dimension.
+      flops: operations per iteration.
+    """
     extents: dict[str, int] = {}
     values = (*signature.operands, *signature.results)
     for value, loops in zip(values, (*reads, *writes), strict=True):
@@ -58,7 +69,10 @@ def levels(size: int) -> int:
 
 
 def sort(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`; log2(L) comparisons per element."""
+    """Return the row of a sort along L, which needs log2(L) comparisons per element.
+
+    For two operands it is `[d0, L], [d0, L] -> [d0, L], [d0, L] whole [L]`.
+    """
     shape = signature.operands[0].shape
     axis = signature.param("dimension")
     loops = ["L" if d == axis else f"d{d}" for d in range(len(shape))]
@@ -67,9 +81,10 @@ def sort(signature: Signature) -> tuple[Rule, ...]:
 
 
 def top_k(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`.
+    """Return the row of a `top_k`: `[d0, l] -> [d0, K], [d0, K] top [l] whole [K]`.
 
-    The k largest elements are among the k largest elements of the blocks.
+    The results are the largest elements and their positions. The loop l may be sharded, because the
+    k largest elements of all are among the k largest elements of each block.
     """
     rank = len(signature.operands[0].shape)
     axis = signature.param("axis", -1) % rank
@@ -80,7 +95,10 @@ def top_k(signature: Signature) -> tuple[Rule, ...]:
 
 
 def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, L] -> [d0, K], [d0, K] whole [K, L]`: XLA distributes all elements to bins."""
+    """Return the row of an `approx_top_k`: `[d0, L] -> [d0, K], [d0, K] whole [K, L]`.
+
+    L is whole because XLA distributes all elements to bins and keeps the largest one of each.
+    """
     rank = len(signature.operands[0].shape)
     axis = signature.param("reduction_dimension") % rank
     read = ["L" if d == axis else f"d{d}" for d in range(rank)]
@@ -90,7 +108,10 @@ def approx_top_k(signature: Signature) -> tuple[Rule, ...]:
 
 
 def fft(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, F1] -> [d0, H1]`; 5 log2(n) operations per element."""
+    """Return the row `[d0, F1] -> [d0, H1]` of a Fourier transform along the last dimensions.
+
+    It has 5 log2(n) operations per element.
+    """
     shape, sizes = signature.operands[0].shape, signature.param("fft_lengths")
     kept = names("d", len(shape) - len(sizes))
     # The transformed dimensions may differ in size between operand and result (real transforms).
@@ -100,7 +121,10 @@ def fft(signature: Signature) -> tuple[Rule, ...]:
 
 
 def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, I, J], [d0, I, c] -> [d0, I, c]`: columns of the right side are independent."""
+    """Return the row `[d0, I, J], [d0, I, c] -> [d0, I, c]` of a `triangular_solve`.
+
+    The columns c of the right side are independent, so that this loop may be sharded.
+    """
     batch = names("d", len(signature.operands[0].shape) - 2)
     right = ["I", "c"] if signature.param("left_side") else ["c", "I"]
     row = blocks(signature, [[*batch, "I", "J"], [*batch, *right]], [[*batch, *right]], 1)
@@ -108,8 +132,9 @@ def triangular_solve(signature: Signature) -> tuple[Rule, ...]:
 
 
 def linear_algebra(signature: Signature) -> tuple[Rule, ...]:
-    """Return a row with the first operand's leading dimensions as batch; all others are whole.
+    """Return the row of an operator of linear algebra, such as a Cholesky factorisation.
 
+    The leading dimensions of the first operand are batch loops; all other dimensions are whole.
     Each batch element takes O(n^3) operations.
     """
     # The trailing dimensions are the vector or matrix that one call works on.
@@ -125,7 +150,11 @@ def opaque(signature: Signature) -> tuple[Rule, ...]:
 
 
 def keys(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0] -> [d0, W0]`: keys are independent; their words and their new keys are whole."""
+    """Return the row of an operator on random keys, such as `[d0] -> [d0, W0]`.
+
+    The keys of an array are independent, so d0 may be sharded. The words of a key and the new keys
+    that are made from it are whole.
+    """
     values = (*signature.operands, *signature.results)
     # The common leading dimensions are the array of keys; words and new keys follow.
     count = min(len(value.shape) for value in values)
@@ -137,7 +166,11 @@ def keys(signature: Signature) -> tuple[Rule, ...]:
 
 
 def _batched(signature: Signature, count: int, flops: int) -> Rule:
-    """Return a row with `count` leading batch dimensions; all other dimensions are whole."""
+    """Return a row with `count` leading batch dimensions; all other dimensions are whole.
+
+    Args:
+      flops: operations per iteration.
+    """
     # Whole dimensions of different values may differ in size, so each has a loop of its own.
     numbered = 0
     maps = []

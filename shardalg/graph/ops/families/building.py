@@ -15,7 +15,8 @@ from shardalg.graph.ir import Plain, Signature
 from shardalg.graph.ops.rule import Access, Rule
 
 Builder = Callable[[Signature], tuple[Rule, ...]]
-# (bits of precision, bits of exponent) of floating-point types.
+# (bits of precision, bits of exponent) of floating-point types. A type has all numbers of another
+# one if it has at least as many bits of both.
 FLOATS = {"bfloat16": (8, 8), "float16": (11, 5), "float32": (24, 8), "float64": (53, 11)}
 
 
@@ -38,7 +39,7 @@ def letters(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def indices(items: Iterable[str | int | Index]) -> tuple[Index, ...]:
-    """Return loop names, numbers and index expressions as index expressions."""
+    """Return each loop name, number or index expression as an index expression."""
     return tuple(map(Index.of, items))
 
 
@@ -69,7 +70,13 @@ def moved_row(
     dims: Iterable[Index],
     family: str,
 ) -> Rule:
-    """Return a row that moves elements of one operand, such as `[2*d0+1] -> [d0]`."""
+    """Return a row that moves elements of one operand, such as `[2*d0+1] -> [d0]`.
+
+    Args:
+      loops: the loop of each dimension of the result.
+      dims: the index of each dimension of the operand.
+      family: see `Rule`.
+    """
     return Rule(
         signature.primitive,
         tuple(zip(loops, signature.results[0].shape, strict=True)),
@@ -81,9 +88,11 @@ def moved_row(
 
 
 def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
-    """Return the fields of a named tuple that is plain data.
+    """Return a named tuple that was stored as plain data as a dictionary from field to value.
 
-    Plain data are the values in order, or (name, value) pairs.
+    Args:
+      value: the values in order, or (name, value) pairs.
+      fields: the names of the fields, separated by spaces.
 
     >>> record(((2,), (0,)), "offset_dims collapsed_slice_dims")
     {'offset_dims': (2,), 'collapsed_slice_dims': (0,)}
@@ -97,10 +106,13 @@ def record(value: Plain, fields: str) -> dict[str, tuple[int, ...]]:
 
 
 def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
-    """Return the fields `linear` and `scaled` of a row whose operands are multiplied.
+    """Return the fields `linear` and `scaled` (see `Rule`) of a row that multiplies operands.
 
     Integers of one type are a ring, in which a product distributes over every sum. Therefore they
     are not in `scaled`.
+
+    Args:
+      operands: the operands in each of which the result is linear.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, n = ValueType((4,), "float32"), ValueType((4,), "int32")
@@ -119,9 +131,9 @@ def scaling(signature: Signature, *operands: int) -> dict[str, Any]:
 
 
 def rounds_whole(signature: Signature) -> bool:
-    """Return whether a sum of floats is converted to integers or bool at the end.
+    """Return whether an operator adds floats and converts the sum to integers or bool.
 
-    Such a conversion does not distribute over partial sums.
+    Such a conversion does not distribute over partial sums, so the sum must not be partitioned.
 
     >>> from shardalg.graph.ir import ValueType
     >>> x, n = ValueType((4,), "bfloat16"), ValueType((4,), "int32")
@@ -136,7 +148,7 @@ def rounds_whole(signature: Signature) -> bool:
 
 @lru_cache
 def has_zero(dtype: str) -> bool:
-    """Return whether zero bits are the number 0, which is neutral in a sum.
+    """Return whether a type has the number 0, by which partitioning replaces missing elements.
 
     >>> has_zero("float8_e5m2"), has_zero("float8_e8m0fnu"), has_zero("key<fry>")
     (True, False, True)
@@ -147,14 +159,14 @@ def has_zero(dtype: str) -> bool:
 
 
 def is_number(dtype: str) -> bool:
-    """Return whether a type has an addition: bool and random keys have none."""
+    """Return whether elements of a type can be added: not for bool and random keys."""
     return dtype in FLOATS or dtype.startswith(("int", "uint", "complex"))
 
 
 def counted(dtype: str) -> int | None:
-    """Return the number up to which a floating-point type represents all integers.
+    """Return the largest n so that a floating-point type represents all integers up to n exactly.
 
-    None for integer types, 0 for types without addition.
+    The result is None for integer types and 0 for types without addition.
 
     >>> counted("bfloat16"), counted("complex64"), counted("int8")
     (256, 16777216, None)

@@ -1,4 +1,7 @@
-"""Contractions, reductions and convolutions: loops that are in an operand and not in the result.
+"""Rows of contractions, reductions and convolutions, whose operands have loops that are summed.
+
+Docstrings show a row as `operand indices -> result indices`, one index per dimension, and then the
+operation that combines the loops in brackets.
 
 A convolution is `[n, i, (stride*o + dilation*r - low)/base], [f, i, r] -> [n, f, o]`, perhaps with
 groups.
@@ -55,7 +58,7 @@ ARGS = {"argmax": ARGMAX, "argmin": ARGMIN}
 
 
 def dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[b, m, k], [b, k, n] -> [b, m, n] sum [k]`.
+    """Return the row of a matrix product: `[b, m, k], [b, k, n] -> [b, m, n] sum [k]`.
 
     b are batch loops, k contracting, m and n non-contracting. If the sum of floats is converted to
     integers, k is whole: truncation does not distribute over partial sums.
@@ -67,7 +70,14 @@ def dot_general(signature: Signature) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class DotLoops:
-    """Loops of a product: `maps` per dimension of both operands, then the loops by role."""
+    """The loops of a matrix product.
+
+    Attributes:
+      maps: for the left and the right operand, the loop of each dimension.
+      batch: loops in both operands and the result.
+      left, right: loops in one operand and the result.
+      contracting: loops in both operands, over which the product is summed.
+    """
 
     maps: tuple[tuple[str, ...], ...]
     batch: tuple[str, ...]
@@ -82,10 +92,11 @@ class DotLoops:
 
 
 def dot_loops(signature: Signature, numbers: Plain, groups: tuple[int, ...] = ()) -> DotLoops:
-    """Return the loops of a product from its dimension numbers.
+    """Return the loops of a matrix product.
 
     Args:
-      groups: dimensions of the right operand that index the group.
+      numbers: JAX's dimension numbers ((contracting), (batch)), each for both operands.
+      groups: dimensions of the right operand that select its matrix in a grouped product.
     """
     contracted, batched = numbers
     batch, contracting = letters("b", len(batched[0])), letters("k", len(contracted[0]))
@@ -133,7 +144,7 @@ def _product(
 
 
 def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[m, k], [g, k, n], [g] -> [m, n] sum [k] whole [g, m]`.
+    """Return the row of a grouped product: `[m, k], [g, k, n], [g] -> [m, n] sum [k] whole [g, m]`.
 
     The group of row m selects its matrix. The ragged dimension may also be contracting
     (`[m, k], [k, n], [g] -> [g, m, n]`) or a batch. It and the groups are whole, because the sizes
@@ -185,9 +196,10 @@ def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
 
 
 def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[m, k], [k, n], [m, kl], [kr, n] -> [m, n] whole [k, kl, kr]`.
+    """Return the row of a `scaled_dot`: `[m, k], [k, n], [m, kl], [kr, n] -> [m, n]`.
 
-    A scale applies to a run of consecutive elements along k.
+    The last two operands are scales, each of which multiplies several neighbouring elements along
+    k. Therefore k, kl and kr are whole.
     """
     found = dot_loops(signature, signature.param("dimension_numbers"))
     scales = tuple(
@@ -201,15 +213,16 @@ def scaled_dot(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reduction(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1] -> [d0] sum [d1]`."""
+    """Return the row of a reduction, such as `[d0, d1] -> [d0] sum [d1]` of a `reduce_sum`."""
     return (_reduction_row(signature, REDUCTIONS[signature.primitive]),)
 
 
 def arg(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1] -> [d0] argmax [d1]`: pairs of value and position combine.
+    """Return the row of an argmax or argmin: `[d0, d1] -> [d0] argmax [d1]`.
 
-    Among equal values the lowest position wins. If the result's type cannot represent all
-    positions, they wrap around and their order is lost: the reduced loops are then local.
+    Pairs of a value and its position are combined. Among equal values the lowest position wins. If
+    the result's type cannot represent all positions, they wrap around and their order is lost: the
+    reduced loops are then local.
     """
     row = _reduction_row(signature, ARGS[signature.primitive])
     (value,), (position,) = signature.operands, signature.results
@@ -221,7 +234,11 @@ def arg(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reduce_by(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: a user's function combines tuples."""
+    """Return the row of a `reduce` by a user's function of several operands.
+
+    For two operands it is `[d0, d1], [d0, d1] -> [d0], [d0] user [d1]`: the function combines pairs
+    of elements.
+    """
     count = len(signature.results)
     shape, axes = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))
@@ -242,7 +259,11 @@ def reduce_by(signature: Signature) -> tuple[Rule, ...]:
 
 
 def _reduction_row(signature: Signature, combine: str) -> Rule:
-    """Return the row of a reduction of one operand along its `axes`."""
+    """Return the row of a reduction of one operand along the dimensions in its parameter `axes`.
+
+    Args:
+      combine: the operation that combines elements, such as SUM.
+    """
     shape, axes = signature.operands[0].shape, signature.param("axes")
     loops = names("d", len(shape))
     return Rule(
@@ -259,7 +280,11 @@ def _reduction_row(signature: Signature, combine: str) -> Rule:
 
 @dataclass(frozen=True)
 class DimensionNumbers:
-    """Dimensions of image, kernel and result: batch (or output feature), feature, spatial."""
+    """The order of dimensions in the image (`lhs`), the kernel (`rhs`) and the result (`out`).
+
+    Each tuple has the batch dimension, the feature dimension, and then the spatial dimensions. In
+    place of the batch, the kernel has the output features.
+    """
 
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
@@ -268,7 +293,9 @@ class DimensionNumbers:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of features or of the batch: a dimension of size `G*E` has the index `E*g + e`.
+    """The groups of a grouped convolution.
+
+    A grouped dimension of G groups with E elements has the index `E*g + e`, for group g, element e.
 
     Attributes:
       count: number of groups.
@@ -279,18 +306,28 @@ class Groups:
     by_batch: bool
 
     def index(self, loop: str, extent: int) -> Index:
-        """Return the index of a grouped dimension of `count * extent` elements."""
+        """Return the index of a grouped dimension of `count * extent` elements.
+
+        Args:
+          loop: the loop inside of a group.
+          extent: the number of elements of a group.
+        """
         if self.count == 1:
             return Index.of(loop)
         return Index.of("g") * max(extent, 1) + (loop if extent != 1 else 0)
 
     def alone(self, loop: str, extent: int) -> Index:
-        """Return the index of a dimension of `extent` elements that another tensor has grouped."""
+        """Return the index of a dimension without groups that is grouped in another tensor.
+
+        Args:
+          loop: its loop.
+          extent: its number of elements.
+        """
         return Index.of(loop) if self.count == 1 or extent != 1 else Index.of(0)
 
 
 def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`.
+    """Return the row of a convolution, such as `[n, i, o+r-1], [f, i, r] -> [n, f, o] sum [i, r]`.
 
     Gradients of a convolution are convolutions too, with base dilation or batch groups.
     """
@@ -348,12 +385,12 @@ def conv_general_dilated(signature: Signature) -> tuple[Rule, ...]:
 
 
 def numbers_of(signature: Signature) -> DimensionNumbers:
-    """Return the dimension numbers of a convolution."""
+    """Return the order of dimensions in the operands and the result of a convolution."""
     return DimensionNumbers(*record(signature.param("dimension_numbers"), "lhs rhs out").values())
 
 
 def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
-    """Return the window along spatial dimension `k`."""
+    """Return the window of a convolution along its spatial dimension number `k`."""
     param = signature.param
     return Taps(
         signature.operands[1].shape[layout.rhs[2 + k]],

@@ -1,5 +1,6 @@
-"""Data formatting without arithmetic: broadcast, transpose, squeeze, reshape, concatenate, iota.
+"""Rows of operators that only place elements: broadcast, transpose, reshape, concatenate, iota.
 
+Docstrings show a row as `operand indices -> result indices`, one index per dimension.
 The index maps of a reshape come from the common factors of both shapes (`factor`).
 """
 
@@ -20,17 +21,20 @@ LETTERS = "ijklmnpqtuvwxyz"
 
 
 def broadcast_in_dim(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d1] -> [d0, d1]`; an operand dimension of size 1 that is repeated has index 0."""
+    """Return the row of a broadcast, such as `[d1] -> [d0, d1]`.
+
+    A repeated operand dimension of size 1 has the index 0.
+    """
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
     targets = signature.param("broadcast_dimensions")
-    # A size-1 dimension that is repeated has index 0 and no loop.
+    # A repeated dimension must have no loop: a loop would have to be both of size 1 and of size n.
     dims = [0 if n == 1 != shape[t] else loops[t] for n, t in zip(source, targets, strict=True)]
     return (_layout(signature, dict(zip(loops, shape, strict=True)), dims, loops),)
 
 
 def transpose(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1] -> [d1, d0]`."""
+    """Return the row of a transpose: `[d0, d1] -> [d1, d0]`."""
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
     target = [loops[d] for d in signature.param("permutation")]
@@ -38,7 +42,7 @@ def transpose(signature: Signature) -> tuple[Rule, ...]:
 
 
 def squeeze(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, 0] -> [d0]`."""
+    """Return the row of a squeeze, such as `[d0, 0] -> [d0]`: removed dimensions have index 0."""
     shape = signature.operands[0].shape
     dropped = {d % len(shape) for d in signature.param("dimensions")}
     loops = {d: f"d{d}" for d in range(len(shape)) if d not in dropped}
@@ -48,7 +52,10 @@ def squeeze(signature: Signature) -> tuple[Rule, ...]:
 
 
 def tile(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1] -> [d0, n*r1+d1]`: r1 counts the repetitions of a dimension of size n."""
+    """Return the row of a tile, such as `[d0, d1] -> [d0, n*r1+d1]`.
+
+    r1 counts the repetitions of a dimension of size n.
+    """
     shape, source = signature.results[0].shape, signature.operands[0].shape
     loops = names("d", len(shape))
     extents, target = dict(zip(loops, source, strict=True)), list(map(Index.of, loops))
@@ -62,10 +69,11 @@ def tile(signature: Signature) -> tuple[Rule, ...]:
 
 
 def iota(signature: Signature) -> tuple[Rule, ...]:
-    """Return `-> [d0, d1]`: the result element is the number of the iteration along `dimension`.
+    """Return the row of an iota, such as `-> [d0, d1]`: it has loops but no operand.
 
-    If the result's type cannot represent all numbers, the loop is local: a number is rounded once,
-    which the sum of a local number and a block start would not reproduce.
+    A result element is the position along the parameter `dimension`. If the result's type cannot
+    represent all numbers, the loop is local: a number is rounded once, which the sum of a local
+    number and a block start would not reproduce.
     """
     (value,), dim = signature.results, signature.param("dimension")
     loops = names("d", len(value.shape))
@@ -85,7 +93,11 @@ def iota(signature: Signature) -> tuple[Rule, ...]:
 
 
 def positions(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[], [] -> [d0, d1], [d0, d1]`: positions, counted from a start per dimension."""
+    """Return the row of `positions`, such as `[], [] -> [d0, d1], [d0, d1]`.
+
+    This operator of shardalg returns two arrays of positions. They are counted from the operands,
+    which are a start for each dimension.
+    """
     shape = signature.results[0].shape
     loops = names("d", len(shape))
     return (
@@ -100,7 +112,7 @@ def positions(signature: Signature) -> tuple[Rule, ...]:
 
 
 def empty(signature: Signature) -> tuple[Rule, ...]:
-    """Return `-> [d0, d1]`: the values of the elements are undefined."""
+    """Return the row of an `empty`, such as `-> [d0, d1]`: an array of undefined elements."""
     shape = signature.results[0].shape
     loops = names("d", len(shape))
     extents = tuple(zip(loops, shape, strict=True))
@@ -108,10 +120,11 @@ def empty(signature: Signature) -> tuple[Rule, ...]:
 
 
 def reshape(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[2*i+j, k] -> [i, j, k]`; the parameter `dimensions` transposes the operand first.
+    """Return the row of a reshape, such as `[2*i+j, k] -> [i, j, k]`.
 
-    If the factors of both shapes do not nest, one flat loop is used with floor and modulo:
-    `[i//4, i%4] -> [i//6, i%6]` for (6, 4) -> (4, 6).
+    The parameter `dimensions` of `lax.reshape` transposes the operand first. If the factors of both
+    shapes do not nest, one flat loop is used with floor and modulo: `[i//4, i%4] -> [i//6, i%6]`
+    for (6, 4) -> (4, 6).
     """
     (operand,), (result,) = signature.operands, signature.results
     # `lax.reshape(x, sizes, dimensions)` reads the operand's dimensions in this order.
@@ -127,7 +140,12 @@ Places = Iterable[str | int | Index]
 
 
 def _layout(signature: Signature, extents: dict[str, int], dims: Places, target: Places) -> Rule:
-    """Return a row that moves elements of one operand."""
+    """Return a row that copies elements of one operand to other places.
+
+    Args:
+      extents: the extent of each loop.
+      dims, target: the index of each dimension of the operand, and of the result.
+    """
     family = "shape" if signature.primitive in SHAPED else "same"
     return Rule(
         signature.primitive,
@@ -141,7 +159,12 @@ def _layout(signature: Signature, extents: dict[str, int], dims: Places, target:
 
 @dataclass(frozen=True)
 class DimensionRange:
-    """Dimensions `range(start, stop)` of one side of a reshape, with their sizes."""
+    """Consecutive dimensions of the operand or of the result of a reshape.
+
+    Attributes:
+      start: the number of the first dimension.
+      sizes: the size of each dimension of the range.
+    """
 
     start: int
     sizes: tuple[int, ...]
@@ -153,11 +176,16 @@ class DimensionRange:
 
 
 def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[Index], list[Index]]:
-    """Return the loops of a row-major reshape, and an index per dimension of both sides.
+    """Return (extent by loop, operand's indices, result's indices) of a row-major reshape.
 
-    Dimensions are grouped into the shortest ranges of equal size on both sides. In each group, the
-    strides of both sides are sorted. If each divides the one before, a loop lies between any two
-    neighbouring strides, and each dimension is the sum of the loops between its own two strides.
+    The dimensions of `source` and `target` are grouped into the shortest ranges with equal numbers
+    of elements. In each group, the strides of all dimensions are sorted. If each stride divides the
+    one before, each pair of neighbouring strides gives a loop. The index of a dimension is the sum
+    of the loops between its stride and the next larger stride of its tensor. The loops' extents are
+    quotients of strides.
+
+    Args:
+      source, target: the shapes of the operand and of the result.
 
     >>> loops, read, write = factor([6, 5], [2, 3, 5])
     >>> loops, list(map(str, read)), list(map(str, write))
@@ -176,7 +204,10 @@ def factor(source: list[int], target: list[int]) -> tuple[dict[str, int], list[I
 
 
 def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, DimensionRange]]:
-    """Return the shortest ranges of dimensions with equal products on both sides."""
+    """Return pairs of dimension ranges of two shapes that have the same number of elements.
+
+    The ranges are as short as possible: (6, 5) and (2, 3, 5) give ((6,), (2, 3)) and ((5,), (5,)).
+    """
     found, i, j = [], 0, 0
     while i < len(source) or j < len(target):
         start = (i, j)
@@ -195,13 +226,13 @@ def groups(source: list[int], target: list[int]) -> list[tuple[DimensionRange, D
     return found
 
 
-# For the source and the target of a reshape: a range of dimensions, and the list with the indices
-# of all dimensions of this side.
+# For the operand and the result of a reshape: a range of its dimensions, and the list with the
+# indices of all its dimensions, to which the functions below add the indices of the range.
 Sides = tuple[tuple[DimensionRange, list[Index]], ...]
 
 
 def _add_loop(extents: dict[str, int], extent: int) -> str:
-    """Add a loop with the next free letter; return its name."""
+    """Add a loop of this extent to `extents`, named by the next free letter; return its name."""
     count = len(extents)
     name = LETTERS[count] if count < len(LETTERS) else f"l{count}"
     extents[name] = extent
@@ -232,7 +263,7 @@ def _set_flat_indices(extents: dict[str, int], cuts: list[int], sides: Sides) ->
     Args:
       extents: the extent by loop, to which the new loop is added.
       cuts: strides of both sides, largest first; the first is the group's number of elements.
-      sides: per side of the reshape, the group's dimensions and the list that gets the indices.
+      sides: for the operand and the result, the group's dimensions and the list that gets indices.
     """
     name = _add_loop(extents, cuts[0])
     for span, maps in sides:
@@ -247,19 +278,26 @@ SHAPED = {"broadcast_in_dim", "reshape"}
 
 
 def concatenate(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0] | [d0-10] -> [d0]`: the operands are alternatives, exactly one is inside."""
+    """Return the row of a concatenation, such as `[d0] | [d0-10] -> [d0]`.
+
+    The operands are alternatives (`|`): for each d0, the index is inside of exactly one operand.
+    """
     axis = signature.param("dimension")
     sizes = tuple(value.shape[axis] for value in signature.operands)
     return (_concatenation_row(signature, sizes),)
 
 
 def join_ends(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0+7] | [d0-3] -> [d0]`: the end of the first operand, the start of the last."""
+    """Return the row of a `join_ends`, such as `[d0+7] | [d0-3] -> [d0]`.
+
+    This operator of shardalg concatenates the last elements of the first operand and the first
+    elements of the second one.
+    """
     return (_concatenation_row(signature, signature.param("sizes")),)
 
 
 def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
-    """Return the row that concatenates parts of the operands.
+    """Return the row of an operator that concatenates parts of its operands.
 
     Args:
       sizes: the number of elements from each operand; from the first operand, its last ones.
@@ -287,9 +325,10 @@ def _concatenation_row(signature: Signature, sizes: tuple[int, ...]) -> Rule:
 
 
 def joined_operands(signature: Signature) -> tuple[int, ...]:
-    """Return the operands of a concatenation that are not empty, at least one; else all operands.
+    """Return the positions of the operands of a concatenation that are not empty, at least one.
 
-    The gradient of a split has an empty operand if a part of the split is empty.
+    For any other operator, return the positions of all operands. The gradient of a split has an
+    empty operand if a part of the split is empty.
     """
     every = tuple(range(len(signature.operands)))
     if signature.primitive != "concatenate":

@@ -1,4 +1,9 @@
-"""Selected loops: gather, scatter, dynamic slices. A guard `loop == $t + w` selects iterations."""
+"""Rows of gathers, scatters and dynamic slices, which select elements at run-time indices.
+
+Docstrings show a row as `operand indices -> result indices where guards`. A guard
+`loop == $t + w` states that only these iterations exist. `$t` is a number that is read at run time,
+`w` the position in the window that starts there.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +45,9 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Numbers:
-    """Dimension numbers of a gather or scatter with common names.
+    """Dimension numbers of a gather or scatter, with the same names for both.
 
-    The value is the gathered result or the scattered update.
+    The value is the result of a gather, or the update of a scatter.
 
     Attributes:
       window: dimensions of the value that index into the window.
@@ -58,7 +63,13 @@ class Numbers:
     index_batching: tuple[int, ...]
 
     def window_of(self, rank: int) -> dict[int, int]:
-        """Return the value's dimension that indexes into the window of each operand dimension."""
+        """Return, by operand dimension, the value's dimension with its position in the window.
+
+        Operand dimensions that the value lacks have no entry.
+
+        Args:
+          rank: the operand's number of dimensions.
+        """
         kept = [d for d in range(rank) if d not in self.dropped and d not in self.operand_batching]
         return dict(zip(kept, self.window, strict=True))
 
@@ -85,7 +96,9 @@ class Axis:
     """One operand dimension of a gather or scatter.
 
     Attributes:
-      full: the size of the dimension; size: the size of its window.
+      dim: its number.
+      full: its size.
+      size: the size of its window.
       batch: its batch loop, if it is paired with a dimension of the indices.
       window: its window loop, if the value has a dimension for it.
       component: the component of the index vector with its start; None if it starts at 0.
@@ -100,7 +113,7 @@ class Axis:
 
     @property
     def offset(self) -> Index:
-        """Position inside the window; 0 in a window of one element."""
+        """The index inside the window; 0 in a window of one element."""
         return Index.of(self.window) if self.window and self.size != 1 else Index.of(0)
 
     @property
@@ -109,14 +122,26 @@ class Axis:
         return self.full - self.size
 
     def symbol(self, batch: tuple[str, ...], mode: str) -> Symbol | None:
-        """Return the run-time start; None if it is always 0 and drops no iteration."""
+        """Return the run-time start of the window along this dimension.
+
+        None if the start is always 0 and never drops a read or an update.
+
+        Args:
+          batch: names of the batch loops.
+          mode: CLIP or DROP.
+        """
         if self.component is None or (self.high == 0 and mode == CLIP):
             return None
         dims = indices((*batch, self.component))
         return Symbol(f"$t{self.dim}", 1, dims, self.high, mode)
 
     def selects(self, symbol: Symbol | None, partial: bool) -> bool:
-        """Return whether the dimension needs a loop of its own over its full extent."""
+        """Return whether the row needs a loop over all elements of the dimension.
+
+        Args:
+          symbol: the run-time start, if there is one.
+          partial: whether a window at start 0 that does not cover the dimension needs such a loop.
+        """
         moving = symbol is not None and self.high > 0
         return moving or (partial and self.component is None and self.size != self.full)
 
@@ -151,7 +176,14 @@ class Selection:
 
 
 def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> Selection:
-    """Return the indices of the operand of a gather (`loop` "k") or of a scatter (`loop` "o")."""
+    """Return the index of each operand dimension of a gather or scatter.
+
+    Args:
+      found: the operand's dimensions.
+      batch: names of the batch loops.
+      mode: CLIP or DROP.
+      loop: prefix of the loops over full dimensions: "k" for a gather, "o" for a scatter.
+    """
     dims, extents, guards, symbols = [], {}, [], []
     for axis in found:
         symbol = axis.symbol(batch, mode)
@@ -173,7 +205,10 @@ def select(found: list[Axis], batch: tuple[str, ...], mode: str, loop: str) -> S
 
 
 def gather(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[k0, w1] -> [b0, b1, w1] pick [k0] where k0==$t0` (an embedding)."""
+    """Return the row of a gather; for an embedding `[k0, w1] -> [b0, b1, w1] pick [k0]`.
+
+    The row has the guard `k0==$t0`, where `$t0` is the run-time index of a token.
+    """
     n, how = numbers(signature), mode(signature.param("mode"))
     shape = signature.results[0].shape
     # Dimensions of the result that are no window dimensions come from the indices.
@@ -205,9 +240,10 @@ def gather(signature: Signature) -> tuple[Rule, ...]:
 
 
 def uncounted(signature: Signature) -> bool:
-    """Return whether indices cannot be shifted to a block.
+    """Return whether a gather cannot be partitioned along the dimensions that its indices select.
 
-    A shifted unsigned index would wrap around. An empty window is outside of every block.
+    A device would subtract its block's start from the indices: an unsigned index would wrap around.
+    An empty window is outside of every block.
     """
     return "uint" in signature.operands[1].dtype or 0 in signature.results[0].shape
 
@@ -218,7 +254,7 @@ def applies_code(signature: Signature) -> bool:
 
 
 def fill_value(signature: Signature) -> complex:
-    """Return the result of a dropped read.
+    """Return the result of a gather where its index is out of range and the read is dropped.
 
     The default is NaN, the lowest signed or highest unsigned integer, or True, by type.
 
@@ -234,7 +270,10 @@ def fill_value(signature: Signature) -> complex:
 
 
 def scatter(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1] where o0==$t0`."""
+    """Return the row of a scatter, such as `[u0, u1, w1] -> [o0, w1] sum [u0, u1] init [o0, w1]`.
+
+    The row has the guard `o0==$t0`, where `$t0` is the run-time index of an update.
+    """
     n = numbers(signature)
     how = scatter_mode(signature.param("mode"))
     shape, updates = signature.operands[0].shape, signature.operands[2].shape
@@ -270,12 +309,15 @@ def scatter(signature: Signature) -> tuple[Rule, ...]:
 
 
 def dynamic_slice(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
+    """Return the row of a dynamic slice: `[o0, k1] -> [o0, o1] pick [k1] where k1==o1+$t1`."""
     return (_dynamic(signature, signature.results[0].shape, ("k", "o"), 1),)
 
 
 def dynamic_update_slice(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[o0, v1] -> [o0, o1] pick [v1] init [o0, o1] where o1==v1+$t1`."""
+    """Return the row of a dynamic update: `[o0, v1] -> [o0, o1] pick [v1] init [o0, o1]`.
+
+    The row has the guard `o1==v1+$t1`, where `$t1` is the run-time start.
+    """
     return (_dynamic(signature, signature.operands[1].shape, ("o", "v"), 2),)
 
 

@@ -1,4 +1,4 @@
-"""Elementwise operators: each result element reads the operand elements at its own index.
+"""Rows of elementwise operators: each result element reads the operand elements at its own index.
 
 `at_numbers` evaluates elementwise operators and layouts on known numbers. If padding of the
 operands has known numbers, padding of the result has a known number too. Only results without
@@ -41,15 +41,24 @@ lt_to max min mul mulhi ne nextafter or philox2x32 philox4x32 polygamma pow
 regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic shift_right_logical sub
 threefry2x32 threefry4x32 xor zeta
 """
-# Operators that are linear in all operands together.
+# Operators that are linear in all operands together: partial sums of all of them may be added
+# later.
 ADDED = frozenset("add add_any sub complex".split())
-# Operands in each of which the result is linear if the others are fixed.
+# Operands in each of which the result is linear if the others are fixed: only one of them may be a
+# partial sum.
 LINEAR = {"mul": (0, 1), "div": (0,), "neg": (0,), "real": (0,), "imag": (0,), "conj": (0,)}
 SCALING = frozenset({"mul", "div"})
 
 
 def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Access:
-    """Return the read of a broadcast operand: rank 0 has no index, a repeated dimension index 0.
+    """Return the indices at which an elementwise operator reads an operand that may be broadcast.
+
+    A repeated dimension of size 1 has the index 0. An operand of rank 0 has no index.
+
+    Args:
+      operand: its position.
+      shape: its shape.
+      result: the type of the result.
 
     >>> print(operand_map(0, (6, 1), ValueType((6, 7), "float32")))
     [d0, 0]
@@ -61,7 +70,10 @@ def operand_map(operand: int, shape: tuple[int, ...], result: ValueType) -> Acce
 
 
 def pointwise(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1], [d0, d1] -> [d0, d1]`, one row for all results."""
+    """Return the row of an elementwise operator, such as `[d0, d1], [d0, d1] -> [d0, d1]`.
+
+    One row describes all results.
+    """
     result = signature.results[0]
     loops = names("d", len(result.shape))
     reads = tuple(operand_map(k, v.shape, result) for k, v in enumerate(signature.operands))
@@ -79,7 +91,9 @@ def pointwise(signature: Signature) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=65536)
 def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the operands that are repeated along a size-1 dimension, and the repeated shape.
+    """Return (position, repeated shape) of each operand that an elementwise operator broadcasts.
+
+    Operands of rank 0 are left out.
 
     >>> x, y = ValueType((4, 8), "float32"), ValueType((4, 1), "float32")
     >>> broadcast_operands(Signature("sub", (), (x, y), (x,)))
@@ -93,7 +107,7 @@ def broadcast_operands(signature: Signature) -> tuple[tuple[int, tuple[int, ...]
 
 
 def linearity(signature: Signature) -> dict[str, Any]:
-    """Return the fields `linear`, `addends` and `scaled` of the row."""
+    """Return the fields `linear`, `addends` and `scaled` (see `Rule`) of an elementwise row."""
     primitive, dtype = signature.primitive, signature.results[0].dtype
     # An integer quotient is truncated: 1//2 + 1//2 is not (1 + 1)//2.
     truncates = primitive == "div" and dtype not in FLOATS and "complex" not in dtype
@@ -109,7 +123,10 @@ def linearity(signature: Signature) -> dict[str, Any]:
 
 
 def copies(signature: Signature) -> tuple[Rule, ...]:
-    """Return a row per pair of operand and result; different pairs have different loops."""
+    """Return the rows of an operator that copies each operand to the result of the same position.
+
+    Row k describes operand k and result k. Different rows have different loops.
+    """
     rows = []
     for k, (source, target) in enumerate(zip(signature.operands, signature.results, strict=True)):
         prefix = "d" if len(signature.results) == 1 else f"v{k}d"
@@ -136,9 +153,10 @@ def copies(signature: Signature) -> tuple[Rule, ...]:
 
 
 def bitcast(signature: Signature) -> tuple[Rule, ...]:
-    """Return a pointwise row that is not linear.
+    """Return the row of a `bitcast_convert_type`, such as `[d0] -> [d0, w]`.
 
-    If the widths differ, the narrow side has a trailing whole dimension.
+    If the types differ in width, the narrow one has a last dimension with the parts of an element,
+    which is whole. The row is not linear: bits of a sum are not the sum of bits.
     """
     (source,), (target,) = signature.operands, signature.results
     rank = min(len(source.shape), len(target.shape))
@@ -166,7 +184,7 @@ ROWS: dict[str, Builder] = {
 
 Number = int | float | bool
 INF = math.inf
-# Operators that only move elements of one operand.
+# Operators that only move elements of one operand, so that they map equal numbers to this number.
 MOVES = "broadcast_in_dim reshape squeeze transpose"
 SAME = frozenset((COPIES + MOVES).split()) - {"convert_element_type"}
 # Functions that are 0 at 0.
@@ -203,7 +221,9 @@ EXACT: dict[str, Callable[..., Number]] = {
 
 
 def at_numbers(signature: Signature, numbers: Mapping[int, Number]) -> Number | None:
-    """Return the result of an operator on numbers; None if it is unknown or would be rounded.
+    """Return the result of an elementwise operator or a layout for known operand elements.
+
+    None if the result is unknown, or if it could be rounded.
 
     Args:
       numbers: the number of each operand that the result depends on.
@@ -272,7 +292,7 @@ def is_subnormal(number: Number, dtype: str) -> bool:
 
 
 def integers(dtype: str) -> range:
-    """Return the range of an integer type; an empty range for other types.
+    """Return the integers that a type represents, as a range; an empty range for non-integer types.
 
     >>> integers("int8"), integers("float32")
     (range(-128, 128), range(0, 0))

@@ -1,4 +1,7 @@
-"""Shifted, cumulative and windowed loops: slice, pad, reverse, cumsum, pooling."""
+"""Rows of operators with shifted, cumulative or windowed loops: slice, pad, cumsum, pooling.
+
+Docstrings show a row as `operand indices -> result indices`, one index per dimension.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,14 @@ CUMULATIVE = {
     "cummin": MIN,
     "cumlogsumexp": LOGSUMEXP,
 }
-# Operation whose identity is never selected, by the comparison primitive.
+# By the comparison of a pooling, the operation whose identity the comparison never selects. Padding
+# is filled with this number.
 NEVER = {"ge": MAX, "gt": MAX, "le": MIN, "lt": MIN}
 POOLING = {"reduce_window_sum": SUM, "reduce_window_max": MAX, "reduce_window_min": MIN}
 
 
 def slice_(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[2*d0+1] -> [d0]`."""
+    """Return the row of a slice, such as `[2*d0+1] -> [d0]` for start 1 and stride 2."""
     shape = signature.results[0].shape
     starts = signature.param("start_indices")
     strides = signature.param("strides") or (1,) * len(shape)
@@ -40,7 +44,7 @@ def slice_(signature: Signature) -> tuple[Rule, ...]:
 
 
 def rev(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[n-1-d0] -> [d0]`."""
+    """Return the row of a reversal, such as `[n-1-d0] -> [d0]`."""
     shape, reversed_ = signature.operands[0].shape, signature.param("dimensions")
     loops = names("d", len(shape))
     dims = [
@@ -51,7 +55,10 @@ def rev(signature: Signature) -> tuple[Rule, ...]:
 
 
 def pad(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[(d0-low)/(interior+1)] -> [d0] pick init []`."""
+    """Return the row of a pad: `[(d0-low)/(interior+1)] -> [d0] pick init []`.
+
+    Result elements without an operand element have the start value, the scalar operand 1.
+    """
     shape, config = signature.results[0].shape, signature.param("padding_config")
     loops = names("d", len(shape))
     pairs = zip(loops, config, strict=True)
@@ -74,7 +81,10 @@ def pad(signature: Signature) -> tuple[Rule, ...]:
 
 
 def cumulative(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[d0, d1] -> [d0, d1] prefix sum d0`; an empty dimension has no prefix loop."""
+    """Return the row of a cumulative operator, such as `[d0, d1] -> [d0, d1] prefix sum d0`.
+
+    An empty dimension has no prefix loop.
+    """
     shape = signature.operands[0].shape
     loops = names("d", len(shape))
     # The loop is in the result: each of its iterations yields the combination of the ones before.
@@ -118,7 +128,12 @@ class Taps:
 
 
 def window_index(dim: int, taps: Taps) -> Index:
-    """Return `(stride*o + dilation*r - low) / base`; a window of one tap has no tap loop.
+    """Return the operand's index in a windowed dimension: `(stride*o + dilation*r - low) / base`.
+
+    o is the position of the window and r the tap. A window of one tap has no loop r.
+
+    Args:
+      dim: the number of the dimension, which the loops have in their names.
 
     >>> print(window_index(0, Taps(3, stride=2, dilation=1, low=1, base=1)))
     2*o0+r0-1
@@ -129,7 +144,7 @@ def window_index(dim: int, taps: Taps) -> Index:
 
 
 def reduce_window(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[o0, 2*o1+r1] -> [o0, o1] max [r1] local [r1]`."""
+    """Return the row of a pooling, such as `[o0, 2*o1+r1] -> [o0, o1] max [r1] local [r1]`."""
     combine = POOLING[signature.primitive]
     return (_pooling_row(signature, combine, None),)
 
@@ -140,7 +155,7 @@ def reduce_window_by(signature: Signature) -> tuple[Rule, ...]:
 
 
 def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[2*o+r], [2*o+r] -> [o] user [r] local [r]`.
+    """Return the row of a `select_and_gather_add`: `[2*o+r], [2*o+r] -> [o] user [r] local [r]`.
 
     The result is the element of the first operand at the position where the second is best. It
     starts from 0 and from the infinity that loses each comparison. A window of such infinities
@@ -156,16 +171,23 @@ def select_and_gather_add(signature: Signature) -> tuple[Rule, ...]:
 
 
 def _never_selected(signature: Signature) -> str | None:
-    """Return the operation whose identity is never selected, or None for a user's comparison.
+    """Return the operation whose identity the node's comparison never selects.
 
-    The identity may tie only with itself.
+    For example, `ge` selects the largest element, so it never selects the identity of a maximum,
+    except from elements that are all equal to it. None for a user's comparison.
     """
     select = signature.param("select_prim")
     return NEVER.get(select[1].removeprefix("primitive:")) if select else None
 
 
 def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rule:
-    """Return the row of a pooling; the start values are the last operands if there are any."""
+    """Return the row of a pooling.
+
+    Args:
+      combine: the operation that combines the elements of a window.
+      init: the read of the first start value; None if there are none. Start values are the last
+        operands.
+    """
     shape = signature.results[0].shape
     taps = _taps(signature)
     dims = [window_index(d, t) for d, t in enumerate(taps)]
@@ -188,7 +210,7 @@ def _pooling_row(signature: Signature, combine: str, init: Access | None) -> Rul
 
 
 def _taps(signature: Signature) -> list[Taps]:
-    """Return the window along each dimension."""
+    """Return the window of a pooling along each dimension."""
     param = dict(signature.params)
     window, ones = param["window_dimensions"], (1,) * len(param["window_dimensions"])
     dilations = [param.get(name, ones) for name in ("window_dilation", "base_dilation")]
@@ -198,18 +220,19 @@ def _taps(signature: Signature) -> list[Taps]:
 
 
 def select_and_scatter_add(signature: Signature) -> tuple[Rule, ...]:
-    """Return `[(i-r)/2], [i+q-r] -> [i] sum [r] local [r] whole [q]`: the gradient of a pooling.
+    """Return the row of the gradient of a pooling, a `select_and_scatter_add`.
 
-    Element i is tap r of the window at `i - r`. It receives the window's source element if it is
-    the best of the window's taps q. All taps are compared at once, so q is whole.
+    For stride 2 it is `[(i-r)/2], [i+q-r] -> [i] sum [r] local [r] whole [q]`. Element i is tap r
+    of the window at `i - r`. It receives the window's source element (operand 0) if it is the best
+    of the window's taps q. All taps are compared at once, so q is whole.
     """
     return (_selection_row(signature, (0, 1), SUM, None),)
 
 
 def select_and_scatter(signature: Signature) -> tuple[Rule, ...]:
-    """Return the row of a select-and-scatter with a user's functions and a start value.
+    """Return the row of a `select_and_scatter` by a user's functions and with a start value.
 
-    The operand comes before the source.
+    Its operands are the windowed operand, the source and the start value.
     """
     return (_selection_row(signature, (1, 0), USER, access(2, ())),)
 
@@ -217,10 +240,14 @@ def select_and_scatter(signature: Signature) -> tuple[Rule, ...]:
 def _selection_row(
     signature: Signature, operands: tuple[int, int], combine: str, init: Access | None
 ) -> Rule:
-    """Return the row of a select-and-scatter.
+    """Return the row of a `select_and_scatter_add` or `select_and_scatter`.
+
+    It adds each element of the source to the best element of a window of the windowed operand.
 
     Args:
-      operands: positions of the source and of the operand.
+      operands: positions of the source and of the windowed operand.
+      combine: the operation that combines source elements at one position.
+      init: the read of the start value; None for the identity of `combine`.
     """
     shape = signature.results[0].shape
     loops = [(f"d{d}", n) for d, n in enumerate(shape)]
