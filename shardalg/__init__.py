@@ -75,7 +75,12 @@ _PUBLIC = {
     "shardalg.models.ranking.ranked": ("Ranking", "strategies"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-_ROOMS = {"examples": "shardalg.lab", "models": "shardalg.models", "paper": "shardalg.lab"}
+_ROOMS = {
+    "examples": "shardalg.lab",
+    "models": "shardalg.models",
+    "paper": "shardalg.lab",
+    "recipes": "shardalg.plan.strategies.recipes",
+}
 __all__ = sorted({*_HOME, *_ROOMS})
 
 

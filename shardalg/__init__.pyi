@@ -69,6 +69,7 @@ from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan
 from shardalg.plan.resharding import Reshard as Reshard
 from shardalg.plan.resharding import reshard as reshard
+from shardalg.plan.strategies import recipes as recipes
 from shardalg.plan.strategies.compare import compare as compare
 from shardalg.planner.calls.logical_rules import LogicalRules as LogicalRules
 from shardalg.planner.calls.logical_rules import logical_rules as logical_rules

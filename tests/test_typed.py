@@ -34,7 +34,8 @@ def test_the_stub_names_what_is_public_and_where_from():
         for name in node.names
     }
     named = {(at, name) for at, names in shardalg._PUBLIC.items() for name in names}
-    assert found == named | {("shardalg", room) for room in ("lab", "models")}
+    rooms = {("shardalg", room) for room in ("lab", "models")}
+    assert found == named | rooms | {("shardalg.plan.strategies", "recipes")}
     assert (ROOT / "shardalg" / "py.typed").exists()
 
 

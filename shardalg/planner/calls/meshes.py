@@ -32,6 +32,8 @@ def flat_layouts(call: Call, trees: tuple[Any, Any], strategy: Strategy) -> tupl
       StrategyError: a prefix that does not fit the arguments or the results.
     """
     arguments = entered(call, strategy.in_shardings)
+    if isinstance(strategy.out_shardings, PerLeaf):
+        return arguments, strategy.out_shardings
     results = trees[1].unflatten(range(trees[1].num_leaves))
     if strategy.out_shardings is None and call.out_shardings is not None:
         return arguments, PerLeaf(flatten_prefix(call.out_shardings, results, "out_shardings"))

@@ -1,0 +1,200 @@
+"""Roles of arguments that nobody gave, where the function makes them certain.
+
+- An array of integers that is not among the next values of the function is data (tokens, labels).
+- In a training step, an array with a gradient or a next value is a parameter if the forward or the
+  backward pass reads it, and optimizer state if only the update does. All other arrays are data.
+- In a function without a backward pass, an array with the batch dimension of certain data is data,
+  and the other floats that products combine with data are parameters.
+- A function without integers whose arguments are one array and trees: the array is data.
+
+Random keys and single numbers have no role.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from shardalg.errors import RoleError
+from shardalg.graph.ir import Graph, once_per_graph
+from shardalg.graph.ops.roles import DATA, OPTIMIZER_STATE, PARAMETERS
+from shardalg.graph.weights import dependencies, reachable, words
+from shardalg.plan.strategies.dimension_classes import dimension_classes
+
+_KEY_SHAPES = ((2,), (4,))
+
+
+@once_per_graph
+def next_values(graph: Graph) -> dict[int, int]:
+    """Return, per position of a result, the position of the argument whose next value it is.
+
+    The types are equal, the result depends on the argument, and the paths have the longest common
+    ending of all arguments. A gradient counts as well. Without a common ending, the type decides if
+    one argument alone has it.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 4), (8, 4)))
+    >>> step = lambda p, x: ({"w": p["w"] - jax.grad(lambda w: (x @ w).sum())(p["w"])}, x.sum())
+    >>> next_values(trace(step, {"w": w}, x))
+    {0: 0}
+    """
+    by_type: dict[object, list[int]] = defaultdict(list)
+    for position, value in enumerate(graph.arguments):
+        by_type[graph.values[value].type].append(position)
+    paths = [words(path) for path in graph.argument_paths]
+    named = {path: position for position, path in enumerate(graph.argument_paths)}
+    edges = dependencies(graph)
+    reached: dict[int, bytearray] = {}
+    found: dict[int, int] = {}
+    for position, value in enumerate(graph.results):
+        path = graph.result_paths[position]
+        if path.startswith("next ") and path[5:] in named:
+            found[position] = named[path[5:]]
+            continue
+        root, below = words(path)
+        ending = (root, *below)
+        scored = []
+        same = by_type.get(graph.values[value].type, [])
+        for argument in same:
+            common = _common((paths[argument][0], *paths[argument][1]), ending)
+            scored.append((common, -len(paths[argument][1]), argument))
+        scored.sort(reverse=True)
+        ties = [entry for entry in scored if entry[0] == scored[0][0]] if scored else []
+        if not ties or (scored[0][0] == 0 and len(same) > 1):
+            continue
+        # Parameters and moments of one path: the result of the tree in the same place.
+        best = ties[0][2] if len(ties) == 1 else _in_order(graph, position, [t[2] for t in ties])
+        if best not in reached:
+            reached[best] = reachable(edges, [graph.arguments[best]])
+        # A single number without a common path (a loss) is no next value of another number.
+        if reached[best][value] and (graph.values[value].type.shape or scored[0][0]):
+            found[position] = best
+    return found
+
+
+def _common(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """Return the number of words with which both paths end."""
+    count = 0
+    while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
+        count += 1
+    return count
+
+
+def _in_order(graph: Graph, position: int, arguments: list[int]) -> int:
+    """Return the argument in the same order among results of one ending as among arguments."""
+    path = words(graph.result_paths[position])[1]
+    # `(params, momentum)` go in and out in one order: the trees' first words number the results.
+    numbers = [int(word) for word in path if re.fullmatch(r"\d+", word)][:1]
+    ordered = sorted(arguments)
+    return ordered[min(numbers[0], len(ordered) - 1)] if numbers else ordered[0]
+
+
+def deduced_roles(
+    graph: Graph, given: tuple[str | None, ...]
+) -> tuple[tuple[str | None, ...], frozenset[int]]:
+    """Return the role of each argument, and the positions of those that were deduced.
+
+    Raises:
+      RoleError: nothing says which arguments are parameters or data.
+    """
+    found: list[str | None] = list(given)
+    open_ = [p for p, role in enumerate(given) if role is None and _has_role(graph, p)]
+    if not open_:
+        return given, frozenset()
+    _fill(graph, found, open_)
+    deduced = frozenset(position for position in open_ if found[position] is not None)
+    if PARAMETERS not in found and DATA not in found:
+        names = ", ".join(graph.argument_paths[position] for position in open_[:6])
+        raise RoleError(
+            f"the roles of {names} are not given, and the function does not make them certain. "
+            'Pass roles=, for example roles=("parameters", "data"), one per argument.'
+        )
+    return tuple(found), deduced
+
+
+def _type(graph: Graph, position: int) -> tuple[tuple[int, ...], str]:
+    kind = graph.values[graph.arguments[position]].type
+    return kind.shape, kind.dtype
+
+
+def _has_role(graph: Graph, position: int) -> bool:
+    """Return whether an argument is an array that may have a role: no key, no single number."""
+    shape, dtype = _type(graph, position)
+    is_key = "key" in dtype or (dtype == "uint32" and shape in _KEY_SHAPES)
+    return bool(shape) and not is_key
+
+
+def _is_float(graph: Graph, position: int) -> bool:
+    return _type(graph, position)[1].startswith(("float", "bfloat", "complex"))
+
+
+def _fill(graph: Graph, found: list[str | None], open_: list[int]) -> None:
+    """Write the roles that are certain into `found`."""
+    updated = set(next_values(graph).values())
+    for position in open_:
+        if not _is_float(graph, position) and position not in updated:
+            found[position] = DATA
+    has_backward = any(node.phase == "backward" for node in graph.nodes)
+    waiting = [position for position in open_ if found[position] is None]
+    if has_backward and updated:
+        for position in waiting:
+            if not graph.users[graph.arguments[position]]:
+                continue
+            if position not in updated:
+                found[position] = DATA
+            elif _is_read_early(graph, position) and _is_float(graph, position):
+                found[position] = PARAMETERS
+            else:
+                found[position] = OPTIMIZER_STATE
+        # An array that nothing reads has the role of its tree, if that is one.
+        roots = [words(path)[0] for path in graph.argument_paths]
+        for position in waiting:
+            tree = {r for r, root in zip(found, roots, strict=True) if root == roots[position]}
+            if found[position] is None and len(tree - {None}) == 1:
+                found[position] = (tree - {None}).pop()
+        return
+    _fill_forward(graph, found, waiting)
+
+
+def _fill_forward(graph: Graph, found: list[str | None], waiting: list[int]) -> None:
+    """Write the roles of a function without a backward pass."""
+    classes = dimension_classes(graph)
+    data = [p for p, role in enumerate(found) if role == DATA]
+    parameters = [p for p, role in enumerate(found) if role == PARAMETERS]
+    if data:
+        leading = {classes.of(graph.arguments[p])[0] for p in data}
+        for position in waiting:
+            names = classes.of(graph.arguments[position])
+            if _is_float(graph, position):
+                found[position] = DATA if names[0] in leading else PARAMETERS
+        return
+    if parameters:
+        for position in waiting:
+            found[position] = DATA
+        return
+    # Without data and parameters: trees of arrays, and a single array.
+    roots = [words(graph.argument_paths[position]) for position in waiting]
+    single = {p for p, (_, below) in zip(waiting, roots, strict=True) if not below}
+    if len(single) == 1 and len(waiting) > 1:
+        for position in waiting:
+            found[position] = DATA if position in single else PARAMETERS
+
+
+def _is_read_early(graph: Graph, position: int) -> bool:
+    """Return whether the forward or the backward pass reads an argument."""
+    entered: dict[int, list[int]] = defaultdict(list)
+    for tie in graph.region_arguments:
+        if tie.kind != "carry":
+            entered[tie.source].append(tie.target)
+    open_, seen = [graph.arguments[position]], set[int]()
+    while open_:
+        value = open_.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        readers = [graph.nodes[n] for n in graph.users[value]]
+        if any(node.phase != "update" and not node.bodies for node in readers):
+            return True
+        open_ += entered[value]
+    return False

@@ -1,0 +1,256 @@
+"""A recipe applied to a traced function: its strategy, and the reasons for `explain`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from shardalg.algebra.mesh import Mesh
+from shardalg.algebra.sharding import Sharding
+from shardalg.errors import ShardalgError, StrategyError
+from shardalg.graph.ir import Graph, Site
+from shardalg.plan.strategies.argument_roles import deduced_roles, next_values
+from shardalg.plan.strategies.parallel_products import NamedGraph
+from shardalg.plan.strategies.placed_products import (
+    place_experts,
+    place_pins,
+    place_residual,
+    place_tensor,
+)
+from shardalg.plan.strategies.placed_state import (
+    check_used,
+    place_data,
+    place_parameters,
+    place_state,
+)
+from shardalg.plan.strategies.placing import Placing
+from shardalg.plan.strategies.recipe_parts import (
+    ArrayLayout,
+    Axes,
+    Part,
+    Wishes,
+    matches,
+    path_text,
+)
+from shardalg.planner.propagate.strategy import PerLeaf, Strategy
+from shardalg.planner.traced import Traced
+
+# The order in which the parts of a recipe are applied, whatever the order in which they are
+# written: each step uses only dimensions that the steps before it left free.
+STEPS = (
+    place_pins,
+    place_experts,
+    place_tensor,
+    place_residual,
+    place_parameters,
+    place_state,
+    place_data,
+    check_used,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteLayout:
+    """The axes of a named site, or the reason why it has none.
+
+    Attributes:
+      dims: the axes per dimension, without those that `vmap` added; None leaves it to completion.
+    """
+
+    name: str
+    type: str
+    dims: tuple[Axes, ...] | None
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A strategy with its reasons.
+
+    Attributes:
+      layouts: of the arguments. sites: of the named sites. notes: on the whole function.
+      deduced: positions of the arguments whose role was deduced.
+    """
+
+    strategy: Strategy
+    layouts: tuple[ArrayLayout, ...]
+    sites: tuple[SiteLayout, ...]
+    notes: tuple[str, ...]
+    deduced: frozenset[int]
+
+
+def derived(parts: Sequence[Part], wishes: Wishes, traced: Traced, mesh: Mesh) -> Derived:
+    """Apply the parts, pins and bans of a recipe to a function.
+
+    Raises:
+      StrategyError: a pin or ban that names no argument, pins that conflict, a part that finds
+        nothing to shard, or a batch that does not divide. RoleError: roles are not certain.
+    """
+    graph = traced.graph
+    _check_wishes(graph, wishes, mesh)
+    roles, deduced = deduced_roles(graph, traced.argument_roles)
+    placing = Placing(NamedGraph(graph, roles), parts, wishes, mesh)
+    for step in STEPS:
+        step(placing)
+    sites = _sites(placing)
+    entered = [
+        _spec(layout.dims, mesh, graph.values[graph.arguments[layout.place]].type.shape)
+        if layout.role is not None or layout.pinned
+        else None
+        for layout in placing.layouts
+    ]
+    given = {site.name: _spec(site.dims, mesh, None) for site in sites if site.dims is not None}
+    left = _results(placing, entered)
+    strategy = Strategy(mesh, *_trees(traced, entered, left), sites=given)
+    return Derived(strategy, tuple(placing.layouts), sites, _notes(placing, sites), deduced)
+
+
+def _check_wishes(graph: Graph, wishes: Wishes, mesh: Mesh) -> None:
+    """Raise if a pin or ban names no argument, or if two of them contradict each other."""
+    paths = graph.argument_paths
+    for pattern, _ in (*wishes.pins, *wishes.bans):
+        if not any(matches(pattern, path) for path in paths):
+            near = get_close_matches(pattern, list(map(path_text, paths)), 3, 0.4)
+            hint = f" Near: {', '.join(near)}." if near else ""
+            raise StrategyError(
+                f"{pattern!r} names no argument. Paths have slashes, as in "
+                f"{path_text(paths[0])!r}, and * matches any part.{hint}"
+            )
+    for path in paths:
+        pins = {dims: pattern for pattern, dims in wishes.pins if matches(pattern, path)}
+        if len({_trimmed(dims) for dims in pins}) > 1:
+            raise StrategyError(
+                f"the pins {', '.join(map(repr, pins.values()))} give {path} different layouts. "
+                "Leave one out, or make its glob narrower."
+            )
+        axes = {axis for dims in pins for group in dims for axis in group}
+        for pattern, axis in wishes.bans:
+            if axis in axes and matches(pattern, path):
+                raise StrategyError(
+                    f"{path} is pinned to {axis!r}, which ban({pattern!r}, {axis!r}) excludes."
+                )
+        unknown = sorted(axis for axis in axes if axis not in mesh.shape)
+        if unknown:
+            raise StrategyError(
+                f"a pin of {path} names {', '.join(unknown)}, which {mesh!r} does not have."
+            )
+
+
+def _trimmed(dims: tuple[Axes, ...]) -> tuple[Axes, ...]:
+    """Return a pin without the empty entries at its end, which say nothing."""
+    end = len(dims)
+    while end and not dims[end - 1]:
+        end -= 1
+    return dims[:end]
+
+
+def _spec(dims: Sequence[Axes], mesh: Mesh, shape: tuple[int, ...] | None) -> Any:
+    """Return axes per dimension as a `PartitionSpec`."""
+    # A site has no single shape: any that divides gives the same spec.
+    sizes = shape if shape is not None else (mesh.size,) * len(dims)
+    entries = [axes or None for axes in dims]
+    return Sharding.from_axes(entries, mesh, sizes).to_spec()
+
+
+def _results(placing: Placing, entered: list[Any]) -> list[Any]:
+    """Return the spec per result: that of the argument whose next value it is, or None."""
+    graph, mesh = placing.named.graph, placing.mesh
+    found: list[Any] = [None] * len(graph.results)
+    levels = [part for part in placing.parts if part.kind == "zero" and part.level == 2]
+    for result, argument in next_values(graph).items():
+        found[result] = entered[argument]
+        layout = placing.layouts[argument]
+        producer = graph.producer[graph.results[result]]
+        # With `zero` 2, a gradient that the function returns is sharded like optimizer state.
+        if levels and producer is not None and graph.nodes[producer].phase == "backward":
+            shape = graph.values[graph.results[result]].type.shape
+            dims = placing.gradient_dims(layout, levels[0])
+            found[result] = _spec(dims, mesh, shape)
+    return found
+
+
+def _trees(traced: Traced, entered: list[Any], left: list[Any]) -> tuple[Any, Any]:
+    """Return the specs in the trees of arguments and results, or flat if a framework is between."""
+    call, trees = traced.call, traced.graph.trees
+    if call is None or trees is None or call.returned is not None:
+        return PerLeaf(entered), PerLeaf(left)
+    try:
+        arguments = trees[0].unflatten(entered)
+        if list(call.spread(arguments, "in_shardings")) != entered:
+            return PerLeaf(entered), PerLeaf(left)
+    except (ShardalgError, TypeError, ValueError):
+        # Modules may refuse specs in the place of arrays.
+        return PerLeaf(entered), PerLeaf(left)
+    return arguments, trees[1].unflatten(left)
+
+
+def _sites(placing: Placing) -> tuple[SiteLayout, ...]:
+    """Return the layouts of the sites that have a name and no spec of their own."""
+    graph = placing.named.graph
+    by_name: dict[str, list[SiteLayout]] = defaultdict(list)
+    for site in graph.sites:
+        if site.name is not None and site.spec is None:
+            by_name[site.name].append(_site(placing, site))
+    found = []
+    for name, layouts in by_name.items():
+        if len({layout.dims for layout in layouts}) == 1:
+            found.append(layouts[0])
+        else:
+            kind = layouts[0].type
+            found.append(SiteLayout(name, kind, None, "its places have different dimensions"))
+    return tuple(found)
+
+
+def _site(placing: Placing, site: Site) -> SiteLayout:
+    graph, named = placing.named.graph, placing.named
+    value = graph.nodes[site.node].results[0]
+    names, shape = named.classes.of(value), named.shape(value)
+    dims: list[Axes] = [()] * len(shape)
+    reasons = []
+    wanted = (
+        ("experts", named.expert_classes, placing.parts_axes("expert")),
+        ("products", placing.tensor_classes, placing.parts_axes("tensor")),
+        ("batch", {named.batch_class}, placing.batch_axes),
+        ("sequence", {named.sequence_class}, placing.parts_axes("sequence")),
+        ("residual", placing.residual, placing.residual_axes),
+    )
+    name = site.name or ""
+    kind = repr(graph.values[value].type)
+    has_both = bool(set(names) & named.expert_classes) and named.batch_class in names
+    if has_both and placing.parts_axes("expert"):
+        # Tokens go from the batch to the experts between two such sites: both layouts are right.
+        return SiteLayout(name, kind, None, "it has experts and batch: left to completion")
+    for what, classes, axes in wanted:
+        used = {axis for group in dims for axis in group}
+        free = tuple(axis for axis in axes if axis not in used)
+        places = [d for d, n in enumerate(names) if n in classes and not dims[d]]
+        if free and places and shape[places[0]] % placing.count(free) == 0:
+            dims[places[0]] = free
+            reasons.append(f"{what} on {', '.join(free)}")
+    added = graph.added_dims(site)
+    kept = tuple(axes for dim, axes in enumerate(dims) if dim not in added)
+    return SiteLayout(name, kind, kept, "; ".join(reasons) or "replicated")
+
+
+def _notes(placing: Placing, sites: Sequence[SiteLayout]) -> tuple[str, ...]:
+    """Return remarks on what a strategy of this function cannot say."""
+    notes = []
+    if placing.parts_axes("expert"):
+        skipped = [site.name for site in sites if site.dims is None]
+        if skipped:
+            notes.append(f"sites left to completion: {', '.join(skipped)}")
+    is_open = placing.of_kind("two_d") or placing.of_kind("sequence")
+    if is_open and not sites:
+        notes.append(
+            "activations between the products have no site: mark one with "
+            'sa.annotate(x, "name"), and the recipe shards it'
+        )
+    if any(part.kind == "zero" for part in placing.parts):
+        notes.append(
+            "gradients inside of a step have no layout of their own: completion shards a gradient "
+            "as the optimizer state that reads it"
+        )
+    return tuple(notes)

@@ -1,0 +1,212 @@
+"""Classes of dimensions that one mesh axis shards together, derived from the operators' rows.
+
+Two dimensions are in one class if an operator indexes both by the same loop: the hidden features of
+a feed-forward layer, the columns of its first weight, its bias and their optimizer state. A class
+is what logical-axis rules call a name ("mlp", "heads", "embed"), found without names.
+
+A dimension that nests several loops (heads times features of a head) is in the class of its major
+loop. There are two partitions: `fine` joins dimensions of equal size alone, `coarse` joins a nested
+dimension with its major loop as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardalg.graph.ir import Graph, Signature, once_per_graph
+from shardalg.graph.ops.loops import dim_loops
+from shardalg.graph.ops.rows import rules
+
+# A tensor of an operator (operands, then results) and a dimension of it.
+Place = tuple[int, int]
+
+
+class Nest(NamedTuple):
+    """A dimension of several loops: per loop, major first, its extent and a plain dimension."""
+
+    place: Place
+    loops: tuple[tuple[int, Place | None], ...]
+
+
+@lru_cache(maxsize=65536)
+def _joins(signature: Signature) -> tuple[tuple[tuple[Place, Place], ...], tuple[Nest, ...]]:
+    """Return the pairs of dimensions with one plain loop, and the nested dimensions."""
+    first: dict[str, Place] = {}
+    pairs: list[tuple[Place, Place]] = []
+    nested: list[tuple[Place, tuple[tuple[str, int], ...]]] = []
+    for number, rule in enumerate(rules(signature) or ()):
+        for tensor in rule.tensors:
+            position = tensor if tensor >= 0 else len(signature.operands) + number + ~tensor
+            for dim in range(len(rule.indices(tensor))):
+                loops = tuple(loop for loop in dim_loops(rule, tensor, dim) if loop[1] > 1)
+                if len(loops) == 1:
+                    place = first.setdefault(loops[0][0], (position, dim))
+                    if place != (position, dim):
+                        pairs.append((place, (position, dim)))
+                elif loops:
+                    nested.append(((position, dim), loops))
+    nests = tuple(
+        Nest(place, tuple((extent, first.get(loop)) for loop, extent in loops))
+        for place, loops in nested
+    )
+    return tuple(pairs), nests
+
+
+class _Partition:
+    """Union-find over numbers."""
+
+    def __init__(self, size: int) -> None:
+        self.parent = list(range(size))
+
+    def root(self, item: int) -> int:
+        """Return the representative of the class of `item`."""
+        parent = self.parent
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    def join(self, first: int, second: int) -> None:
+        """Merge two classes; the smaller number represents both."""
+        a, b = sorted((self.root(first), self.root(second)))
+        self.parent[b] = a
+
+    def roots(self) -> tuple[int, ...]:
+        """Return the representative of every number."""
+        return tuple(map(self.root, range(len(self.parent))))
+
+
+@dataclass(frozen=True, eq=False)
+class DimensionClasses:
+    """The classes of all dimensions of a graph.
+
+    Attributes:
+      base: per value, the number of its first dimension.
+      fine, coarse: per dimension, its class in either partition.
+      iterated: fine classes that a loop walks through (stacked layers, microbatches).
+      nests: per fine class, the loops it consists of somewhere: per loop its extent and fine class.
+    """
+
+    base: tuple[int, ...]
+    fine: tuple[int, ...]
+    coarse: tuple[int, ...]
+    iterated: frozenset[int]
+    nests: dict[int, frozenset[tuple[tuple[int, int | None], ...]]] = field(repr=False)
+
+    def of(self, value: int) -> tuple[int, ...]:
+        """Return the coarse class of each dimension of a value."""
+        return self.coarse[self.base[value] : self.base[value + 1]]
+
+    def fine_of(self, value: int) -> tuple[int, ...]:
+        """Return the fine class of each dimension of a value."""
+        return self.fine[self.base[value] : self.base[value + 1]]
+
+    def is_iterated(self, value: int, dim: int) -> bool:
+        """Return whether a loop walks through a dimension."""
+        return self.fine[self.base[value] + dim] in self.iterated
+
+    def refusal(self, fine: int, parts: int, closed: frozenset[int]) -> str:
+        """Return why a class does not split into equal parts along its loops, or "".
+
+        A dimension of 8 heads times 64 features splits 8 ways. 16 parts would split the features
+        as well, which is refused if these are `closed`: some operator sums over them.
+
+        Args:
+          closed: fine classes that must stay whole.
+        """
+        return self._refusal(fine, parts, closed, frozenset())
+
+    def _refusal(self, fine: int, parts: int, closed: frozenset[int], seen: frozenset[int]) -> str:
+        if fine in self.iterated:
+            return "a loop walks through this dimension"
+        for loops in self.nests.get(fine, ()):
+            left = parts
+            for number, (extent, inner) in enumerate(loops):
+                if left == 1:
+                    break
+                here = left if extent % left == 0 else extent
+                if left % here:
+                    return f"its major part has {extent} elements, which {parts} does not divide"
+                if number and (inner is None or inner in closed):
+                    return f"its major part has only {loops[0][0]} elements for {parts} parts"
+                if inner is not None and inner not in seen | {fine}:
+                    why = self._refusal(inner, here, closed, seen | {fine})
+                    if why:
+                        return why
+                left //= here
+        return ""
+
+
+@once_per_graph
+def dimension_classes(graph: Graph) -> DimensionClasses:
+    """Return the classes of all dimensions of a graph.
+
+    >>> import jax
+    >>> from shardalg.graph.tracing.trace import trace
+    >>> x, w, v = (jax.ShapeDtypeStruct(s, "float32") for s in ((8, 4), (4, 6), (6, 4)))
+    >>> graph = trace(lambda x, w, v: x @ w @ v, x, w, v)
+    >>> classes = dimension_classes(graph)
+    >>> first, second, third = map(classes.of, graph.arguments)
+    >>> first[1] == second[0], second[1] == third[0], first[1] == third[1]
+    (True, True, False)
+    """
+    base = [0]
+    for value in graph.values:
+        base.append(base[-1] + len(value.type.shape))
+    fine = _Partition(base[-1])
+    nests: list[tuple[int, tuple[tuple[int, int | None], ...]]] = []
+    for node in graph.nodes:
+        # Values of a call are connected through its bodies, by the region arguments below.
+        pairs, nested = ((), ()) if node.bodies else _joins(node.signature)
+        at = node.operands + node.results
+        for (i, d), (j, e) in pairs:
+            fine.join(base[at[i]] + d, base[at[j]] + e)
+        for (i, d), parts in nested:
+            inner = tuple(
+                (extent, None if place is None else base[at[place[0]]] + place[1])
+                for extent, place in parts
+            )
+            nests.append((base[at[i]] + d, inner))
+    walked = set()
+    for tie in graph.region_arguments:
+        rank = len(graph.values[tie.source].type.shape) - tie.source_drop
+        for d in range(rank):
+            source = base[tie.source] + tie.source_drop + d
+            fine.join(source, base[tie.target] + tie.target_drop + d)
+        walked |= {base[tie.source]} if tie.source_drop else set()
+        walked |= {base[tie.target]} if tie.target_drop else set()
+    roots = fine.roots()
+    iterated = frozenset(roots[item] for item in walked)
+    coarse = _Partition(base[-1])
+    for item, root in enumerate(roots):
+        coarse.join(item, root)
+    found: dict[int, set[tuple[tuple[int, int | None], ...]]] = {}
+    for item, loops in nests:
+        known = tuple((extent, None if i is None else roots[i]) for extent, i in loops)
+        found.setdefault(roots[item], set()).add(known)
+        # Of a batch in microbatches, the loop over microbatches is not what an axis splits.
+        major = next((i for _, i in known if i not in iterated), None)
+        if major is not None:
+            coarse.join(item, major)
+    frozen = {root: frozenset(loops) for root, loops in found.items()}
+    return DimensionClasses(tuple(base), roots, coarse.roots(), iterated, frozen)
+
+
+def matching_dims(
+    classes: DimensionClasses, value: int, argument: int, shapes: tuple[tuple[int, ...], ...]
+) -> Iterator[tuple[int, int]]:
+    """Yield pairs (dimension of the value, the same dimension of the argument it is made of).
+
+    Args:
+      shapes: of the value and of the argument.
+    """
+    inner, outer = shapes
+    drop = len(outer) - len(inner)
+    if drop >= 0 and outer[drop:] == inner:
+        yield from ((dim, dim + drop) for dim in range(len(inner)))
+        return
+    of_argument = classes.of(argument)
+    for dim, name in enumerate(classes.of(value)):
+        yield from ((dim, other) for other, known in enumerate(of_argument) if known == name)

@@ -1,0 +1,249 @@
+"""Which dimensions tensor parallelism shards: a choice without two on one parameter.
+
+Megatron-LM (arXiv:1909.08053) shards the columns of a first product and the rows of the second one,
+so that a single sum follows both. Here a class of dimensions (`dimension_classes`) is the unit: its
+columns and rows are sharded together. Two classes on one parameter exclude each other. A choice is
+worth its share of the parameters' bytes, minus its share of the bytes that products would sum:
+
+    value(c) = parameter_bytes(c) / all parameter bytes - sum_bytes(c) / bytes of all products
+
+The choice with the largest value is taken, and then every other class that does not conflict. In a
+Transformer, these are heads, hidden features and vocabulary. The features of the residual would
+reach every parameter as well, but every product would sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardalg.graph.ir import Graph
+from shardalg.graph.ops.roles import DATA, PARAMETERS
+from shardalg.plan.strategies.dimension_classes import DimensionClasses, dimension_classes
+from shardalg.plan.strategies.product_uses import (
+    BATCH,
+    COLUMN,
+    LOOKUP,
+    ROW,
+    ProductUses,
+    product_uses,
+)
+
+# Of equal choices, the one that shards more bytes wins, and then the one with fewer classes.
+MARGIN = 1e-6
+EPSILON = 1e-9
+# Above so many sets of open classes, the choice is made one class after the other.
+LARGEST_SEARCH = 20_000
+
+Values = Mapping[int, float]
+Conflicts = Mapping[int, frozenset[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class NamedGraph:
+    """A graph with the roles of its arguments, the classes of dimensions and their uses."""
+
+    graph: Graph
+    argument_roles: tuple[str | None, ...]
+
+    @cached_property
+    def classes(self) -> DimensionClasses:
+        """The classes of all dimensions."""
+        return dimension_classes(self.graph)
+
+    @cached_property
+    def uses(self) -> ProductUses:
+        """The uses of parameters in the forward pass."""
+        return product_uses(self.graph, self.argument_roles)
+
+    def with_role(self, role: str) -> list[int]:
+        """Return the values of the arguments with a role, in order."""
+        pairs = zip(self.graph.arguments, self.argument_roles, strict=True)
+        return [value for value, found in pairs if found == role]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """Return the shape of a value."""
+        return self.graph.values[value].type.shape
+
+    def num_bytes(self, value: int) -> int:
+        """Return the bytes of a value."""
+        return math.prod(self.shape(value)) * self.graph.values[value].type.itemsize
+
+    @cached_property
+    def expert_classes(self) -> frozenset[int]:
+        """Classes that are a batch loop of a parameter and of the tokens sent to it."""
+        found = {
+            self.classes.of(value)[dim]
+            for (value, dim), kinds in self.uses.kinds.items()
+            if BATCH in kinds
+        }
+        return frozenset(found)
+
+    def is_router(self, value: int) -> bool:
+        """Return whether a parameter computes the scores of experts, its only columns."""
+        columns = [
+            self.classes.of(origin)[dim]
+            for origin, kinds in self.uses.products
+            if origin == value
+            for dim in kinds.get(COLUMN, ())
+        ]
+        return bool(columns) and set(columns) <= self.expert_classes
+
+    @cached_property
+    def batch_class(self) -> int | None:
+        """The class of the data's batch: common to data arguments, and passed by every operator."""
+        count: dict[int, int] = defaultdict(int)
+        first: dict[int, int] = {}
+        for value in self.with_role(DATA):
+            for dim, name in enumerate(self.classes.of(value)):
+                if not self.classes.is_iterated(value, dim):
+                    count[name] += 1
+                    first[name] = min(first.get(name, dim), dim)
+        ranked = sorted(count, key=lambda name: (-count[name], name in self.uses.cut, first[name]))
+        return ranked[0] if ranked else None
+
+    @cached_property
+    def sequence_class(self) -> int | None:
+        """The class of the data's sequence: the dimension after the batch that no product sums."""
+        rows = {
+            self.classes.of(value)[dim]
+            for (value, dim), kinds in self.uses.kinds.items()
+            if kinds & {ROW, LOOKUP}
+        }
+        for value in self.with_role(DATA):
+            names = self.classes.of(value)
+            if self.batch_class not in names:
+                continue
+            for dim in range(names.index(self.batch_class) + 1, len(names)):
+                if names[dim] not in rows and not self.classes.is_iterated(value, dim):
+                    return names[dim]
+        return None
+
+
+def refusal(named: NamedGraph, value: int, dim: int, parts: int) -> str:
+    """Return why tensor parallelism does not shard a parameter's dimension, or ""."""
+    size = named.shape(value)[dim]
+    if size % parts:
+        return f"dimension {dim} has {size} elements, which {parts} does not divide"
+    fine = named.classes.fine_of(value)[dim]
+    why = named.classes.refusal(fine, parts, named.uses.closed)
+    return f"dimension {dim} has {size} elements: {why}" if why else ""
+
+
+def tensor_classes(named: NamedGraph, parts: int) -> frozenset[int]:
+    """Return the classes of dimensions that tensor parallelism shards into `parts` blocks."""
+    covered: dict[int, float] = defaultdict(float)
+    conflicts: dict[int, set[int]] = defaultdict(set)
+    excluded = {*named.expert_classes, named.batch_class}
+    total = 0.0
+    for value in named.with_role(PARAMETERS):
+        total += named.num_bytes(value)
+        names = named.classes.of(value)
+        here = {
+            name
+            for dim, name in enumerate(names)
+            if name not in excluded
+            and named.shape(value)[dim] > 1
+            and not refusal(named, value, dim, parts)
+        }
+        for name in here:
+            covered[name] += named.num_bytes(value)
+            conflicts[name] |= here - {name}
+    sums, products = named.uses.sum_bytes, named.uses.product_bytes or 1.0
+    # Vectors alone (scales, biases) are no reason to shard: some product must have the class.
+    used = {
+        named.classes.of(value)[dim]
+        for (value, dim), kinds in named.uses.kinds.items()
+        if kinds & {COLUMN, ROW, LOOKUP}
+    }
+    values = {
+        name: (1 + MARGIN) * size / (total or 1.0) - sums.get(name, 0.0) / products - EPSILON
+        for name, size in covered.items()
+        if name in used
+    }
+    kept = {name: frozenset(conflicts[name] & values.keys()) for name in values}
+    chosen = set(best_independent(values, kept))
+    # Then the classes that are not worth their sums alone, as a vocabulary of a small model:
+    # tensor parallelism is asked for, so that each parameter is sharded if that is possible. Sums
+    # of scores stay excluded.
+    closed = {named.classes.coarse[item] for item in named.uses.summed}
+    for name in sorted(values, key=lambda name: (-values[name], name)):
+        if name not in closed and not kept[name] & chosen:
+            chosen.add(name)
+    return frozenset(chosen)
+
+
+def best_independent(values: Values, conflicts: Conflicts) -> frozenset[int]:
+    """Return the set of classes of the largest total value in which no two conflict.
+
+    >>> sorted(best_independent({1: 0.5, 2: 0.8, 3: 0.4}, {1: {2}, 2: {1, 3}, 3: {2}}))
+    [1, 3]
+    >>> sorted(best_independent({1: 0.5, 2: 1.0, 3: 0.4}, {1: {2}, 2: {1, 3}, 3: {2}}))
+    [2]
+    """
+    known: dict[frozenset[int], tuple[float, frozenset[int]]] = {}
+
+    def best(left: frozenset[int]) -> tuple[float, frozenset[int]]:
+        if left in known:
+            return known[left]
+        if len(known) > LARGEST_SEARCH:
+            return _greedy(left, values, conflicts)
+        found = (0.0, frozenset[int]())
+        parts = _components(left, conflicts)
+        if len(parts) > 1:
+            each = [best(part) for part in parts]
+            found = sum(v for v, _ in each), frozenset().union(*(names for _, names in each))
+        elif left:
+            # The class with most conflicts first: without it, the others fall apart.
+            name = max(left, key=lambda n: (len(conflicts[n] & left), -n))
+            value, names = best(left - conflicts[name] - {name})
+            found = max(
+                (value + values[name], names | {name}),
+                best(left - {name}),
+                key=lambda pair: pair[0],
+            )
+        known[left] = found
+        return found
+
+    return best(frozenset(name for name, value in values.items() if value > 0))[1]
+
+
+def _components(left: frozenset[int], conflicts: Conflicts) -> list[frozenset[int]]:
+    """Return the classes in groups between which there is no conflict."""
+    waiting, found = set(left), []
+    while waiting:
+        group, open_ = set[int](), {min(waiting)}
+        while open_:
+            group |= open_
+            open_ = {n for name in open_ for n in conflicts[name] if n in waiting} - group
+        waiting -= group
+        found.append(frozenset(group))
+    return found
+
+
+def _greedy(
+    left: Iterable[int], values: Values, conflicts: Conflicts
+) -> tuple[float, frozenset[int]]:
+    """Return a set without conflicts, taken by falling value."""
+    taken: set[int] = set()
+    for name in sorted(left, key=lambda n: (-values[n], n)):
+        if not conflicts[name] & taken:
+            taken.add(name)
+    return sum(values[name] for name in taken), frozenset(taken)
+
+
+def residual_classes(named: NamedGraph, chosen: frozenset[int]) -> frozenset[int]:
+    """Return the classes between the products: rows of the column products, and the reverse.
+
+    In a Transformer these are the features of the residual.
+    """
+    found: set[int] = set()
+    for value, kinds in named.uses.products:
+        names = named.classes.of(value)
+        for own, other in ((COLUMN, ROW), (ROW, COLUMN), (LOOKUP, COLUMN)):
+            if any(names[dim] in chosen for dim in kinds.get(own, ())):
+                found |= {names[dim] for dim in kinds.get(other, ())}
+    return frozenset(found - chosen - named.expert_classes)

@@ -1,0 +1,187 @@
+"""Layouts of what is left: `fsdp` and `zero`, optimizer state, and the data."""
+
+from __future__ import annotations
+
+from shardalg.errors import StrategyError
+from shardalg.graph.ops.roles import DATA, OPTIMIZER_STATE, PARAMETERS
+from shardalg.graph.weights import unwrapped, words
+from shardalg.plan.strategies.placing import Placing
+from shardalg.plan.strategies.recipe_parts import ArrayLayout, Axes, Part
+
+# Parameters by the words of their paths, or by an ending of these.
+Owners = dict[tuple[str, ...], ArrayLayout]
+# The role of the arrays that a part shards, if they are not the parameters.
+_SHARDED = {"data": DATA, "sequence": DATA, "zero": OPTIMIZER_STATE}
+_NOTHING = {
+    "data": "no argument is data with a batch dimension (give roles=)",
+    "fsdp": "no parameter has two dimensions and one that divides (give roles=)",
+    "tensor": "no product of a parameter has a dimension that divides",
+    "expert": "no parameter of experts is an argument",
+    "two_d": "no product of a parameter has a dimension that divides",
+    "sequence": "no data argument has a dimension after the batch that divides",
+    "zero": "no argument is optimizer state with a dimension that divides (give roles=)",
+}
+
+
+def place_parameters(at: Placing) -> None:
+    """Shard the parameters by `fsdp`; `zero` 1 and 2 keep them whole."""
+    for part in (*at.of_kind("fsdp"), *at.of_kind("zero")):
+        axes = at.divided(part.axes)
+        for layout in at.open(PARAMETERS) if axes else ():
+            shown = ", ".join(axes)
+            if part.kind == "zero":
+                layout.reasons.append(f"whole along {shown}: zero {part.level}")
+            elif not at.is_vector(layout):
+                _shard(at, part, layout)
+            elif not layout.axes:
+                layout.reasons.append(f"whole along {shown}: small, and no product reads it")
+
+
+def _shard(at: Placing, part: Part, layout: ArrayLayout) -> None:
+    """Shard the largest dimension of an array along the axes of a part that it lacks."""
+    # Experts may be on the axes already; only what is left is sharded further.
+    allowed = at.allowed(layout, at.divided(part.axes))
+    free = tuple(axis for axis in allowed if axis not in layout.axes)
+    if free:
+        at.shard_largest(layout, free, f"{part.kind}: the largest that divides and is free")
+
+
+def place_state(at: Placing) -> None:
+    """Give optimizer state the layouts of its parameters, and then what `zero` shards."""
+    owners = _owners(at)
+    for layout in at.open(OPTIMIZER_STATE):
+        owner = _owner(layout, owners)
+        if owner is not None:
+            _follow(at, layout, owner)
+        # With `fsdp`, only state that belongs to no parameter is left.
+        alone = [] if owner is not None else at.of_kind("fsdp")
+        for part in (*alone, *at.of_kind("zero")):
+            if not at.is_vector(layout):
+                _shard(at, part, layout)
+
+
+def _owners(at: Placing) -> Owners:
+    """Return the parameters by their whole paths, and by endings that no whole path is."""
+    found: Owners = {}
+    parameters = [(layout, *words(layout.path)) for layout in at.layouts]
+    parameters = [entry for entry in parameters if entry[0].role == PARAMETERS]
+    for layout, root, below in parameters:
+        found.setdefault(unwrapped(below) or (root,), layout)
+    for layout, _, below in parameters:
+        for start in range(len(below)):
+            found.setdefault(below[start:], layout)
+    return found
+
+
+def _owner(layout: ArrayLayout, owners: Owners) -> ArrayLayout | None:
+    """Return the parameter that an array of optimizer state belongs to, by its path."""
+    root, below = words(layout.path)
+    steps = (root, *below)
+    # `moments/w_in/row` ends with a word of its own: endings of the path without it count too.
+    for end in (len(steps), len(steps) - 1):
+        for start in range(end):
+            found = owners.get(steps[start:end])
+            if found is not None:
+                return found
+    return None
+
+
+def _follow(at: Placing, layout: ArrayLayout, owner: ArrayLayout) -> None:
+    """Shard optimizer state as its parameter, by dimensions of one class and size."""
+    value, other = at.value(layout), at.value(owner)
+    shape, whole = at.named.shape(value), at.named.shape(other)
+    if shape == whole:
+        pairs = [(dim, dim) for dim in range(len(shape))]
+    else:
+        # Factored moments lack dimensions of the parameter.
+        known = at.named.classes.fine_of(other)
+        classes = enumerate(at.named.classes.fine_of(value))
+        pairs = [(dim, known.index(name)) for dim, name in classes if name in known]
+    for dim, source in pairs:
+        axes = tuple(a for a in owner.dims[source] if a not in layout.axes)
+        if axes and shape[dim] == whole[source]:
+            layout.dims[dim] = at.allowed(layout, axes)
+    if layout.axes:
+        layout.reasons.append(f"as its parameter {owner.path}")
+    elif owner.axes:
+        layout.reasons.append(f"no dimension along which {owner.path} is sharded")
+
+
+def place_data(at: Placing) -> None:
+    """Shard the batch of the data, the sequence, and by `two_d` the features of the residual.
+
+    Raises:
+      StrategyError: the batch does not divide.
+    """
+    for layout in at.open(DATA):
+        names = at.named.classes.of(at.value(layout))
+        if at.named.batch_class in names:
+            _place_batch(at, layout, names.index(at.named.batch_class))
+        elif at.batch_axes:
+            layout.refuse(at.batch_axes, "it has no batch dimension")
+        sequence, features = at.parts_axes("sequence"), at.residual_axes
+        if at.named.sequence_class in names:
+            dim = names.index(at.named.sequence_class)
+            _place_if_divided(at, layout, dim, (sequence, "positions of the sequence"))
+        residual = [dim for dim, name in enumerate(names) if name in at.residual]
+        for dim in residual[:1]:
+            reason = "features of the residual (GSPMD, Table 1)"
+            _place_if_divided(at, layout, dim, (features, reason))
+
+
+def _place_batch(at: Placing, layout: ArrayLayout, dim: int) -> None:
+    free = at.allowed(layout, at.batch_axes)
+    size, count = at.named.shape(at.value(layout))[dim], at.count(free)
+    if size % count:
+        raise StrategyError(
+            f"the batch, dimension {dim} of {layout.path} {layout.type}, has {size} elements, "
+            f"which {', '.join(free)} with {count} devices does not divide. Take another batch or "
+            "mesh."
+        )
+    if free:
+        layout.put(dim, free, "the batch of the data")
+
+
+def _place_if_divided(at: Placing, layout: ArrayLayout, dim: int, wanted: tuple[Axes, str]) -> None:
+    """Shard a dimension if the axes divide it.
+
+    Args:
+      wanted: the axes, and the reason.
+    """
+    axes, reason = wanted
+    free = at.allowed(layout, axes)
+    size = at.named.shape(at.value(layout))[dim]
+    if free and size % at.count(free):
+        layout.refuse(free, f"dimension {dim} has {size} elements, not a multiple")
+    elif free:
+        layout.put(dim, free, reason)
+
+
+def check_used(at: Placing) -> None:
+    """Raise if a part of the recipe has found nothing to shard.
+
+    Raises:
+      StrategyError: such a part, with the reasons.
+    """
+    if any(layout.pinned for layout in at.layouts):
+        return
+    has_sites = any(site.name is not None for site in at.named.graph.sites)
+    for part in at.parts:
+        axes = at.divided(part.axes)
+        if part.kind == "expert" and axes and not at.named.expert_classes:
+            raise StrategyError(
+                f"{part!r} finds no experts: no parameter has a loop that its product shares with "
+                "the tokens and the result."
+            )
+        # Returned gradients and sites are no arguments.
+        if part.level == 2 or (part.kind == "sequence" and has_sites):
+            continue
+        role = _SHARDED.get(part.kind, PARAMETERS)
+        arrays = [layout for layout in at.layouts if layout.role == role]
+        placed = {axis for layout in arrays for axis in layout.axes}
+        unused = [axis for axis in axes if axis not in placed]
+        if unused:
+            refused = [f"{a.path}: {text}" for a in arrays for text in dict.fromkeys(a.refused)]
+            why = [text for text in refused if any(axis in text for axis in unused)]
+            said = "; ".join(why[:3]) or _NOTHING[part.kind]
+            raise StrategyError(f"{part!r} shards nothing along {', '.join(unused)}: {said}.")

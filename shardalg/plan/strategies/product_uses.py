@@ -1,0 +1,234 @@
+"""How the forward pass uses each dimension of a parameter: the loops of the operators that read it.
+
+A product's loop that a parameter shares with the activation and the result is a batch loop, such as
+experts. A loop that both operands share and the result lacks is contracting ("row" of Megatron). A
+loop of the parameter and the result alone is non-contracting ("column").
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardalg.graph.ir import Graph, Node, once_per_graph
+from shardalg.graph.ops.loops import (
+    CONTRACTING,
+    PASS,
+    SELECTED,
+    dim_loops,
+    loop_class,
+    row_class,
+)
+from shardalg.graph.ops.roles import PARAMETERS, WEIGHT, roles
+from shardalg.graph.ops.rows import rules
+from shardalg.graph.ops.rule import Rule
+from shardalg.plan.strategies.dimension_classes import (
+    DimensionClasses,
+    dimension_classes,
+    matching_dims,
+)
+
+BATCH, COLUMN, ROW, LOOKUP = "batch", "column", "row", "lookup"
+PRODUCTS = ("contraction", "convolution")
+
+
+@dataclass(frozen=True, eq=False)
+class ProductUses:
+    """The uses of parameters by the operators of the forward pass.
+
+    Attributes:
+      kinds: per (argument, dimension), how products and look-ups use it: "batch", "column", "row"
+        or "lookup".
+      products: per product of a parameter: the argument, and its dimensions by kind.
+      sum_bytes: per coarse class, the bytes that sharding it would sum or move in a forward pass.
+      product_bytes: bytes of the results of all products of parameters.
+      summed: fine classes over which products of two activations sum, such as heads' features.
+      closed: these, and the fine classes along which activations are cut.
+      cut: coarse classes of activations that some operator does not pass through.
+    """
+
+    kinds: dict[tuple[int, int], frozenset[str]]
+    products: tuple[tuple[int, dict[str, tuple[int, ...]]], ...]
+    sum_bytes: dict[int, float]
+    product_bytes: float
+    summed: frozenset[int]
+    closed: frozenset[int]
+    cut: frozenset[int]
+
+
+@once_per_graph
+def product_uses(graph: Graph, argument_roles: tuple[str | None, ...]) -> ProductUses:
+    """Return the uses of a graph's parameters in its forward pass."""
+    return _Reader(graph, argument_roles).read()
+
+
+class _Reader:
+    """The nodes of a forward pass, read one after the other."""
+
+    def __init__(self, graph: Graph, argument_roles: tuple[str | None, ...]) -> None:
+        self.graph = graph
+        self.classes: DimensionClasses = dimension_classes(graph)
+        self.roles = roles(graph, argument_roles)
+        self.origins: dict[int, int | None] = {}
+        pairs = zip(graph.arguments, argument_roles, strict=True)
+        for value, role in pairs:
+            self.origins[value] = value if role == PARAMETERS else None
+        self.sources = {
+            tie.target: tie.source for tie in graph.region_arguments if tie.kind != "carry"
+        }
+        self.kinds: dict[tuple[int, int], set[str]] = defaultdict(set)
+        self.products: dict[tuple, tuple[int, dict[str, tuple[int, ...]]]] = {}
+        self.sums: dict[int, float] = defaultdict(float)
+        self.product_bytes = 0.0
+        self.summed: set[int] = set()
+        self.closed: set[int] = set()
+        self.cut: set[int] = set()
+
+    def read(self) -> ProductUses:
+        """Return what all nodes of the forward pass do."""
+        for node in self.graph.nodes:
+            if node.phase == "forward" and not node.bodies:
+                for number, rule in enumerate(rules(node.signature) or ()):
+                    self._read(node, rule, number)
+        return ProductUses(
+            {place: frozenset(kinds) for place, kinds in self.kinds.items()},
+            tuple(self.products.values()),
+            dict(self.sums),
+            self.product_bytes,
+            frozenset(self.summed),
+            frozenset(self.closed | self.summed),
+            frozenset(self.cut),
+        )
+
+    def _origin(self, value: int) -> int | None:
+        """Return the parameter that a value is a copy, cast, slice or reshape of, or None."""
+        if value in self.origins:
+            return self.origins[value]
+        producer = self.graph.producer[value]
+        source = self.sources.get(value)
+        found: int | None = None
+        if self.roles[value] in (WEIGHT, PARAMETERS):
+            if source is not None:
+                found = self._origin(source)
+            elif producer is not None and not self.graph.nodes[producer].bodies:
+                above = {self._origin(v) for v in self.graph.nodes[producer].operands}
+                known = above - {None}
+                found = known.pop() if len(known) == 1 else None
+        self.origins[value] = found
+        return found
+
+    def _read(self, node: Node, rule: Rule, number: int) -> None:
+        """Record one row of a node."""
+        result = node.results[min(number, len(node.results) - 1)]
+        if self.roles[result] in (WEIGHT, PARAMETERS):
+            return
+        kind = self.graph.values[result].type
+        times = float(self.graph.trip_count(node))
+        result_bytes = math.prod(kind.shape) * kind.itemsize * times
+        weights = {k: self._origin(node.operands[k]) for k in rule.operands}
+        owned = {k: origin for k, origin in weights.items() if origin is not None}
+        is_product = row_class(rule) in PRODUCTS
+        if is_product and owned:
+            self.product_bytes += result_bytes
+        for operand in rule.operands:
+            origin = owned.get(operand)
+            if origin is not None:
+                used = self._uses(rule, operand, is_product)
+                self._record(node, operand, origin, used)
+            self._costs(node, rule, operand, result_bytes, is_product=is_product and bool(owned))
+            if is_product and owned and origin is None:
+                self._close_minor(node, rule, operand)
+
+    def _uses(self, rule: Rule, operand: int, is_product: bool) -> Iterator[tuple[int, str]]:
+        """Yield (dimension, kind) of the dimensions of a parameter that an operator reads."""
+        others = {
+            name
+            for k, dims in rule.operands.items()
+            if k != operand
+            for index in dims
+            for name in index.variables
+        }
+        for dim in range(len(rule.indices(operand))):
+            for loop, extent in dim_loops(rule, operand, dim)[:1]:
+                kind = loop_class(rule, loop)
+                if extent == 1:
+                    continue
+                if kind == SELECTED:
+                    yield dim, LOOKUP
+                elif is_product and kind == CONTRACTING:
+                    yield dim, ROW
+                elif is_product and kind == PASS:
+                    yield dim, BATCH if loop in others else COLUMN
+
+    def _record(
+        self, node: Node, operand: int, origin: int, used: Iterator[tuple[int, str]]
+    ) -> None:
+        value = node.operands[operand]
+        shapes = self.graph.values[value].type.shape, self.graph.values[origin].type.shape
+        same: dict[int, list[int]] = defaultdict(list)
+        for inner, outer in matching_dims(self.classes, value, origin, shapes):
+            same[inner].append(outer)
+        by_kind: dict[str, tuple[int, ...]] = {}
+        for dim, kind in used:
+            for outer in same[dim]:
+                self.kinds[origin, outer].add(kind)
+                by_kind[kind] = (*by_kind.get(kind, ()), outer)
+        if by_kind:
+            self.products[origin, tuple(sorted(by_kind.items()))] = origin, by_kind
+
+    def _costs(
+        self, node: Node, rule: Rule, operand: int, result_bytes: float, *, is_product: bool
+    ) -> None:
+        """Add the bytes that an axis on each dimension of an operand would sum or move.
+
+        Args:
+          is_product: whether the operator multiplies an activation with a parameter.
+        """
+        value = node.operands[operand]
+        kind = self.graph.values[value].type
+        is_activation = self.origins.get(value) is None
+        own_bytes = float(math.prod(kind.shape) * kind.itemsize * self.graph.trip_count(node))
+        at = self.classes.base[value]
+        for dim in range(len(rule.indices(operand))):
+            item = at + dim
+            name = self.classes.coarse[item]
+            loops = dim_loops(rule, operand, dim)
+            if kind.shape[dim] == 1:
+                continue
+            if not loops:
+                # A slice or a window: an axis exchanges parts of the operand, not all of it.
+                if is_activation:
+                    self.sums[name] += own_bytes / 8
+                    self._close(item)
+                continue
+            how = loop_class(rule, loops[0][0])
+            if how in (CONTRACTING, SELECTED):
+                # Both operands of a product have the loop; it is counted with the activation.
+                if is_activation or how == SELECTED:
+                    self.sums[name] += result_bytes
+                    self.cut.add(name)
+                if not is_product and row_class(rule) in PRODUCTS:
+                    self.summed.add(self.classes.fine[item])
+            elif how not in (PASS, "broadcast", "compound") and is_activation:
+                self.sums[name] += own_bytes / 2
+                self._close(item)
+
+    def _close_minor(self, node: Node, rule: Rule, operand: int) -> None:
+        """Close the minor dimensions that a product sums over: of heads, the features of a head."""
+        base = self.classes.base[node.operands[operand]]
+        summed = [
+            self.classes.fine[base + dim]
+            for dim in range(len(rule.indices(operand)))
+            for loop, _ in dim_loops(rule, operand, dim)[:1]
+            if loop_class(rule, loop) == CONTRACTING
+        ]
+        self.closed |= set(summed[1:])
+        # A single dimension may be heads and features in one.
+        for loops in self.classes.nests.get(summed[0], ()) if len(summed) == 1 else ():
+            self.closed |= {inner for _, inner in loops[1:] if inner is not None}
+
+    def _close(self, item: int) -> None:
+        self.closed.add(self.classes.fine[item])
+        self.cut.add(self.classes.coarse[item])

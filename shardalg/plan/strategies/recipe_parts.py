@@ -1,0 +1,86 @@
+"""The parts, pins and bans of a recipe, and the layout of one array while they are applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from shardalg.graph.weights import words
+
+Axes = tuple[str, ...]
+Dims = tuple[Axes, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a recipe.
+
+    Attributes:
+      kind: "data", "fsdp", "zero", "tensor", "sequence", "expert" or "two_d".
+      axes: mesh axes, major first. level: of `zero`, 1 or 2; 0 for other kinds.
+    """
+
+    kind: str
+    axes: Axes
+    level: int = 0
+
+    def __repr__(self) -> str:
+        given = ", ".join(map(repr, ((self.level,) if self.level else ()) + self.axes))
+        return f"sa.recipes.{self.kind}({given})"
+
+
+class Wishes(NamedTuple):
+    """The pins (path, axes per dimension) and bans (path, axis) of a recipe."""
+
+    pins: tuple[tuple[str, Dims], ...] = ()
+    bans: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(eq=False)
+class ArrayLayout:
+    """The layout of one argument while a recipe is applied.
+
+    Attributes:
+      place: the position among the flat arguments. dims: the axes per dimension, major first.
+      reasons: why each axis was placed. refused: why an axis was not.
+      pinned: whether the user gave the layout.
+    """
+
+    place: int
+    path: str
+    role: str | None
+    type: str
+    dims: list[Axes]
+    reasons: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    pinned: bool = False
+
+    @property
+    def axes(self) -> set[str]:
+        """All axes of the layout."""
+        return {axis for axes in self.dims for axis in axes}
+
+    def put(self, dim: int, axes: Axes, reason: str) -> None:
+        """Shard a dimension, inside the axes that it has already."""
+        self.dims[dim] = (*self.dims[dim], *axes)
+        self.reasons.append(f"dimension {dim} on {', '.join(axes)}: {reason}")
+
+    def refuse(self, axes: Axes, reason: str) -> None:
+        """Record why axes were not placed."""
+        self.refused.append(f"{', '.join(axes)}: {reason}")
+
+
+def path_text(path: str) -> str:
+    """Return an argument's path with slashes, as the globs of pins and bans match it.
+
+    >>> path_text("params['layers'][0]['w_in']"), path_text("model.mlp.kernel")
+    ('params/layers/0/w_in', 'model/mlp/kernel')
+    """
+    root, below = words(path)
+    return "/".join((root, *below))
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Return whether a glob names an argument: its path with slashes, or its path as printed."""
+    return fnmatchcase(path_text(path), pattern) or path == pattern
