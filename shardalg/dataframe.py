@@ -27,6 +27,10 @@ class RenamedColumnError(TableError, KeyError):
 def refuse_old_names(keys: Iterable[Any], columns: Iterable[Any]) -> None:
     """Raise an error if a key is an old name of one of the columns.
 
+    Args:
+      keys: the column names that a caller asks for; other values are ignored.
+      columns: the columns of the table.
+
     Raises:
       RenamedColumnError: a key is an old name; the message gives the new one.
     """
@@ -40,7 +44,7 @@ def refuse_old_names(keys: Iterable[Any], columns: Iterable[Any]) -> None:
 
 
 class _Grouped(DataFrameGroupBy):
-    """Groups of a table's rows; old names of columns are refused."""
+    """The result of `Frame.groupby`; an old column name in brackets raises an error."""
 
     def __getitem__(self, key: Any) -> Any:
         refuse_old_names(key if isinstance(key, list | tuple) else (key,), self.obj.columns)
@@ -62,7 +66,7 @@ class Frame(pd.DataFrame):
 
     _metadata = ["has_all_rows"]  # noqa: RUF012  # pandas copies these attributes to results
     has_all_rows = False
-    is_table = True  # makes it an instance of `sa.Table`, which imports this module
+    is_table = True  # `TableType` reads it: a Frame is an instance of `sa.Table` without its base
 
     @property
     def _constructor(self) -> type[Frame]:
@@ -135,14 +139,14 @@ class Frame(pd.DataFrame):
 
 
 def _uncut(has_all_rows: bool) -> Any:
-    """Return the options of pandas under which columns and text are printed whole."""
+    """Return a context in which pandas prints all columns and whole cells; with True, all rows."""
     whole = ["max_colwidth", "max_columns", "width"] + ["max_rows"] * has_all_rows
     options: list[Any] = [item for name in whole for item in (f"display.{name}", None)]
     return pd.option_context(*options, "display.expand_frame_repr", False)
 
 
 def _refusing(name: str) -> Any:
-    """Return a method of a DataFrame that refuses old names of columns."""
+    """Return a DataFrame's method, whose error about an old column name has the new name."""
     method = getattr(Frame, name)
 
     def called(self: Frame, *args: Any, **options: Any) -> Any:

@@ -32,6 +32,7 @@ class Drawing(Figure):
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure; see `matplotlib.figure.Figure.draw`."""
+        # A user's name with a `$` would start a formula, which may not even be valid.
         numbers = {id(text) for text in self._numbers()}
         for text in self.findobj(Text):
             if id(text) not in numbers:
@@ -39,7 +40,7 @@ class Drawing(Figure):
         super().draw(renderer)
 
     def _numbers(self) -> list[Text]:
-        """Return the labels of ticks that a formatter writes from numbers."""
+        """Return the tick labels that matplotlib writes from numbers; only they may be formulas."""
         axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
         kinds = (LogFormatter, ScalarFormatter)
         numbered = [axis for axis in axes if isinstance(axis.get_major_formatter(), kinds)]
@@ -49,7 +50,7 @@ class Drawing(Figure):
 
 
 class Subscript(TextArea):
-    """Text in a line of text, smaller and lower than the line.
+    """A subscript: text that is smaller and lower than the line that contains it.
 
     It replaces a formula `$_{...}$`, in which most characters of a name have a meaning.
     """

@@ -72,6 +72,11 @@ def check_place(target: Path) -> None:
 
 
 def _behind_links(target: Path) -> Path:
+    """Return the path that symbolic links lead to.
+
+    Raises:
+      OSError: the links form a cycle.
+    """
     place = Path(os.path.realpath(target))
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
@@ -79,7 +84,14 @@ def _behind_links(target: Path) -> Path:
 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
-    """Replace a regular file that has these permissions; None means that there is no file yet."""
+    """Write a temporary file beside `place`, and rename it to `place`.
+
+    Args:
+      mode: the mode bits of the old file, which the new file gets; None if there is no old file.
+
+    Raises:
+      PermissionError: the old file is read-only.
+    """
     # `os.access` is always true for root, so the permission bits are checked too.
     if mode is not None and not (mode & WRITABLE and os.access(place, os.W_OK)):
         raise PermissionError(errno.EACCES, "the file is read-only", str(place))
@@ -103,14 +115,17 @@ _NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class _WrongValue(Exception):
-    """A value that its type does not allow; each reader on the way out adds a key to the place."""
+    """An error about a JSON value that its declared type does not allow.
+
+    `place` is the path to the value, such as `[1]['size']`. Each enclosing reader adds its key.
+    """
 
     def __init__(self, data: object, words: str) -> None:
         super().__init__(f"is {data!r:.60}, {words}")
         self.place = ""
 
     def inside(self, key: object) -> _WrongValue:
-        """Return the same error, found below `key`."""
+        """Return the same error with `key` in front of its place."""
         self.place = f"[{key!r}]{self.place}"
         return self
 
@@ -121,7 +136,8 @@ def read(kind: Any, data: object, where: str) -> Any:
     Args:
       kind: a type: int, bool, str, float, None, a Literal, a union, `tuple[...]` (a list in the
         file), `dict[str, ...]`, a named tuple (a list), or a dataclass (an object with its fields).
-        A string inside a tuple means the union around it, so that a type can contain itself.
+        A string as the type of a tuple's items means the enclosing union, so that a type can
+        contain itself.
       where: name of the data in the error message.
 
     Raises:
@@ -156,11 +172,12 @@ def to_data(value: Any) -> Any:
 
 
 def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> GenericAlias:
-    """Return the tuple type of a dataclass's fields in order.
+    """Return the tuple type that has the types of a dataclass's fields, in order.
 
     Args:
-      without: fields that are left out.
-      instead: other types of fields, for rows that contain a number instead.
+      without: names of fields that are left out.
+      instead: types that replace declared types, by field name. A file has, for example, the
+        number of an object in place of the object.
 
     >>> from shardalg.graph.ir import RegionArgument
     >>> row_of(RegionArgument, kind=int, without=("call",))
@@ -171,20 +188,20 @@ def row_of(record: type, *, without: Sequence[str] = (), **instead: Any) -> Gene
 
 
 def without(record: type, *names: str) -> type:
-    """Return a dataclass without some fields, for fields that a file has in another place."""
+    """Return a dataclass like `record` without the named fields, which a file has elsewhere."""
     hints = _types(record)
     kept = [(name, hints[name]) for name in _names(record) if name not in names]
     return make_dataclass(f"{record.__name__}Row", kept, frozen=True)
 
 
 def joined(*records: type) -> type:
-    """Return a dataclass with the fields of several dataclasses, for one object of a file."""
+    """Return a dataclass with the fields of all records, which a file has as one object."""
     hints = [pair for record in records for pair in get_annotations(record, eval_str=True).items()]
     return make_dataclass("Joined", hints, frozen=True)
 
 
 def values(item: object, record: type) -> dict[str, Any]:
-    """Return the values of an object for the fields of a dataclass, by name."""
+    """Return a dict from the field names of `record` to the attributes of `item`."""
     return {name: getattr(item, name) for name in _names(record)}
 
 
@@ -224,6 +241,7 @@ def _names(record: type) -> list[str]:
 
 @cache
 def _reader(kind: Any) -> Reader:
+    """Return a function that checks JSON data and returns it as a value of the type `kind`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
         return _SCALARS[kind]
@@ -290,14 +308,17 @@ _WRITTEN: dict[Any, tuple[type, ...]] = {
 
 
 def _starts(kind: Any) -> tuple[type, ...]:
-    """Return the Python types of a type's JSON values; list or dict unless it is a scalar."""
+    """Return the Python types that JSON data of the type `kind` can have.
+
+    A tuple is a list in JSON, a named tuple is a list, and a dataclass is a dict.
+    """
     if get_origin(kind) is Literal:
         return tuple({type(value) for value in get_args(kind)})
     return _WRITTEN.get(kind, (list,) if get_origin(kind) is tuple else (list, dict))
 
 
 def _union(kinds: tuple[Any, ...]) -> Reader:
-    """Return a reader that tries the types of a union that begin like the JSON value."""
+    """Return the reader of a union: it tries each type whose JSON form fits the data's class."""
     readers: dict[type, list[Reader]] = {}
 
     def whole(data: Any) -> Any:
@@ -338,7 +359,12 @@ def _literal(values: tuple[Any, ...]) -> Reader:
 
 
 def _tuple(kinds: tuple[Any, ...], reader_of: Callable[[Any], Reader]) -> Reader:
-    """Return a reader of a tuple: `tuple[T, ...]`, or one type per place."""
+    """Return the reader of a tuple type.
+
+    Args:
+      kinds: the arguments of the type: `(T, ...)`, or one type per place.
+      reader_of: returns the reader of an item's type.
+    """
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         each = reader_of(kinds[0])
         return lambda data: tuple([_at(i, each, item) for i, item in enumerate(_list(data))])
@@ -360,6 +386,7 @@ def _list(data: Any) -> list[Any]:
 
 
 def _at(key: object, reader: Reader, item: Any) -> Any:
+    """Return `reader(item)`; an error gets the item's key or index in front of its place."""
     try:
         return reader(item)
     except _WrongValue as wrong:

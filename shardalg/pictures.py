@@ -1,4 +1,4 @@
-"""Figures as images, and the colours of their lines; this module does not import matplotlib."""
+"""`sa.draw`, PNG images of figures, and two colours; matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def png(figure: Figure, *, dpi: int = 144) -> bytes:
 def draw(things: Mapping[str, Any], **options: Any) -> Figure:
     """Draw plans, halos, exchanges or shardings in one figure, each under its title.
 
-    Each is drawn as its own method `draw` does. A notebook shows the figure, and
+    Each object is drawn as its own method `draw` draws it. A notebook shows the figure, and
     `figure.savefig(path)` writes it to a file.
 
     Args:

@@ -64,13 +64,15 @@ def warn_renamed(old: str, new: str) -> None:
 if TYPE_CHECKING:
 
     def also_without_call(method: _Method) -> _Method:
-        """Return the method unchanged for type checkers: the form without a call is old."""
+        """Return the method unchanged: for type checkers, only the form with a call exists."""
         return method
 
 else:
 
     def also_without_call(method: _Method) -> property:
-        """Return a property of a method, whose value is a table that can also be called.
+        """Return a property with the method's table, which returns itself when it is called.
+
+        So the old form `plan.conditions` and the new form `plan.conditions()` are equal.
 
         >>> from shardalg.tables import Table
         >>> class Plan:

@@ -238,7 +238,7 @@ def _numeric(values: Iterable[Any]) -> bool:
 
 
 def _cells(table: Table, show: Callable[[object], str]) -> list[list[str]]:
-    """Return the header and the rows as text."""
+    """Return the header and the rows as lists of text; `show` formats one cell."""
     return [[show(cell) for cell in line] for line in (table.columns, *table.rows)]
 
 
@@ -251,7 +251,7 @@ def _text(value: object) -> str:
 
 
 def _aligned(line: list[str], widths: list[int], right: list[bool]) -> str:
-    """Return one line of text output, numbers flush right."""
+    """Return cells as one line, each padded to its width: on the left side if `right`."""
     columns = zip(line, widths, right, strict=True)
     return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in columns).rstrip()
 
@@ -343,7 +343,10 @@ MOST_ROWS = 20
 
 
 class Answer(ABC):
-    """Sentences and tables. `df`, iteration and length are those of `table`."""
+    """An answer of a plan, which prints as sentences and tables.
+
+    `df`, iteration and length are those of `table`.
+    """
 
     @property
     @abstractmethod
@@ -399,7 +402,9 @@ _TONES = {True: "#2e7d32", False: "#c62828", None: "#90a4ae"}
 
 
 def card(*parts: str | Table, ok: bool | None = None) -> str:
-    """Return sentences and tables as HTML, with a green edge if `ok`, and a red one if not.
+    """Return sentences and tables as HTML with a coloured edge.
+
+    The edge is green if `ok` is True, red if it is False, and grey if it is None.
 
     >>> card("they merge", ok=True)
     '<div style="border-left:4px solid #2e7d32;padding-left:10px"><p>they merge</p></div>'

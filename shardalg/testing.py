@@ -1,4 +1,4 @@
-"""Helpers of tests and notebooks: rules of other tools, restated for comparisons with ours."""
+"""XLA's rule for containment of shardings, and pairs of shardings to compare it with ours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def xla_contains(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _all_full(fine: Sharding, coarse: Sharding) -> bool:
-    """Return whether tiles divide and every device of either sharding has elements."""
+    """Return whether fine blocks divide coarse blocks, and no block of either sharding is empty.
+
+    Dimensions that `coarse` does not split are not checked.
+    """
     rows = zip(
         fine.shape, fine.parts, coarse.parts, fine.shard_shape, coarse.shard_shape, strict=True
     )
@@ -64,6 +67,10 @@ def _same_groups(fine: Sharding, coarse: Sharding) -> bool:
 
 
 def _starts_inside(fine: Sharding, coarse: Sharding, device: int) -> bool:
+    """Return whether a device's fine block begins inside its coarse block, as XLA compares them.
+
+    The ends are compared only if the fine block ends inside the tensor.
+    """
     for dim, size in enumerate(fine.shape):
         start, outer = (s.shard_offset(device, dim) for s in (fine, coarse))
         end, outer_end = start + fine.shard_shape[dim], outer + coarse.shard_shape[dim]

@@ -38,10 +38,12 @@ class Box:
     """An operator, a collective or an incoming value.
 
     Attributes:
+      index: number of the box; boxes are numbered in order of execution.
       kind: a kind of collective, "einsum", "local" or "value" (an incoming value).
       label: text inside the box.
       value: text below the box: the local value that the instruction makes.
       inputs: indices of the boxes whose values the instruction reads.
+      wire_bytes: bytes that each device sends, for a collective; otherwise 0.
       column, lane: place on the grid: from left to right, and distance from the main path.
     """
 
@@ -84,6 +86,8 @@ def boxes(
 
 @dataclass(frozen=True)
 class _DiagramReader:
+    """A program with the graph that it computes, and the letters of dimension sizes."""
+
     program: SpmdProgram
     graph: Graph
     dim_names: dict[int, str]
@@ -136,7 +140,12 @@ class _DiagramReader:
         return not flops and len(sizes) == 1
 
     def incoming(self, index: int, value: int) -> Box:
-        """Return the box of a value that no drawn instruction makes."""
+        """Return the box of a value that no drawn instruction makes.
+
+        Args:
+          index: number of the box.
+          value: number of the local value.
+        """
         local = self.program.locals[value]
         name = "" if local.origin is None else self.graph.values[local.origin].name
         # A path is long: of `params['layers'][0]['w_in']`, the box shows `w_in`.
@@ -145,7 +154,12 @@ class _DiagramReader:
         return Box(index, "value", (Token(name),), self.shape(local))
 
     def box(self, index: int, instruction: Instruction, inputs: tuple[int, ...]) -> Box:
-        """Return the box of an instruction."""
+        """Return the box of an instruction.
+
+        Args:
+          index: number of the box.
+          inputs: indices of the boxes that it reads.
+        """
         attributes = instruction.attributes
         made = self.program.locals[instruction.results[0]]
         if is_collective(attributes):
@@ -164,7 +178,10 @@ class _DiagramReader:
         return Box(index, kind, (Token(text),), self.shape(made), inputs)
 
     def shape(self, local: Local) -> tuple[Token, ...]:
-        """Return the dimensions as letters; a sharded one is lower case; pending sums come last."""
+        """Return a value's shape as tokens: a letter per dimension, or its size without a letter.
+
+        A sharded dimension is lower case. A pending sum is a last token `Σ` with its axes.
+        """
         sharding = local.sharding
         mesh = self.program.mesh
         tokens = []
@@ -195,6 +212,8 @@ def _columns(found: Sequence[Box]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Lanes:
+    """Boxes with their columns, to which lanes are assigned so that no two boxes overlap."""
+
     boxes: tuple[Box, ...]
     columns: list[int]
 
@@ -212,7 +231,12 @@ class _Lanes:
     def place(
         self, end: int, near: int, lanes: dict[int, int], taken: set[tuple[int, int]]
     ) -> None:
-        """Put the path to `end` into the free lane nearest to `near`, then its branches."""
+        """Put the path to the box `end` into the free lane nearest to `near`, then its branches.
+
+        Args:
+          lanes: the lane of each box that has one; extended here.
+          taken: the occupied cells, as (lane, column); extended here.
+        """
         # Branches wait in order of the path, so that the nearest lanes go to the branches near its
         # end.
         waiting = [(end, near)]
@@ -230,7 +254,10 @@ class _Lanes:
             waiting += [(i, lane) for box in path for i in self.boxes[box].inputs]
 
     def path(self, at: int, lanes: dict[int, int]) -> list[int]:
-        """Return a path from a box to the left, along the operand in the largest column."""
+        """Return the boxes of a path to the left, each the rightmost input of the one before.
+
+        Boxes that have a lane are not part of the path.
+        """
         path = [at]
         while inputs := [i for i in self.boxes[path[-1]].inputs if i not in lanes]:
             path.append(max(inputs, key=lambda i: self.columns[i]))

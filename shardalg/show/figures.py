@@ -59,7 +59,7 @@ class Panel:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """Boxes of the program."""
+        """The program's instructions as boxes on a grid; see `diagram.boxes`."""
         return boxes(self.program, self.graph, nodes=self.nodes, dim_names=self.dim_names)
 
 
@@ -345,7 +345,11 @@ def draw_plans(
     module: str | None = None,
     letters: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Draw plans one below the other, or their bytes; arguments as in `Plan.draw`.
+    """Draw the programs of plans one below the other, or bars of the bytes that they send.
+
+    Args:
+      plans: the plans by title.
+      show, module, letters: as in `Plan.draw`.
 
     Raises:
       TableError: `show` is another word, or the program has no such module.

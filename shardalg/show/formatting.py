@@ -98,7 +98,7 @@ WHY = (
     "a JAX array cannot be uneven: {} with sharding {} is returned as {}; "
     "lowered.padded keeps the sharding"
 )
-# Role, phase, region, operator, module and source of a reshard after the function.
+# Role to source of a reshard after the function: no operator or source line needs it.
 AFTER_FUNCTION = ("unknown", "forward", "root", "border", "", "")
 
 
@@ -126,7 +126,10 @@ def with_borders(table: Table, program: SpmdProgram, graph: Graph) -> Table:
 
 
 def _sent(layout: Sharding, even: Sharding) -> int:
-    """Return the elements that a device sends to gather and cut the dimensions that change."""
+    """Return the number of elements that a device sends when `layout` is resharded to `even`.
+
+    Each dimension that differs is gathered, then cut.
+    """
     # Dimensions that stay take part with their block, which moves whole.
     rows = [
         (size, held, kept) if held != kept else (block, (), ())

@@ -60,8 +60,8 @@ class Listing:
     """Text that is shown unchanged, such as a program.
 
     Attributes:
-      titles: (`%7`, tooltip in HTML) of values in the text. A value that is mentioned again has
-        only the first two lines.
+      titles: pairs of a value's name, such as `%7`, and its tooltip in HTML. Where the name
+        occurs again, only the first two lines of the tooltip are shown.
     """
 
     text: str

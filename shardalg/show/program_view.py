@@ -67,7 +67,7 @@ SCRIPT = """
 
 @dataclass(frozen=True, eq=False)
 class ProgramView:
-    """A program, folded into groups.
+    """A program as HTML, with its instructions in groups that open by click.
 
     Attributes:
       told: tooltips of values such as `%7`.

@@ -16,7 +16,13 @@ COLUMNS = ("lemma", "status", "ms", "statement")
 
 @dataclass(frozen=True)
 class Judged:
-    """Verdict of z3 on one statement, for every seed, and the expected verdict."""
+    """Verdict of z3 on one statement, for every seed, and the expected verdict.
+
+    Attributes:
+      statement: a lemma, or a mutant of a lemma.
+      wanted: the expected verdict: "proved" for a lemma, "refuted" for a mutant.
+      proofs: one proof per seed of the solver.
+    """
 
     statement: Lemma
     wanted: str
@@ -36,7 +42,12 @@ class Judged:
 def judge(
     lemmas: Iterable[Lemma] = LEMMAS, *, seeds: int = 1, mutants: bool = False
 ) -> Iterator[Judged]:
-    """Yield the verdict on every lemma, and on its mutants after it; z3 runs once per seed."""
+    """Yield the verdict on every lemma, followed by the verdicts on its mutants.
+
+    Args:
+      seeds: number of seeds of the solver; z3 proves each statement once per seed.
+      mutants: whether wrong variants of each lemma are judged, too.
+    """
     for known in lemmas:
         # A mutant is a wrong variant: z3 must refute it, or the lemma says too little.
         wrong = known.mutated() if mutants else ()
@@ -53,7 +64,7 @@ class JudgedLemmas(Answer):
 
     @property
     def table(self) -> Table:
-        """Table with one row per statement."""
+        """A row per statement: name, verdict, milliseconds and text."""
         return table(self.judged)
 
     def parts(self) -> Parts:
@@ -134,7 +145,11 @@ def by_claim(claims: Table) -> Table:
 
 
 def statements(claims: Table) -> Table:
-    """Return each distinct statement once, with the number of its claims; slowest first."""
+    """Return each distinct statement once, with the number of its claims; slowest first.
+
+    Args:
+      claims: a table as in `by_claim`; claims without a statement for z3 are left out.
+    """
     stated = [row for row in claims if row["smt2"]]
     resting = Counter(row["smt2"] for row in stated)
     # Reversed, so that the first claim of a statement wins.

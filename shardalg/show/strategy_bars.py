@@ -24,15 +24,15 @@ class StrategyBar(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the comparison."""
+        """Name of the strategy in the comparison."""
 
     @property
     def mesh(self) -> str:
-        """Axis sizes."""
+        """Sizes of the mesh axes, as text."""
 
     @property
     def refused(self) -> str:
-        """Reason why there is no plan, or empty text."""
+        """Reason why the strategy has no plan; "" if it has one."""
 
     @property
     def fits(self) -> bool:
@@ -127,7 +127,9 @@ def write_comparison(
     """Write the comparison as one HTML file with its picture inside; return the path.
 
     Args:
-      sections: titles and tables below the picture.
+      rows: the strategies, one bar each.
+      conclusion: text below the title.
+      sections: titles and tables below the picture; empty tables are left out.
     """
     figure = draw_comparison(rows)
     picture = Picture("strategies", png(figure), "Causes of each strategy's step time.")

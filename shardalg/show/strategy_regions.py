@@ -34,7 +34,9 @@ def draw_regions(
     """Draw a cell per point in the colour of its fastest strategy.
 
     Args:
-      winner: number of the strategy at each point, -1 where none fits.
+      sizes: the values of one or two named sizes, by name; together they span a grid of points.
+      winner: index in `names` of the fastest strategy at each point; -1 where none fits.
+      names: names of the strategies.
     """
     axes_names, grids = list(sizes), list(sizes.values())
     cells = winner.reshape(len(grids[0]), -1)

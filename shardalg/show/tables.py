@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardalg.planner.propagate import ShardedGraph
     from shardalg.spmd.instruction import Instruction
 
-# Amounts that are summed, by the key of a row, such as (kind, axes).
+# Amounts by the key of a row, such as (kind, axes). They may be formulas, which add like numbers.
 Content = Mapping[tuple[Any, ...], tuple[Any, ...]]
 
 
@@ -51,7 +51,7 @@ def folded(
     The sums of a folded module are those of all its modules together.
 
     Args:
-      found: content of each module.
+      found: the amounts of each module by row key, by the module's path, as `net/layers_0/up`.
       compared: the number of leading amounts that must be equal in modules that are folded; None
         means all.
 
@@ -76,7 +76,12 @@ Row = tuple[tuple[str, ...], dict[Any, tuple[Any, ...]]]
 
 
 def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
-    """Return the rows below one module, with equal children folded."""
+    """Return the rows of a module and of the modules inside it, with equal children folded.
+
+    Args:
+      rows: pairs of a path, relative to the module, and the amounts by row key.
+      compared: as in `folded`.
+    """
     own: list[Row] = []
     below: dict[str, list[Row]] = {}
     for path, content in rows:
@@ -102,7 +107,12 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
 
 
 def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str]]:
-    """Return the children in order; consecutive children that are numbered and equal form a run."""
+    """Return names of child modules in order, as runs of equal children with consecutive numbers.
+
+    Args:
+      parts: the rows of each child, by its name, as `layers_3`.
+      compared: as in `folded`.
+    """
     runs: list[list[str]] = []
     # Two modules are equal if these are equal: rows with only the amounts that are compared.
     seen = {
@@ -128,6 +138,7 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
 
 
 def _split(name: str) -> tuple[str, int | None]:
+    """Return a module's name without its number, and the number or None: ("layers", 3)."""
     found = re.fullmatch(r"(.*?)_?(\d+)", name)
     return (name, None) if found is None else (found[1], int(found[2]))
 
@@ -135,13 +146,13 @@ def _split(name: str) -> tuple[str, int | None]:
 def table(
     columns: tuple[str, ...], found: Mapping[str, Content], compared: int | None = None
 ) -> Table:
-    """Return a row per module and key; "" means no module; `compared` as in `folded`."""
+    """Return a row per module and key, from the result of `summed`; `compared` as in `folded`."""
     rows = ((module, *key, *sums) for module, key, sums in folded(found, compared))
     return Table(columns, tuple(rows))
 
 
 def summed(rows: Iterable[tuple[str, tuple[Any, ...], tuple[Any, ...]]]) -> dict[str, Content]:
-    """Return the sums by module and key.
+    """Return the sums of rows (module, key, amounts), as amounts by key, by module.
 
     >>> summed([("a", ("k",), (1, 2)), ("a", ("k",), (3, 4))])
     {'a': {('k',): (4, 6)}}
@@ -362,6 +373,7 @@ Amounts = tuple[str, tuple[()], tuple[Any, ...]]
 
 
 def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
+    """Yield the module, the bytes sent and the seconds of each executed instruction."""
     program, graph = stages.program, stages.graph
     owners = modules(graph)
     for step, _, _, seconds, exposed_s, _ in timed(program, graph, stages.machine(hardware)):
@@ -376,6 +388,7 @@ def _steps(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amou
 
 
 def _held(stages: Stages, hardware: str | Hardware | Topology) -> Iterator[Amounts]:
+    """Yield the module and the bytes of each value that is alive at the peak."""
     graph, owners = stages.graph, modules(stages.graph)
     for alive in priced(stages.traced, stages.program, stages.machine(hardware)).memory.alive:
         origin = stages.program.locals[alive.local].origin

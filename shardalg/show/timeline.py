@@ -36,7 +36,7 @@ class Timeline:
 
     @property
     def stages(self) -> int:
-        """Number of rows."""
+        """Number of pipeline stages; 1 without a pipeline."""
         return 1 + max((event.stage for event in self.events), default=0)
 
     @property
@@ -97,7 +97,11 @@ class Timeline:
         return [f"stage {stage}" if several else "every device" for stage in range(self.stages)]
 
     def save(self, path: str | Path, *, beside: Timeline | None = None) -> None:
-        """Write the trace as JSON in one step; `beside` is added as a second process."""
+        """Write the trace to a JSON file, atomically.
+
+        Args:
+          beside: another timeline, which the trace shows as a second process.
+        """
         made = self.trace()
         if beside is not None:
             # Perfetto groups rows by process, so the two timelines do not mix.
