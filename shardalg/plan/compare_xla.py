@@ -77,6 +77,7 @@ def rematerialized(log: str) -> tuple[Rematerialized, ...]:
 
 
 def _read(log: str) -> Iterator[Rematerialized]:
+    """Yield the warnings in XLA's log, in order; XLA may repeat one."""
     for found in filter(None, map(_WARNING.search, log.splitlines())):
         # The metadata names the operator of the function, the instruction name does not.
         named = _NAME.search(found["rest"])
@@ -226,7 +227,7 @@ class BesideXla(Answer):
         return Table(ROW_COLUMNS, tuple(rows))
 
     def parts(self) -> Parts:
-        """Return both sums, the shardings that differ, and the collectives of each line."""
+        """Return the bytes of both programs, shardings that differ, and collectives by line."""
         # Equal shardings are counted in a sentence, and not listed.
         differ = Table(VALUE_COLUMNS, tuple(r for r in self.values.rows if r[4] != "agree"))
         warned = (_WARNED, self.rematerialized) if len(self.rematerialized) else ()
@@ -301,6 +302,7 @@ def compare(trials: Trials, told: Completion, apart: Callable[[], Completion]) -
     """Return the comparison of a plan with XLA's result for its graph and annotations.
 
     Args:
+      told: XLA's result: its module, its collectives, and its log.
       apart: runs XLA again, in another process.
     """
     found = matches(trials.stages.sharded, told.module, told.results)
@@ -335,7 +337,7 @@ def compared(
 
 
 def _rematerialized_row(stages: Stages, graph: Graph, found: Rematerialized) -> tuple[object, ...]:
-    """Return the row of a warning.
+    """Return the row of `BesideXla.rematerialized` for one warning of XLA.
 
     Args:
       graph: the graph that XLA compiled.
@@ -380,7 +382,7 @@ def _verdict(ours: Any, theirs: Any) -> str:
     return "ours better" if ours < theirs else "XLA better"
 
 
-# A source line and a phase.
+# The source line and the phase: one line has operators of the forward and the backward pass.
 Line = tuple[str, str]
 NO_LINE: Line = ("", "")
 # The module name of collectives that name no line.
@@ -470,7 +472,7 @@ def _line(graph: Graph, node: int | None) -> Line:
 
 
 def _order(graph: Graph) -> Callable[[Line], int]:
-    """Return a sort key for lines: the first operator of each; unknown lines come last."""
+    """Return a function from a line to its place in program order; unknown lines come last."""
     places: dict[Line, int] = {}
     for node in graph.walk():
         places.setdefault((node.source, node.phase), len(places))

@@ -110,7 +110,7 @@ def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str
     """Return names of child modules in order, as runs of equal children with consecutive numbers.
 
     Args:
-      parts: the rows of each child, by its name, as `layers_3`.
+      parts: the rows of each child, by its name, as "layers_3".
       compared: as in `folded`.
     """
     runs: list[list[str]] = []

@@ -15,11 +15,13 @@ from shardalg.planner.propagate.strategy import Annotations
 from shardalg.planner.stages import Stages
 from shardalg.planner.traced import Traced
 
-# The number of annotations behind a collective that are changed, the value's own first.
+# Each changed annotation costs several plans, so only the first ones are changed: the value's own
+# annotation comes first.
 MOST_PLACES = 6
-# The number of changes that a sentence lists; tables have all.
+# A sentence that lists more changes is hard to read; tables have all.
 MOST_TOLD = 4
-# An entry of `Annotations`: the field, and the index in it.
+# One annotation of a place: a field of `Annotations` and an index, because a spec of the user can
+# set several entries.
 Slot = tuple[str, int]
 
 
@@ -28,8 +30,8 @@ class AnnotationChange:
     """One annotation with another sharding.
 
     Attributes:
-      place: the annotated place. slots: all entries that one spec sets (sites of one name, or
-        argument and result of a state).
+      place: the annotated place. slots: all entries of `Annotations` that the same spec of the
+        user sets: the sites of one name, or the argument and the result of a state.
       before, after: the shardings.
     """
 
@@ -97,7 +99,11 @@ def filled(given: Annotations, slots: tuple[Slot, ...], layout: Sharding) -> Ann
 
 
 def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
-    """Yield changes of the annotations behind two sides that disagree.
+    """Yield changes of the annotations behind a collective.
+
+    Args:
+      sides: the sharding that the moved value has, and the one that is needed.
+      digits: the axes along which the collective runs.
 
     A change drops, adds or moves some axes along which the collective runs. Or it takes the
     sharding of either side, if the value has the annotation's shape.
@@ -112,7 +118,12 @@ def changes(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterato
 
 
 def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[AnnotationChange]:
-    """Yield a change per annotation of two sides: without any of the collective's axes."""
+    """Yield a change per annotation behind a collective, which removes the collective's axes.
+
+    Args:
+      sides: the sharding that the moved value has, and the one that is needed.
+      digits: the axes along which the collective runs.
+    """
     for place, slots, before in _places(stages, sides):
         # An axis is dropped whole even if the collective runs along only a part of it.
         kept = tuple(
@@ -126,7 +137,10 @@ def drops(stages: Stages, sides: tuple[Side, Side], digits: Digits) -> Iterator[
 def _places(
     stages: Stages, sides: tuple[Side, Side]
 ) -> Iterator[tuple[Annotated, tuple[Slot, ...], Sharding]]:
-    """Yield the annotations of two sides with their entries and sharding, each spec once."""
+    """Yield (place, entries, sharding) for each annotation behind two sides.
+
+    Entries that one spec of the user sets come once. Specs of a `shard_map` are left out.
+    """
     seen: set[tuple[Slot, ...]] = set()
     for place in dict.fromkeys(place for side in sides for place in side.annotations):
         slots = _SLOTS[place.kind](stages.traced, stages.annotations, place.number)
@@ -138,7 +152,7 @@ def _places(
 
 
 def _is_region_spec(stages: Stages, place: Annotated) -> bool:
-    """Return whether a spec of a `shard_map` sets the sharding: its body was traced for it."""
+    """Return whether an annotated place is an input or an output of a `shard_map`."""
     if place.kind != "site":
         return False
     graph = stages.graph
@@ -149,10 +163,10 @@ def _is_region_spec(stages: Stages, place: Annotated) -> bool:
 
 
 def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
-    """Yield a sharding's dimensions with one axis, or all axes, moved elsewhere or dropped.
+    """Yield the dims of a sharding after edits: an axis is removed, or is on another dimension.
 
-    If the sharding uses a whole axis, and the collective runs along a part of it, the whole axis
-    is edited.
+    One axis of `digits` is edited at a time, then all of them together. If the sharding uses a
+    whole axis, and the collective runs along a part of it, the whole axis is edited.
     """
     own = [d for dim in layout.dims for d in dim]
     named = [next((d for d in own if overlap(d, digit)), digit) for digit in digits]
@@ -171,7 +185,10 @@ def _edits(layout: Sharding, digits: Digits) -> Iterator[tuple[Digits, ...]]:
 
 
 def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Return the sites with the same name (or line, if unnamed) and the same sharding."""
+    """Return the entries of all sites with the name and the sharding of site `number`.
+
+    Sites without a name are compared by their source line.
+    """
     graph = traced.graph
 
     def key(at: int) -> tuple[object, ...]:
@@ -184,20 +201,27 @@ def _sites(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot,
 
 
 def slots_of_argument(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Return the entry of an argument, with its result if it is a state that the step returns."""
+    """Return the entry of argument `number`, and the entry of the result that is its next state.
+
+    Only the first entry is returned if the argument is no state that the step returns.
+    """
     result = dict(_states(traced, annotations)).get(number)
     return (("arguments", number), *([("results", result)] if result is not None else []))
 
 
 def _result(traced: Traced, annotations: Annotations, number: int) -> tuple[Slot, ...]:
-    """Return the entry of a result, with its argument if it is a state that the step takes."""
+    """Return the entry of result `number`, after the entry of the argument that it replaces.
+
+    Only the entry of the result is returned if it is no next state of an argument.
+    """
     for argument, result in _states(traced, annotations):
         if result == number:
             return (("arguments", argument), ("results", result))
     return (("results", number),)
 
 
-# The entries that one spec of the user sets, by the kind of the annotated place.
+# By the kind of the annotated place. All entries that one spec sets must change together, because
+# the user can only change the spec.
 _SLOTS: Mapping[str, Callable[[Traced, Annotations, int], tuple[Slot, ...]]] = {
     "site": _sites,
     "argument": slots_of_argument,

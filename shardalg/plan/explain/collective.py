@@ -83,7 +83,7 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def pairs(self) -> tuple[Trial, ...]:
-        """The trials that change two annotations; empty if one suffices and sends no more."""
+        """The trials of two changes; empty if one change removes it and sends no more bytes."""
         found = any(trial.removes and not trial.more for trial in self.trials)
         return () if found else pairs(self._trials, self.moved, self.trials, self._effort)
 
@@ -110,7 +110,7 @@ class CollectiveExplanation(Answer):
 
     @property
     def helps(self) -> bool:
-        """True if a change that removes it makes a step cheaper: fewer seconds, or less memory."""
+        """True if a change that removes the collective makes a step cheaper in time or memory."""
         return any(trial.helps for trial in self._removing)
 
     @cached_property
@@ -121,11 +121,11 @@ class CollectiveExplanation(Answer):
 
     @cached_property
     def changes(self) -> Table:
-        """The changes that remove it with the costs of the step, cheapest first.
+        """A row per change that removes the collective, cheapest first, with the step's costs.
 
-        Changes that another one beats in seconds, size, wire bytes and peak memory are left out.
-        If no change removes it, the only row is the nearest one. `helps` says whether the step is
-        then cheaper.
+        A change is left out if an earlier one is as good in seconds, number of changed dimensions,
+        wire bytes and peak memory. If no change removes the collective, the only row is the change
+        that leaves the fewest bytes. The column `helps` says whether a step gets cheaper.
         """
         # Changes that another one beats in all figures would only lengthen the table.
         found = undominated(self._removing) or ranked([*self.trials, *self.pairs])[:1]
@@ -178,7 +178,10 @@ class CollectiveExplanation(Answer):
         )
 
     def _by_layer(self) -> str:
-        """Return the price of fetching layers the other way, as text; "" if it moves no layer."""
+        """Return the effect of flipping `stream_layers`, as text.
+
+        "" if the collective moves no stack of layers that a loop reads, and no layer of one.
+        """
         trials, stages = self._trials, self._trials.stages
         loops = stages.graph.nodes_of(["scan"])
         known = {v for node in loops for pair in stacks(stages.graph, node) for v in pair}

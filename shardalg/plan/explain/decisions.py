@@ -31,7 +31,7 @@ from shardalg.spmd.program import SpmdProgram
 from shardalg.tables import Answer, Parts, Table, counted
 
 ChangeRow = tuple[str, str, str, str, str]
-# The node number of collectives at the program's border.
+# Collectives at the border belong to no node. This number sorts them before all nodes.
 BORDER = -1
 
 
@@ -46,7 +46,9 @@ def changes(
     """Return every decision in which plans of one function at the hints and at a point differ.
 
     Args:
+      hints, here: the plan at the hints, and the plan at the point.
       named: the formulas at the hints, if sizes have names.
+      point: the sizes of the second plan, by name.
       constant: the first number that differs between the traces; None if there is none.
 
     Kinds: "constant" (a size that Python code makes differs), "blocks" (a region was traced again
@@ -126,7 +128,7 @@ _PRICES: Mapping[str, Callable[[Totals], Any]] = {
 
 
 def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
-    """Return the name and source line of the instruction at the peak."""
+    """Return the name and source line of the instruction at which a device holds the most bytes."""
     peak = memory.instruction
     if peak is None:
         return "the arguments", ""
@@ -134,7 +136,10 @@ def alive_at(graph: Graph, memory: Liveness) -> tuple[str, str]:
 
 
 def _assignments(program: SpmdProgram) -> dict[int, str]:
-    """Return the partitioned loops of each node with their axes; several if it runs again."""
+    """Return the partitioned loops of each node with their axes, as text: "i over X".
+
+    If a node is emitted several times in different ways, semicolons separate the texts.
+    """
     words = cache(partial(loops_over, program.mesh))
     found: dict[int, list[str]] = {}
     for step in walk(program):
@@ -145,7 +150,7 @@ def _assignments(program: SpmdProgram) -> dict[int, str]:
 
 
 def loops_over(mesh: Mesh, loops: tuple[tuple[str, Digits], ...]) -> str:
-    """Return the axes on the loops of an operator, as text."""
+    """Return the axes on the loops of an operator as text: "i over X, j over Y"."""
     split = sorted((name, _axes(mesh, digits)) for name, digits in loops)
     return ", ".join(f"{name} over {axes}" for name, axes in split if axes)
 
@@ -177,7 +182,10 @@ def _shardings(hints: Stages, here: Stages) -> Iterator[ChangeRow]:
 
 
 def _moved(program: SpmdProgram) -> Mapping[int, list[str]]:
-    """Return the collectives of each node as texts: kind, dimensions, axes and role."""
+    """Return the collectives of each node as texts with kind, dimensions, axes and role.
+
+    The key is the number of the node, or `BORDER`.
+    """
     found: dict[int, list[str]] = {}
     for step in walk(program):
         instruction = step.instruction
@@ -268,7 +276,7 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
 
 
 def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
-    """Return the sharding of each value as text, and the bytes of its shard, by name."""
+    """Return (sharding as text, bytes of a shard) of each value, by the value's name."""
     found = {}
     for value, layout in zip(sharded.graph.values, sharded.shardings, strict=True):
         size = value.type.itemsize
@@ -279,7 +287,7 @@ def _layouts(sharded: ShardedGraph) -> dict[str, tuple[str, int]]:
 
 
 def _sent(plan: Stages) -> dict[tuple[object, ...], tuple[int, float]]:
-    """Return executions and wire bytes per step, by group of collectives."""
+    """Return (executions, wire bytes) per step, by the columns `KEYS` of the collectives."""
     counts: Counter[tuple[object, ...]] = Counter()
     sent: Counter[tuple[object, ...]] = Counter()
     for row in collectives(plan.program, plan.graph):

@@ -59,8 +59,9 @@ def disagreement(sharded: ShardedGraph, traffic: Traffic, moved: MovedValue) -> 
     return replace(has, annotations=reading.nearest()), needs
 
 
-# A value whose sharding causes a move, and the digits that do; None for the whole sharding.
-Asker = tuple[int, Digits | None]
+# A value and the digits of its sharding that cause a move. None means the whole sharding, because a
+# replicated value has no digits to name.
+Cause = tuple[int, Digits | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,23 +83,31 @@ class _Reading:
         return self.sharded.graph
 
     def has(self) -> Side:
-        """Return the side of the source: as completed, as its operator made it, or pending."""
+        """Return the sharding that the value has before the move, with its origin.
+
+        The value is a pending sum, or it has its completed sharding, or the sharding in which its
+        operator computed it.
+        """
         first, digits, value = self.ends[0], self.moved.digits, self.moved.value
         name = self.graph.values[value].name
         pending = tuple([d for d in digits if d in first.sharding.unreduced])
         if pending:
-            words, askers = self._in_parts(first.index), [*self._summed(first.index, pending)]
+            words, causes = self._in_parts(first.index), [*self._summed(first.index, pending)]
         else:
             words, own = f"{name} has this sharding", held(first.sharding, digits)
             home = self.sharded.shardings[value]
             # An axis on another dimension than in the completed sharding came from the operator.
             at_result = tuple(d for d in own if dims_of(home, d) == dims_of(first.sharding, d))
-            askers = [(value, at_result)] if at_result else [*self._made(first.index, own)]
-        found = self._annotations(askers) or self._annotations([(value, None)])
+            causes = [(value, at_result)] if at_result else [*self._made(first.index, own)]
+        found = self._annotations(causes) or self._annotations([(value, None)])
         return Side(first.sharding, words, found)
 
     def _in_parts(self, local: int) -> str:
-        """Return that a value is a pending sum, and the operator that made its parts, as text."""
+        """Return text that a value is a pending sum, with the operator that computed its parts.
+
+        Args:
+          local: number of the local value that holds the parts.
+        """
         made, program = self.traffic.made_by.get(local), self.traffic.program
         # A pending sum can pass through linear operators: go back to the one that made the parts.
         while made is not None and not isinstance(made.attributes, Control):
@@ -114,7 +123,10 @@ class _Reading:
         return f"{name} is {what} that is pending" + (f", made by {other}" if other else "")
 
     def needs(self) -> Side:
-        """Return the side of the target: an operator's loops, a result, or a loop's border."""
+        """Return the sharding that the value has after the move, with the operator that needs it.
+
+        A result of the function needs its sharding without an operator.
+        """
         layout, value = self.ends[1].sharding, self.moved.value
         number = self.moved.step.instruction.node
         # Only results of the function move without an operator.
@@ -123,20 +135,20 @@ class _Reading:
         node = self.graph.nodes[number]
         readers = self.traffic.readers.get(self.ends[1].index, ())
         runs = [r for r in readers if type(r.attributes) is Apply and r.node == number]
-        # The operator itself reads the moved operand: its split loops ask for the sharding.
+        # The operator itself reads the moved operand: its split loops need the sharding.
         if runs and value not in node.results:
             split = [c for c in self._on_loops(runs[0], self.moved.digits) if c[0] != value]
-            askers = split or [(result, None) for result in node.results]
+            causes = split or [(result, None) for result in node.results]
             words = "needs this sharding"
         else:
             words = self._kept(node)
-            askers = [(value, held(layout, self.moved.digits) or None)]
+            causes = [(value, held(layout, self.moved.digits) or None)]
         around = [(other, None) for other in (*node.results, *node.operands)]
-        found = self._annotations(askers) or self._annotations(around)
+        found = self._annotations(causes) or self._annotations(around)
         return Side(layout, f"{_operator(node)} {words}", found)
 
     def _kept(self, node: Node) -> str:
-        """Return the role of an operator for a value that moves at its border, as text."""
+        """Return why a value moves at an operator that does not read the moved value, as text."""
         first, last = (end.sharding for end in self.ends)
         if node.primitive in USER_COLLECTIVES:
             return "is in the function's own shard_map"
@@ -149,7 +161,7 @@ class _Reading:
         return "returns it with this sharding" if made_here else "takes it with this sharding"
 
     def _leaves(self) -> str:
-        """Return why a result leaves with its sharding, as text: annotated, or made even."""
+        """Return why a result of the function has its sharding: annotated, or made even."""
         value, first = self.moved.value, self.ends[0].sharding
         if self._results(value) or first.is_even:
             return "a result of the function has this sharding"
@@ -189,8 +201,9 @@ class _Reading:
             seen.update(fresh)
             waiting.extend(fresh)
 
-    def _annotations(self, askers: Iterable[Asker]) -> tuple[Annotated, ...]:
-        found = (annotations_of(self.sharded, *asker) for asker in askers)
+    def _annotations(self, causes: Iterable[Cause]) -> tuple[Annotated, ...]:
+        """Return the annotations from which the digits of the causes come, each once."""
+        found = (annotations_of(self.sharded, *cause) for cause in causes)
         return tuple(dict.fromkeys(place for places in found for place in places))
 
     def _results(self, value: int) -> tuple[Annotated, ...]:
@@ -202,8 +215,13 @@ class _Reading:
             if result == value and given[number] is not None
         )
 
-    def _summed(self, local: int, digits: Digits) -> Iterator[Asker]:
-        """Yield the operands whose digits made a sum partial, here or at earlier operators."""
+    def _summed(self, local: int, digits: Digits) -> Iterator[Cause]:
+        """Yield the operands whose digits made a sum partial, at its operator or at earlier ones.
+
+        Args:
+          local: number of the local value that is the partial sum.
+          digits: the digits along which it is partial.
+        """
         made = self.traffic.made_by.get(local)
         if made is None or isinstance(made.attributes, Control):
             return
@@ -214,8 +232,13 @@ class _Reading:
             if set(digits) & set(self.traffic.program.locals[operand].sharding.unreduced):
                 yield from self._summed(operand, digits)
 
-    def _made(self, local: int, digits: Digits) -> Iterator[Asker]:
-        """Yield the tensors whose digits the operator took for its result, against completion."""
+    def _made(self, local: int, digits: Digits) -> Iterator[Cause]:
+        """Yield the tensors whose digits an operator gave its result, although completion does not.
+
+        Args:
+          local: number of the local value. Moves between it and its operator are skipped.
+          digits: the digits to explain.
+        """
         made = self.traffic.made_by.get(local)
         # Skip the chain of moves, to the operator that made the value.
         while made is not None and isinstance(made.attributes, MOVES):
@@ -223,8 +246,8 @@ class _Reading:
         if made is not None:
             yield from self._on_loops(made, digits)
 
-    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Asker]:
-        """Yield the tensors whose completed shardings have some of the digits on a split loop.
+    def _on_loops(self, instruction: Instruction, digits: Digits) -> Iterator[Cause]:
+        """Yield the operands and results that are sharded along some digits on a partitioned loop.
 
         Only loops along which the operator was partitioned count.
         """
@@ -236,7 +259,7 @@ class _Reading:
             shared = tuple([d for d in own if any(d == o or overlap(d, o) for o in digits)])
             for value, dims in self._tensors(node) if shared else ():
                 layout = self.sharded.shardings[value]
-                # Of a run-time number the row names the dimensions up to its own.
+                # If the tensor holds indices, the row may name fewer dimensions than it has.
                 pairs = zip(layout.dims, dims, strict=False)
                 on_loop = [o for o, index in pairs if name in index.variables]
                 wanted = tuple([d for o in on_loop for d in o if d in shared])
@@ -251,7 +274,7 @@ class _Reading:
         yield from zip(node.results, (dims for rule in rows for dims in rule.results), strict=False)
 
 
-# The number of steps of a chain that a title shows.
+# A tooltip with more lines is hard to read.
 MOST_STEPS = 8
 
 

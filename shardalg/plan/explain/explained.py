@@ -40,6 +40,7 @@ class Link:
 
     Attributes:
       depth: the number of steps between it and the explained value; 0 is the value's own step.
+      reason: the change of the value's sharding, with the operator that caused it.
     """
 
     depth: int
@@ -102,7 +103,9 @@ def chain(sharded: ShardedGraph, value: int, digits: Digits | None = None) -> It
 def arrivals(
     sharded: ShardedGraph, value: int, digits: Digits, *, before: int
 ) -> list[tuple[int, Reason, Digits]]:
-    """Return the changes of a value before a moment as (moment, change, its digits), last first.
+    """Return the changes that gave a value some digits, as (moment, change, digits), last first.
+
+    A moment is an index in `sharded.history`; changes from `before` on are ignored.
 
     Completion can remove a digit and bring it again. A digit therefore belongs to the first change
     of the latest run of layouts that have it on the same dimensions.

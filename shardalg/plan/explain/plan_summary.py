@@ -58,7 +58,7 @@ def read_summary(data: object) -> PlanSummary:
 
 
 def bare_text(stages: Stages) -> str:
-    """Return the program's text without its comments."""
+    """Return the program's text without comments, so that new wording leaves digests equal."""
     return stages.program.text(stages.graph, comments=False)
 
 
@@ -144,7 +144,11 @@ def differences(saved: PlanSummary, here: PlanSummary) -> tuple[tuple[str, str],
 
 
 def _listed(saved: Mapping[str, str], here: Mapping[str, str], absent: str) -> str:
-    """Return the number of differences of two mappings and the first of them, or an empty text."""
+    """Return how many entries of two mappings differ, and the first of these, as text.
+
+    Args:
+      absent: the text of an entry that one of the mappings lacks.
+    """
     found = [
         f"{name} {saved.get(name, absent)} in the file, {here.get(name, absent)} here"
         for name in dict.fromkeys((*saved, *here))

@@ -28,7 +28,7 @@ MOST_FIRST = 8
 MOST_LEFT = 2
 # The largest number of pairs that are planned for one collective.
 MOST_PAIRS = 64
-# The largest number of operators in all plans of pairs, or of sets, together.
+# Bounds the time: the number of operators in all plans of pairs, or of sets, together.
 MOST_NODES = 60_000
 # Trials stop after this number of operators was planned, unless `thorough` is set.
 QUICK_NODES = 18_000
@@ -36,7 +36,12 @@ QUICK_NODES = 18_000
 
 @dataclass
 class Effort:
-    """Operators that trials may still plan or price, and whether trials were left out."""
+    """The budget of the trials for one collective.
+
+    Attributes:
+      nodes: the number of operators that may still be planned or priced.
+      leaves_out: whether the budget was too small for all trials.
+    """
 
     nodes: float = math.inf
     leaves_out: bool = False
@@ -47,7 +52,7 @@ class Effort:
         return self.nodes <= 0
 
     def spend(self, trials: Trials, trial: Trial) -> None:
-        """Subtract the operators of a trial, twice if it has a plan and a price."""
+        """Subtract the operators of the graph, twice if the trial was planned and priced."""
         self.nodes -= len(trials.stages.graph.nodes) * (1 + trial.removes)
 
 
@@ -78,7 +83,9 @@ class Trial:
 
 
 def ranked(found: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Return trials, best first: removals by fit, seconds, memory and size; then the others.
+    """Return trials, best first: those that remove the collective, then the others.
+
+    The first ones are ordered by fit, seconds, memory and number of changed dimensions.
 
     The others are ordered by the bytes that still move the value at the operator.
     """
@@ -93,7 +100,10 @@ def _rank(trial: Trial) -> tuple[object, ...]:
 
 
 def undominated(found: Iterable[Trial]) -> list[Trial]:
-    """Return the trials that no earlier one beats or equals in seconds, size, bytes and memory."""
+    """Return the trials, except those that an earlier trial equals or beats in every figure.
+
+    The figures are seconds, number of changed dimensions, wire bytes and peak memory.
+    """
     kept: list[Trial] = []
     for trial in found:
         figures = _figures(trial)
@@ -177,7 +187,7 @@ def _pairs(trials: Trials, moved: MovedValue, tried: tuple[Trial, ...]) -> Itera
 
 
 def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Iterator[Changes]:
-    """Yield pairs of a change with a change of the collectives that it leaves."""
+    """Yield pairs of a first change, and a change behind a collective that remains after it."""
     stages = trials.under(first.applied(trials.stages.annotations))
     for left in _left(trials.stages, stages, moved, MOST_LEFT):
         sides = disagreement(stages.sharded, stages.traffic, left)
@@ -188,7 +198,10 @@ def _second(trials: Trials, moved: MovedValue, first: AnnotationChange) -> Itera
 
 
 def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
-    """Return a trial of many changes that are all necessary; empty if drops do not remove it."""
+    """Return one trial of many changes, all of them necessary, which removes a collective.
+
+    Each change removes the collective's axes from one annotation. Empty if no such set is found.
+    """
     most = MOST_NODES // max(1, len(trials.stages.graph.nodes))
     found: tuple[AnnotationChange, ...] = ()
     # One half of the plans is for dropping axes, the other for undoing drops.
@@ -209,7 +222,11 @@ def together(trials: Trials, moved: MovedValue) -> tuple[Trial, ...]:
 def _dropped(
     trials: Trials, stages: Stages, moved: MovedValue, found: tuple[AnnotationChange, ...]
 ) -> tuple[AnnotationChange, ...]:
-    """Return the changes, extended by drops of the axes along which something still moves."""
+    """Return `found` with more changes, which remove the axes of the remaining collectives.
+
+    Args:
+      stages: the plan under the changes `found`.
+    """
     known = {change.slots: change for change in found}
     for left in _left(trials.stages, stages, moved, len(stages.traffic.collectives)):
         sides = disagreement(stages.sharded, stages.traffic, left)
@@ -236,9 +253,9 @@ def _fewest(
 
 
 def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[MovedValue]:
-    """Return what still moves after a change: the same kind at a new place, or the same value.
+    """Return the collectives that remain after a change: of this kind elsewhere, or of this value.
 
-    At most `most` of either sort are returned; if there are none, all collectives of the same kind.
+    At most `most` of either sort are returned; if there are none, `most` of the same kind.
     """
     # A collective of the same kind at a new place is the old one, moved by the change.
     known = {other.place for other in before.traffic.collectives}

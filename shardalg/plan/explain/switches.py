@@ -30,7 +30,7 @@ from shardalg.tables import Table, bytes_text, seconds_text
 SHARE = 0.1
 # The largest number of operators, and the largest `_search_size`, for plans of other policies.
 LARGEST, LARGEST_BY_COST = 400, 6_400
-# The number of annotations that are planned.
+# Each tried annotation is a whole plan.
 MOST_TRIED = 8
 
 
@@ -88,7 +88,14 @@ def _search_size(stages: Stages) -> int:
 def _annotation(
     trials: Trials, other: Stages, then: TrialOutcome, hardware: Hardware | Topology
 ) -> tuple[str, TrialOutcome] | None:
-    """Return the first annotation, in program order, that makes a step as cheap as the other."""
+    """Return an annotation under which the plan's own policy is as cheap as another policy.
+
+    It is the first one in program order, as text, with the figures of its plan; None if none of
+    the tried annotations is as cheap.
+
+    Args:
+      other, then: the plan under the other policy, and its figures.
+    """
     stages = trials.stages
     # Values correspond only within one graph: a policy can rewrite it (transforms in stages).
     if other.graph is not stages.graph:
@@ -170,7 +177,7 @@ def switch_table(stages: Stages, options: Options) -> Table:
 
 
 def _switch_outcome(stages: Stages) -> tuple[object, ...]:
-    """Return the figures of a row of `switch_table`."""
+    """Return the columns of `switch_table` after the first one, for one plan."""
     outcome = TrialOutcome.of(stages)
     steps = [step.instruction.attributes for step in walk(stages.program)]
     local = sum(not isinstance(attributes, Collective) for attributes in steps)

@@ -84,7 +84,7 @@ def why_not(trials: Trials, name: str, spec: object) -> WhyNot:
 
 
 def _refuse_own(graph: Graph, value: int, wanted: Sharding) -> None:
-    """Raise StrategyError if the sharding splits a manual value: each device has its own."""
+    """Raise StrategyError if the sharding splits a value of a `shard_map` along its manual axes."""
     maker = graph.producer[value]
     # A value without a producer is an argument of a region; region 0 is the function itself.
     inside = (r.index for r in graph.regions if value in r.arguments)
@@ -133,7 +133,7 @@ def _obstacle(sharded: ShardedGraph, value: int, wanted: Sharding) -> tuple[str,
 
 
 def _kept(sharded: ShardedGraph, value: int) -> str:
-    """Return that completion does not change a closed annotation, as text."""
+    """Return text that an annotation fixes the value's sharding, with the remedy."""
     place = annotated(sharded, sharded.reasons[value])
     text = f"{place or 'its annotation'} is fixed as {sharded.shardings[value].text()}"
     return f"{text}; leave a dimension open (P.UNCONSTRAINED) to let completion refine it"
@@ -147,12 +147,13 @@ def _closed(sharded: ShardedGraph, value: int, wanted: Sharding) -> bool:
 
 
 def _origin(sharded: ShardedGraph, reason: Reason) -> str:
+    """Return the annotation or the operator from which a value got a sharding, as text."""
     place = annotated(sharded, reason)
     return f"it came {reason.text(sharded.graph)} as" if place is None else f"{place} is annotated"
 
 
 def _unasked(sharded: ShardedGraph, value: int, wanted: Sharding) -> str:
-    """Return why no step of completion brought a sharding that nothing contradicts."""
+    """Return why a value did not get a sharding that no step of completion contradicts."""
     graph = sharded.graph
     for conflict in sharded.conflicts:
         if conflict.value == value and refines(wanted, conflict.refused):

@@ -30,7 +30,7 @@ def warnings_frame(plan: Plan) -> DataFrame:
 
 
 def warnings_table(plan: Plan) -> Table:
-    """Return the warnings of a plan: first what differs since it was saved, last the `jax.jit`."""
+    """Return the warnings of a plan: first the differences from its file, last `jax.jit`."""
     from shardalg.plan.explain.warnings import roundabout
     from shardalg.plan.explain.warnings.held import held_rows
     from shardalg.plan.explain.warnings.idle import idle_rows, stack_rows

@@ -68,7 +68,11 @@ def _uneven(trials: Trials) -> Iterator[Row]:
 
 
 class _Uneven(NamedTuple):
-    """Values that have a dimension of one uneven size along the same axes."""
+    """Values with a dimension of one size along axes that do not divide it.
+
+    Attributes:
+      padding: the average bytes of padding of all values, per device.
+    """
 
     size: int
     digits: Digits
@@ -105,6 +109,9 @@ def _even_remedies(trials: Trials, group: _Uneven, *, equal: bool) -> Iterator[s
 
     The dimension is split over the axes that divide it, and over the largest part of the next axis
     that does. The other axes split another dimension, or nothing.
+
+    Args:
+      equal: whether a sharding at an equal price is offered if none is cheaper.
     """
     size, digits, (value, *_), _ = group
     # Keep the longest major prefix of the axes that divides the size.
@@ -172,7 +179,10 @@ _SIDES = ("arguments", "results", "sites")
 def _with_even(
     layout: Sharding, uneven: tuple[int, Digits], over: tuple[Digits, Digits]
 ) -> Sharding | None:
-    """Return a sharding with its uneven dimension on other axes; None if that is impossible."""
+    """Return a sharding with its uneven dimension on other axes; None if that is impossible.
+
+    The arguments are as in `_evened`.
+    """
     (split, left), dims = over, list(layout.dims)
     if uneven not in zip(layout.shape, layout.dims, strict=True):
         return None
@@ -268,7 +278,7 @@ def _replicated_row(trials: Trials, digits: Digits, values: Sequence[int], held:
 
 
 def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
-    """Return the sharding with the digits added to the largest dimension that they divide."""
+    """Return the sharding with digits added to the largest dimension that they divide, or None."""
     layout = stages.sharded.shardings[value]
     for dim in sorted(range(len(layout.shape)), key=lambda dim: -layout.shape[dim]):
         longer = (*layout.dims[dim], *digits)
@@ -278,7 +288,10 @@ def _along(stages: Stages, value: int, digits: Digits) -> Sharding | None:
 
 
 def _tried(trials: Trials, wanted: Sequence[tuple[int, Sharding]]) -> str:
-    """Plan with other shardings of some values, and return the first one with the effect of all."""
+    """Plan with other shardings of some values, and return the effect as text, or `NOTHING`.
+
+    The text names the first value and its sharding, and counts the other values.
+    """
     stages = trials.stages
     value, layout = wanted[0]
     asked = reduce(

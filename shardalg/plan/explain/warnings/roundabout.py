@@ -169,7 +169,7 @@ def _warning(
 
 
 def _split_later(rule: Rule) -> frozenset[str]:
-    """Return the loops that could be partitioned, but that no emission supports yet."""
+    """Return the loops that the operator allows to be partitioned, and shardalg does not yet."""
     return unsupported_loops(rule) - rule.whole - rule.local
 
 
