@@ -8,6 +8,6 @@ Effects without results are omitted and listed (`Graph.left_out`). Effects with 
 `jax.pure_callback` is an operator without a row, which every device runs on whole operands.
 
 Random bits of the default keys are expanded too (`graph/tracing/written.py`): they are a hash of
-the positions of the elements. A primitive of ours computes the positions, so that a device draws
-only its own block.
+the positions of the elements. The primitive `positions` of shardalg computes these, so that a
+device draws only its own block.
 """

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import jax.numpy as jnp
 from jax import lax
 
-# Finite, so that the difference of two masked scores is no NaN.
+# The score of an invisible key. It is finite, so that the difference of two of them is no NaN.
 _MASKED = -1e30
 _BNTH = 1
 # cuDNN 9.10 is the first version with all patterns that JAX's checks know.
@@ -52,14 +52,24 @@ def cudnn_as_on_gpu() -> Iterator[None]:
 
 
 def has_expansion(equation: Any) -> bool:
-    """Return whether an attention equation has an expansion: no dropout, packing or pages."""
+    """Return whether an attention equation can be expanded to primitives with rows.
+
+    This is not the case with dropout, packed sequences or paged keys.
+    """
     offsets, pages = equation.invars[6].aval, equation.invars[8].aval
     is_packed = len(offsets.shape) == 2 and offsets.shape[1] > 2
     return not equation.params["dropout_rate"] and not is_packed and len(pages.shape) != 4
 
 
 def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tuple[Any, ...]:
-    """Return the result of attention and, in training, the logarithm of each row's sum."""
+    """Return the result of attention and, in training, the logarithm of each row's sum.
+
+    Args:
+      q, k, v: query, key, value.
+      bias: an array that is added to the scores, if the parameters say that there is one.
+      rest: the other operands of JAX's primitive; the first two are the lengths of the sequences.
+      params: the parameters of JAX's primitive.
+    """
     q, k, v = (_by_length(x, params) for x in (q, k, v))
     scores, seen = _scores(q, k, bias, rest[:2], params)
     most = jnp.max(scores, -1, keepdims=True)
@@ -78,10 +88,11 @@ def forward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tup
 
 
 def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tuple[Any, ...]:
-    """Return the gradients of query, key, value and, if there is one, of the bias.
+    """Return the gradients of query, key, value and, if it is an operand, of the bias.
 
-    The five products are those of FlashAttention-2: scores, and the gradients of value, weights,
-    query and key.
+    The last operands in `rest` are the logarithms of the row sums and the result of the forward
+    pass, and the gradient of the result. The five products are those of FlashAttention-2: scores,
+    and the gradients of value, weights, query and key.
     """
     given_bias = bias
     sums, result, gradient = rest[-3:]
@@ -121,7 +132,10 @@ def backward(q: Any, k: Any, v: Any, bias: Any, *rest: Any, **params: Any) -> tu
 
 
 def _by_length(x: Any, params: dict[str, Any]) -> Any:
-    """Return a tensor in the order batch, length, heads, size."""
+    """Return a tensor with its dimensions in the order batch, length, heads, size.
+
+    In the layout BNTH of cuDNN, heads come before the length.
+    """
     return x.transpose(0, 2, 1, 3) if params["layout"] == _BNTH else x
 
 
@@ -131,7 +145,14 @@ _as_given = _by_length  # the exchange of two dimensions is its own inverse
 def _scores(
     q: Any, k: Any, bias: Any, lengths: tuple[Any, Any], params: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return the masked scores in float32, and the mask, or None if everything is visible."""
+    """Return the masked scores in float32, and the mask; None for the mask if all keys are visible.
+
+    Both have the dimensions batch, group, head of the group, query, key. The mask is True for
+    visible keys.
+
+    Args:
+      lengths: the number of valid queries, and of valid keys, of each batch element.
+    """
     batch, length, heads, size = q.shape
     groups, keys = k.shape[2], k.shape[1]
     by_group = q.reshape(batch, length, groups, heads // groups, size)

@@ -14,7 +14,7 @@ INDEXED = ("gather", *(f"scatter{how}" for how in ("", "-add", "-sub", "-mul", "
 ATTENTION = ("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper")
 # Products whose matrix depends on the group of a row (`grouped.py`).
 RAGGED_DOT = "ragged_dot_general"
-# Calls that are replaced by their body.
+# These calls only name, compile or differentiate their body, so the body's nodes replace them.
 INLINED = frozenset(
     """
     call closed_call composite custom_jvp_call custom_partitioning custom_vjp_call custom_vmap_call
@@ -30,13 +30,16 @@ KERNELS = frozenset({"mosaic"})
 
 @dataclass(frozen=True, slots=True)
 class RegionCall:
-    """One call with its bodies, as value indices.
+    """Values at the border of a call with bodies (scan, while, cond, shard_map).
+
+    All fields except `node` and `counts` are value indices.
 
     Attributes:
       node: index of the call's node.
       counts: numbers of (constants, carries) of a scan; numbers of constants of (the condition, the
         body) of a while loop.
-      operands, results: values outside; arguments, body_results: values inside, per body.
+      operands, results: of the call.
+      arguments, body_results: the arguments and results of each body.
     """
 
     node: int
@@ -48,53 +51,62 @@ class RegionCall:
 
 
 def scan_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """Yield the region arguments of a scan: constants, carries (three for each), xs, ys.
+    """Yield the pairs of values outside and inside a scan that have the same sharding.
+
+    They are constants, carries (three pairs for each), scanned operands "xs" and stacked results
+    "ys".
 
     >>> call = RegionCall(9, (1, 1), (0, 1, 2), [(3, 4, 5)], [(6, 7)], (8, 9))
     >>> [(argument.kind, argument.source, argument.target) for argument in scan_arguments(call)]
     [('const', 0, 3), ('init', 1, 4), ('carry', 6, 4), ('result', 6, 8), ('xs', 2, 5), ('ys', 7, 9)]
     """
-    constants, carried = call.counts
-    pairs = list(zip(call.operands, call.arguments[0], strict=True))
+    num_consts, num_carry = call.counts
+    ins = list(zip(call.operands, call.arguments[0], strict=True))
     outs = list(zip(call.body_results[0], call.results, strict=True))
-    for outer, inner in pairs[:constants]:
+    for outer, inner in ins[:num_consts]:
         yield RegionArgument(call.node, "const", outer, inner)
-    for (outer, inner), (made, result) in zip(pairs[constants:], outs[:carried], strict=False):
+    # The next iteration reads the new carry as its argument; the last one is a result.
+    for (outer, inner), (new, result) in zip(ins[num_consts:], outs[:num_carry], strict=False):
         yield RegionArgument(call.node, "init", outer, inner)
-        yield RegionArgument(call.node, "carry", made, inner)
-        yield RegionArgument(call.node, "result", made, result)
-    for outer, inner in pairs[constants + carried :]:
+        yield RegionArgument(call.node, "carry", new, inner)
+        yield RegionArgument(call.node, "result", new, result)
+    for outer, inner in ins[num_consts + num_carry :]:
         yield RegionArgument(call.node, "xs", outer, inner)
-    for made, result in outs[carried:]:
-        yield RegionArgument(call.node, "ys", made, result)
+    for new, result in outs[num_carry:]:
+        yield RegionArgument(call.node, "ys", new, result)
 
 
 def while_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """Yield the region arguments of a while loop, whose bodies are its condition and its body.
+    """Yield the pairs of values outside and inside a while loop that have the same sharding.
 
-    The condition reads the carry of the body as constants.
+    Its regions are the condition and the body. The condition reads the carry of the body as
+    constants.
 
     >>> call = RegionCall(9, (1, 0), (0, 1), [(2, 3), (4,)], [(5,), (6,)], (7,))
     >>> [(argument.kind, argument.source, argument.target) for argument in while_arguments(call)]
     [('const', 0, 2), ('init', 1, 4), ('const', 4, 3), ('carry', 6, 4), ('result', 6, 7)]
     """
-    first, second = call.counts
+    cond_consts, body_consts = call.counts
     condition, body = call.arguments
-    carried = body[second:]
-    constants = (*condition[:first], *body[:second])
-    for outer, inner in zip(call.operands[: first + second], constants, strict=True):
+    carry = body[body_consts:]
+    constants = (*condition[:cond_consts], *body[:body_consts])
+    num_consts = cond_consts + body_consts
+    for outer, inner in zip(call.operands[:num_consts], constants, strict=True):
         yield RegionArgument(call.node, "const", outer, inner)
-    for outer, inner in zip(call.operands[first + second :], carried, strict=True):
+    for outer, inner in zip(call.operands[num_consts:], carry, strict=True):
         yield RegionArgument(call.node, "init", outer, inner)
-    for outer, inner in zip(carried, condition[first:], strict=True):
+    for outer, inner in zip(carry, condition[cond_consts:], strict=True):
         yield RegionArgument(call.node, "const", outer, inner)
-    for inner, made, result in zip(carried, call.body_results[1], call.results, strict=True):
-        yield RegionArgument(call.node, "carry", made, inner)
-        yield RegionArgument(call.node, "result", made, result)
+    for inner, new, result in zip(carry, call.body_results[1], call.results, strict=True):
+        yield RegionArgument(call.node, "carry", new, inner)
+        yield RegionArgument(call.node, "result", new, result)
 
 
 def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the branches of a `cond`, or the only one that is not for kernels.
+    """Return the branches of a `cond`, or the only branch that is not for kernels.
+
+    Args:
+      params: the parameters of JAX's `cond`.
 
     `jnp.diagonal` has a branch for Pallas and a branch for all other platforms. JAX too lowers only
     the latter.
@@ -113,7 +125,9 @@ def taken_branches(params: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """Yield the region arguments of branches, which all read the operands after the branch number.
+    """Yield the pairs of values outside and inside the branches of a `cond` with the same sharding.
+
+    Every branch reads the operands after the first one, which is the number of the branch.
 
     >>> call = RegionCall(9, (), (0, 1), [(2,), (3,)], [(4,), (5,)], (6,))
     >>> [(argument.kind, argument.source, argument.target) for argument in branch_arguments(call)]
@@ -128,7 +142,9 @@ def branch_arguments(call: RegionCall) -> Iterator[RegionArgument]:
 
 
 def manual_arguments(call: RegionCall) -> Iterator[RegionArgument]:
-    """Yield the region arguments of a manual region: blocks of operands and blocks of results.
+    """Yield (outer value, block inside) for operands, and (block inside, outer value) for results.
+
+    These are the region arguments of a `shard_map`, in which each device computes on its blocks.
 
     >>> call = RegionCall(9, (), (0,), [(1,)], [(2,)], (3,))
     >>> [(argument.kind, argument.source, argument.target) for argument in manual_arguments(call)]
@@ -159,7 +175,14 @@ _KEPT = {
 
 
 def call_params(name: str, params: Mapping[str, Any]) -> dict[str, object]:
-    """Return the stored parameters of a call; "unrolled" is True if JAX unrolls the whole loop."""
+    """Return the parameters of a call that its node stores.
+
+    A scan that JAX unrolls completely also has the parameter "unrolled" with the value True.
+
+    Args:
+      name: the name of the primitive.
+      params: the parameters of JAX's equation.
+    """
     kept = {k: params[k] for k in _KEPT[name]}
     if name == "scan" and 1 < params["length"] <= params.get("unroll", 1):
         kept["unrolled"] = True

@@ -47,21 +47,22 @@ class _OpenRegion:
     nodes: list[int] = field(default_factory=list)
 
     def region(self) -> Region:
-        """Return the finished region."""
+        """Return the region as an immutable `Region`, after all its nodes were added."""
         ends = (self.node, self.arguments, self.results)
         return Region(self.index, self.kind, self.parent, *ends, tuple(self.nodes), self.trip_count)
 
 
 class Scope(NamedTuple):
-    """The context of an equation.
+    """The context in which an equation is translated.
 
     Attributes:
       spans: its region, then the parent regions that list its nodes too (around a remat region).
-      source, flags: line and name-stack flags of the equation, or of the call it is inlined from.
+      source: the source line of the equation, or of the call that it is inlined from.
+      flags: see `Draft`.
       module: the named scopes around it, outer calls first.
       kernel: see `Node`.
       manual: axes along which the region is manual.
-      opened: primitives with operand types whose expansion contains the equation.
+      opened: the primitives, each with its operand types, whose expansion contains the equation.
       order: all axes of the region's mesh, in the order of the mesh.
     """
 
@@ -76,7 +77,7 @@ class Scope(NamedTuple):
 
     @property
     def context(self) -> tuple[str, int, str, str]:
-        """The parts that an equation may change for the equations that it contains."""
+        """Source line, flags, module and kernel: the parts that differ between equations."""
         return self.source, self.flags, self.module, self.kernel
 
 
@@ -126,7 +127,12 @@ class GraphBuilder:
         self._spans = [_OpenRegion(0, "root", None, 1)]
 
     def graph(self, closed: Any, argument_paths: Sequence[str], paths: Sequence[str]) -> Graph:
-        """Return the graph of a closed jaxpr whose inputs and outputs have these paths."""
+        """Return the graph of a closed jaxpr.
+
+        Args:
+          closed: the jaxpr.
+          argument_paths, paths: the path of each input and of each output, such as `params['w']`.
+        """
         root = self._spans[0]
         named = zip(getattr(closed, "jaxpr", closed).invars, argument_paths, strict=True)
         types = [(self.parts.type_of(variable.aval), path) for variable, path in named]
@@ -149,7 +155,7 @@ class GraphBuilder:
         )
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Return the nodes, now that their phases can be determined."""
+        """Return the nodes with their phases, after all equations were read."""
         # A node's phase depends on nodes after it, so phases come last.
         found = phases(self._drafts, {span.index: span.results for span in self._spans})
         return tuple(
@@ -161,7 +167,13 @@ class GraphBuilder:
         )
 
     def run(self, body: Any, arguments: Iterable[int], place: Scope) -> list[int]:
-        """Read the equations of a body, closed or open; return the values of its results."""
+        """Add the nodes of a jaxpr's equations; return the value indices of its results.
+
+        Args:
+          body: the jaxpr, closed or open.
+          arguments: the value index of each of its inputs.
+          place: the context of the equation that contains it.
+        """
         jaxpr = getattr(body, "jaxpr", body)
         env = dict(zip(jaxpr.invars, arguments, strict=True))
         for var, array in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
@@ -188,7 +200,7 @@ class GraphBuilder:
         return [self.parts.constant(a.aval, a.val) if hasattr(a, "val") else env[a] for a in atoms]
 
     def open(self, kind: str, parent: _OpenRegion, trips: int = 1) -> _OpenRegion:
-        """Open a new region inside `parent`."""
+        """Add a new region without nodes inside `parent`, which executes it `trips` times."""
         span = _OpenRegion(len(self._spans), kind, parent.index, parent.trip_count * trips)
         self._spans.append(span)
         return span
@@ -203,7 +215,13 @@ class GraphBuilder:
         place: Scope,
         bodies: tuple[int, ...] = (),
     ) -> int:
-        """Add a node of a primitive, with its parameters as plain data; return its index."""
+        """Add a node, with its parameters as plain data; return its index.
+
+        Args:
+          primitive, params: JAX's primitive and parameters.
+          operands, results: value indices.
+          bodies: the regions of a call.
+        """
         kept = call_params(primitive.name, params) if bodies else params
         plain = self.parts.plain(primitive.name, kept)
         signature = self.parts.signature(primitive.name, plain, operands=operands, results=results)
@@ -228,7 +246,10 @@ class GraphBuilder:
 def plain_node(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add one node for an equation; return its results, annotated by its own `out_sharding`."""
+    """Add one node for an equation; return the value indices of its results.
+
+    If the equation has a parameter `out_sharding`, its results are annotated with this sharding.
+    """
     parts, primitive = builder.parts, equation.primitive
     types = [parts.type_of(var.aval) for var in equation.outvars]
     results = parts.results(types, parts.label(primitive.name, place.source))
@@ -243,7 +264,7 @@ def plain_node(
 def _inline(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the nodes of a call's body."""
+    """Add the nodes of a call's body; return the value indices of its results."""
     params = equation.params
     return builder.run(next(params[n] for n in BODY_PARAMS if n in params), operands, place)
 
@@ -251,7 +272,7 @@ def _inline(
 def _write_out(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the nodes of an equation's expansion, or one node if there is none."""
+    """Add the nodes of an equation's expansion (`written.py`), or one node if it has none."""
     body = builder.written_out(equation)
     if body is None:
         return plain_node(builder, equation, operands, place)
@@ -261,7 +282,10 @@ def _write_out(
 def _linear_solve(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the nodes of the solver of a `custom_linear_solve`, not of its derivatives' functions."""
+    """Add the nodes of a `custom_linear_solve`.
+
+    Only its solver is needed: JAX uses the other functions for derivatives, before tracing ends.
+    """
     # The operands are the constants of matvec, vecmat, solve and its transpose, then the values.
     counts, bodies = equation.params["const_lengths"], equation.params["jaxprs"]
     start = counts.matvec + counts.vecmat
@@ -270,7 +294,11 @@ def _linear_solve(
 
 
 def _jit(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Add the nodes of a jitted function's body; its shardings become constraints."""
+    """Add the nodes of a jitted function's body.
+
+    The function's `in_shardings` and `out_shardings` become annotations of its operands and
+    results.
+    """
     params = equation.params
     operands = _with_sites(builder, operands, params.get("in_shardings", ()), place)
     results = _inline(builder, equation, operands, place)
@@ -280,7 +308,11 @@ def _jit(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 def _with_sites(
     builder: GraphBuilder, values: Sequence[int], shardings: Sequence[object], place: Scope
 ) -> list[int]:
-    """Add a site for each value whose sharding has a spec; return the values after the sites."""
+    """Annotate each value whose sharding has a spec; return the values after the annotations.
+
+    Args:
+      shardings: a sharding or another object for each value; may be shorter.
+    """
     annotated = []
     for value, sharding in zip_longest(values, shardings):
         if getattr(sharding, "spec", None) is not None:
@@ -290,7 +322,7 @@ def _with_sites(
 
 
 def _scan(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Add a scan: its body is a region."""
+    """Add a scan, whose body becomes a region; return the value indices of its results."""
     params = equation.params
     # JAX 0.11 stores the numbers of constants and carries as trees.
     if "ft_in" in params:
@@ -307,7 +339,7 @@ def _scan(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
 def _while(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a loop of unknown length: its condition and its body are regions."""
+    """Add a while loop, whose condition and body become regions; return its results."""
     params = equation.params
     # Under `vmap` the condition has an element per batch element. A loop of JAX needs one flag, so
     # the loop is expanded to one that runs while any element continues.
@@ -328,7 +360,10 @@ def _while(
 
 
 def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Add branches as regions, or the nodes of the only branch that can be taken."""
+    """Add a `cond`, whose branches become regions; return its results.
+
+    If only one branch can be taken, its nodes are added instead.
+    """
     branches = taken_branches(equation.params)
     if len(branches) == 1:
         return builder.run(branches[0], operands[1:], place)
@@ -338,12 +373,12 @@ def _cond(builder: GraphBuilder, equation: Any, operands: list[int], place: Scop
 
 
 class Bodies(NamedTuple):
-    """The bodies of a call.
+    """The bodies of a call (scan, while, cond, shard_map), as `call` needs them.
 
     Attributes:
       bodies: per body, its jaxpr and the labels of its arguments.
       counts: see `RegionCall`.
-      counted: parameters that the node has in addition to the equation's.
+      counted: parameters that the node has in addition to the equation's parameters.
     """
 
     bodies: list[tuple[Any, list[str]]]
@@ -354,7 +389,10 @@ class Bodies(NamedTuple):
 def call(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope, inside: Bodies
 ) -> Sequence[int]:
-    """Add a node whose bodies are regions, and its region arguments."""
+    """Add a call: a region for each of its bodies, its node, and its region arguments.
+
+    Return the value indices of the call's results.
+    """
     parts, params, kind = builder.parts, equation.params, equation.primitive.name
     name, at = parts.label(kind, place.source)
     spans = []
@@ -388,7 +426,12 @@ def _open_jaxpr(jaxpr: Any) -> Any:
 
 
 def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
-    """Return the labels of a loop's body arguments, such as "const0", "carry0" and "xs0"."""
+    """Return the labels of a loop's body arguments, such as "const0", "carry0" and "xs0".
+
+    Args:
+      constants, carried: the number of constants and of carries.
+      total: the number of all arguments; the rest are "xs".
+    """
     runs = (("const", constants), ("carry", carried), ("xs", total - constants - carried))
     return [f"{kind}{i}" for kind, count in runs for i in range(count)]
 
@@ -396,14 +439,20 @@ def _border_labels(constants: int, carried: int, *, total: int) -> list[str]:
 def _annotation(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the site of an `annotate`."""
+    """Add the node and the site of an `annotate` in the user's function; return its result."""
     return site(builder, operands, equation.params, place)
 
 
 def _constraint(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the site of a constraint, with the axis names of its spec and its own mesh."""
+    """Add a `with_sharding_constraint` as an annotation; return its result.
+
+    Its site has the axis names of the spec, and the mesh of the sharding.
+
+    Raises:
+      TraceError: the sharding has no spec.
+    """
     params = equation.params
     sharding = params.get("sharding", params.get("dst_sharding"))
     if getattr(sharding, "spec", None) is None:
@@ -415,7 +464,7 @@ def _constraint(
 
 
 def _constrained(builder: GraphBuilder, value: int, sharding: Any, place: Scope) -> Sequence[int]:
-    """Add a site with the spec and the mesh of a sharding."""
+    """Annotate a value with the spec and the mesh of a sharding; return the annotated value."""
     params = site_params(sharding.spec, len(builder.parts.values[value].type.shape))
     return site(builder, [value], params, place, mesh=builder.mesh_of(sharding))
 
@@ -423,7 +472,7 @@ def _constrained(builder: GraphBuilder, value: int, sharding: Any, place: Scope)
 def _reshard(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the site of a reshard, except for a reshard that JAX adds in broadcasts.
+    """Add a `jax.reshard` as an annotation, except for a reshard that JAX adds in broadcasts.
 
     JAX adds it, and its transpose, with an empty spec on automatic axes or on no mesh.
     """
@@ -437,9 +486,10 @@ def _reshard(
 def _device_put(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add the sites of a `device_put`; without axis names it has no effect on the plan.
+    """Add a `device_put` as annotations of its operands; return the annotated values.
 
-    A plan covers only the memory of devices: a copy to the host is omitted and noted.
+    A target without axis names has no effect. A plan covers only the memory of devices, so a copy
+    to the host is omitted and recorded in `left_out`.
     """
     places = equation.params["devices"]
     if any(str(getattr(at, "memory_kind", None) or at) in HOST_MEMORY for at in places):
@@ -449,9 +499,9 @@ def _device_put(
 
 
 def site_params(spec: Iterable[object], rank: int) -> dict[str, Any]:
-    """Return the parameters of an annotation for a PartitionSpec.
+    """Return the parameters of an `annotate` equation for a PartitionSpec.
 
-    An entry that is neither None nor an axis leaves its dimension open.
+    An entry that is neither None, nor an axis, nor a tuple of axes, makes its dimension open.
 
     >>> site_params(("x", None, ("y", "z")), 4)["spec"]
     (('x',), (), ('y', 'z'), ())
@@ -470,7 +520,12 @@ def site(
     *,
     mesh: PlainMesh | None = None,
 ) -> Sequence[int]:
-    """Add an annotation of one value, perhaps with its own mesh.
+    """Add an `annotate` node and its `Site`; return the value index of the result.
+
+    Args:
+      operands: the annotated value, as a list of one.
+      params: the parameters of the annotation.
+      mesh: the mesh of the annotation, if the parameters have none.
 
     Raises:
       TraceError: the annotation is named, or names a manual axis, inside of a manual region.

@@ -1,4 +1,4 @@
-"""`shard_map` as a call: every device runs the body on its own blocks.
+"""Translation of `shard_map` to a call whose body every device runs on its own blocks.
 
 `manual` is the public wrapper for functions that are manual along some mesh axes.
 """
@@ -33,7 +33,7 @@ from shardalg.graph.tracing.subgroups import Axes, Dims, mapped_over
 def _region(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a `shard_map`, with sites that give operands and results the shardings of its specs.
+    """Add a `shard_map`, and annotate its operands and results with its specs; return the results.
 
     A region over some axes of the mesh is rewritten to whole values (`subgroups.py`), so that its
     body is planned on the other axes. A region that reduces over groups of an axis is rewritten
@@ -101,9 +101,13 @@ def _check_dimensions(equation: Any, place: Scope) -> None:
 
 
 def _is_rewritten(equation: Any, axes: Axes) -> bool:
-    """Return whether a region leaves axes automatic, or reduces over groups of an axis.
+    """Return whether a `shard_map` must be rewritten to whole values.
 
-    Axes of one device do not count.
+    It must if some axis of its mesh is not manual, or if it reduces over groups of an axis. Axes of
+    one device do not count.
+
+    Args:
+      axes: (name, size) of the manual axes.
     """
     mesh = equation.params["mesh"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
@@ -115,7 +119,7 @@ def _is_rewritten(equation: Any, axes: Axes) -> bool:
 
 
 def equations(body: Any) -> Iterator[Any]:
-    """Yield the equations of a body and of all bodies inside of it."""
+    """Yield the equations of a jaxpr and of all jaxprs inside of it, such as bodies of loops."""
     for equation in getattr(body, "jaxpr", body).eqns:
         yield equation
         for param in equation.params.values():
@@ -129,7 +133,14 @@ Sides = tuple[tuple[Dims, ...], tuple[Dims, ...]]
 
 
 def region_axes(params: Mapping[str, Any], source: str) -> tuple[Axes, Sides]:
-    """Return (axis, size) of the axes that become manual, and the specs of operands and results.
+    """Return the manual axes of a `shard_map` with their sizes, and its specs.
+
+    The specs are a pair, of operands and of results. A spec has a tuple of axis names for each
+    dimension.
+
+    Args:
+      params: the parameters of the `shard_map`.
+      source: its source line, for messages.
 
     Raises:
       TraceError: a spec is unreduced or reduced along an axis.
@@ -157,7 +168,7 @@ def _with_sites(
     *,
     is_open: bool = False,
 ) -> list[int]:
-    """Add a site with its spec after each value; return the results of the sites.
+    """Annotate each value with its spec; return the annotated values.
 
     Args:
       is_open: whether completion may add other axes. A value with an empty spec has no site then.
@@ -176,7 +187,11 @@ def _with_sites(
 def _collective(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a user's collective; dimensions that `vmap` put in place of axes are reduced first."""
+    """Add a collective of the user; return its results.
+
+    `vmap` may have replaced an axis name of the collective by a dimension of its operand. Such
+    dimensions are reduced on the device first.
+    """
     _check_groups(equation, place)
     # `vmap` replaces its own axis name by the number of a dimension.
     named = [axis for axis in _axes(equation) if isinstance(axis, str)]
@@ -195,7 +210,7 @@ def _collective(
 def _permute(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a `ppermute` with its axes in the order in which its pairs count devices.
+    """Add a `ppermute` with its axes in the order in which its pairs count devices; return results.
 
     Nodes count in the order of the names. This version of JAX may count in mesh order instead (see
     `sorts_permutes`).
@@ -207,13 +222,13 @@ def _permute(
 
 
 def _axes(equation: Any) -> tuple[object, ...]:
-    """Return a collective's axes: names, and dimensions by which `vmap` replaced a name."""
+    """Return a collective's axes: names, or numbers of dimensions if `vmap` replaced a name."""
     axes = equation.params.get("axes", equation.params.get("axis_name"))
     return axes if isinstance(axes, tuple) else (axes,)
 
 
 def _check_groups(equation: Any, place: Scope) -> None:
-    """Raise if a collective is over groups of an axis."""
+    """Raise TraceError if a collective is over groups of devices within an axis."""
     if equation.params.get("axis_index_groups") is not None:
         raise TraceError(
             f"{equation.primitive.name} at {place.source or 'an unknown line'} is over groups of "
@@ -225,7 +240,11 @@ def _check_groups(equation: Any, place: Scope) -> None:
 def _all_gather(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add an all-gather; along a new dimension, it becomes a tiled one along a size-1 dimension."""
+    """Add an all-gather; return its result.
+
+    An all-gather that adds a dimension (`tiled=False`) becomes a reshape, which adds a dimension of
+    size 1, and a tiled all-gather along it.
+    """
     _check_groups(equation, place)
     params = equation.params
     if params["tiled"]:
@@ -238,7 +257,10 @@ def _all_gather(
 def _reduce_scatter(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a reduce-scatter; one that removes a dimension becomes a tiled one and a reshape."""
+    """Add a reduce-scatter; return its result.
+
+    A reduce-scatter that removes a dimension (`tiled=False`) becomes a tiled one and a reshape.
+    """
     _check_groups(equation, place)
     if equation.params["tiled"]:
         return plain_node(builder, equation, operands, place)
@@ -249,7 +271,7 @@ def _reduce_scatter(
 def _tiled(
     builder: GraphBuilder, equation: Any, operands: Sequence[int], place: Scope
 ) -> Sequence[int]:
-    """Add the tiled form of an all-gather or a reduce-scatter."""
+    """Add the tiled form of an all-gather or a reduce-scatter; return its result."""
     parts, params = builder.parts, {**equation.params, "tiled": True}
     type_, size = parts.values[operands[0]].type, int(params["axis_size"])
     # The tiled form keeps the rank: it multiplies or divides a dimension by the number of devices.
@@ -280,7 +302,7 @@ def _reshape(
 def _unplanned(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Raise for a collective that is not supported."""
+    """Raise TraceError: a collective is not supported inside a `shard_map`."""
     raise TraceError(
         f"{equation.primitive.name} at {place.source or 'an unknown line'} is not supported inside "
         f"shard_map. Supported collectives: {', '.join(sorted(PLANNED))}."
@@ -385,7 +407,7 @@ def _names(axes: Any) -> tuple[str, ...]:
 
 
 def _check_axes(names: Sequence[str], mesh: Any) -> None:
-    """Raise unless the mesh has these axes and none of them is manual already."""
+    """Raise TraceError if the mesh lacks one of these axes, or if one is manual already."""
     here = jax.sharding.get_abstract_mesh()
     inside = set(getattr(here, "manual_axes", ()))
     for name in names:

@@ -1,4 +1,4 @@
-"""Expansion of primitives of other packages, and `jax.checkpoint` as a region.
+"""Expansion of primitives of other packages, and translation of `jax.checkpoint` to a region.
 
 Such a primitive is only a name to JAX. The function of its lowering rule (`mlir.lower_fun`) or its
 `impl` computes the same by JAX's own primitives, which have rows.
@@ -25,8 +25,9 @@ from shardalg.graph.tracing.manual import MANUAL_HANDLERS
 def _remat(
     builder: GraphBuilder, equation: Any, operands: list[int], place: Scope
 ) -> Sequence[int]:
-    """Add a recomputation in the backward pass as a region behind a barrier.
+    """Add a body of `jax.checkpoint` that the backward pass recomputes; return its results.
 
+    It becomes a "remat" region behind an `optimization_barrier`.
     The barrier prevents common subexpression elimination, which would undo the recomputation.
     """
     params = equation.params
@@ -42,7 +43,10 @@ def _remat(
 
 
 def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> dict[int, int]:
-    """Add a barrier; return its result of each operand. Constants do not need one."""
+    """Add an `optimization_barrier`; return its result for each operand, by value index.
+
+    Constants are not operands of the barrier and have no entry.
+    """
     parts = builder.parts
     read = [v for v in dict.fromkeys(operands) if parts.values[v].kind != "constant"]
     if not read:
@@ -57,7 +61,8 @@ def _barrier(builder: GraphBuilder, operands: Sequence[int], place: Scope) -> di
 REMAT_HANDLERS: Mapping[str, Placing] = {"remat2": _remat}
 
 
-# Functions that read the equations of a primitive; other equations are one node each.
+# By primitive, the function that translates its equations. An equation of any other primitive
+# becomes one node.
 READERS: dict[str, Placing] = {**HANDLERS, **MANUAL_HANDLERS, **REMAT_HANDLERS}
 _OWN = ("jax._src.", "shardalg.")
 # Primitives that depend on a state of the device without an effect in JAX.
@@ -65,7 +70,7 @@ _STATEFUL = ("rng_uniform",)
 
 
 def reader(rows: Container[str], primitive: Any) -> Placing:
-    """Return the function that reads the equations of a primitive.
+    """Return the function that translates the equations of a primitive to nodes.
 
     Args:
       rows: names of operators that have a row: they are not expanded.
@@ -76,13 +81,13 @@ def reader(rows: Container[str], primitive: Any) -> Placing:
 
 
 def _is_namesake(primitive: Any) -> bool:
-    """Return whether a primitive of JAX has the same name, and is another one."""
+    """Return whether a primitive of JAX with the same name exists, and is another primitive."""
     return primitives().get(primitive.name, primitive) is not primitive
 
 
 @cache
 def bodies(primitive: Any) -> tuple[Callable[..., Any], ...]:
-    """Return the functions that compute a primitive of another package.
+    """Return the functions of another package that compute its primitive.
 
     The function of its lowering rule is the first one, because `jax.jit` runs it. Empty for a
     primitive of JAX or of this package.
@@ -126,7 +131,9 @@ def _expanded(
 
 
 def traced(equation: Any, known: Sequence[Any]) -> Any | None:
-    """Return the first body of an equation that JAX traces to the equation's types, or None.
+    """Return a closed jaxpr that computes an equation of another package's primitive, or None.
+
+    It is the first function of `bodies` that JAX traces to the types of the equation's results.
 
     Args:
       known: the number of each operand, which a body may inspect, or None. Operands without a
@@ -153,7 +160,9 @@ def traced(equation: Any, known: Sequence[Any]) -> Any | None:
 
 
 def _leaf(builder: GraphBuilder, equation: Any, operands: list[int], place: Scope) -> Sequence[int]:
-    """Add one node; an equation with an effect and no result is omitted and noted.
+    """Add one node for an equation; return its results.
+
+    An equation with an effect and no results is omitted and recorded in `left_out`.
 
     Raises:
       TraceError: the equation has an effect and results, depends on a state of the device, or its

@@ -1,6 +1,6 @@
 """Types, parameters, signatures, names and constants of a graph under construction.
 
-Also: properties of the installed version of JAX.
+Three functions return properties of the installed version of JAX.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def sorts_permutes() -> bool:
 
 
 class Parts:
-    """Values and signatures of a graph under construction; equal signatures share one object.
+    """Values, constants and signatures of a graph under construction.
+
+    Equal types, parameters and signatures share one object.
 
     Attributes:
       values: all values so far.
@@ -78,7 +80,7 @@ class Parts:
         self._counts: dict[tuple[str, str], int] = {}
 
     def type_of(self, aval: Any) -> ValueType:
-        """Return the type of an abstract value of JAX.
+        """Return the shape and dtype of an abstract value of JAX.
 
         Raises:
           TraceError: the value is no array (a reference, a token).
@@ -96,7 +98,11 @@ class Parts:
         return found[1]
 
     def value(self, value_type: ValueType, kind: str, name: str) -> int:
-        """Add a value and return its index; a name that is taken gets a number as suffix."""
+        """Add a value and return its index; if its name is taken, a number is appended to it.
+
+        Args:
+          kind, name: see `Value`.
+        """
         index = len(self.values)
         if name in self._taken:
             number = 2
@@ -108,7 +114,12 @@ class Parts:
         return index
 
     def results(self, types: Sequence[ValueType], label: tuple[str, str]) -> tuple[int, ...]:
-        """Add the result values of a node with this label."""
+        """Add a value for each result of a node; return their indices.
+
+        Args:
+          types: the types of the results.
+          label: the parts of the node's name, from `label`.
+        """
         name, at = label
         if len(types) == 1:
             return (self.value(types[0], "node", name + at),)
@@ -122,7 +133,13 @@ class Parts:
         return f"{primitive}:{number}", f"@{line}" if line else ""
 
     def constant(self, aval: Any, array: Any) -> int:
-        """Return the value of a literal or a captured array; equal numbers share one value."""
+        """Return the value index of a literal or a captured array; add the value if it is new.
+
+        Equal numbers of one type share a value.
+
+        Args:
+          aval: its abstract value.
+        """
         value_type = self.type_of(aval)
         number = not value_type.shape and isinstance(aval.dtype, np.dtype)
         if number:
@@ -155,7 +172,12 @@ class Parts:
     def signature(
         self, primitive: str, params: Params, *, operands: Sequence[int], results: Sequence[int]
     ) -> Signature:
-        """Return the signature of a node; `params` must come from `plain`."""
+        """Return the signature of a node.
+
+        Args:
+          params: the parameters, as `plain` returned them.
+          operands, results: value indices.
+        """
         values = self.values
         ins = tuple([values[i].type for i in operands])
         outs = tuple([values[i].type for i in results])

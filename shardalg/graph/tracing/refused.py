@@ -1,4 +1,7 @@
-"""Errors for functions that JAX cannot trace, with function, line, arguments and remedy."""
+"""Error messages for functions that JAX cannot trace.
+
+They name the function, the user's line, the arguments and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ REFUSALS = (*_UNTRACEABLE, TypeError, ValueError, NameError, RuntimeError)
 
 
 def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> TraceError | None:
-    """Return an error with a remedy for an error during tracing; None if the error is clear."""
+    """Return an error with a remedy for an exception that JAX raised while it traced `fn`.
+
+    Return None if the exception's own message is clear.
+    """
     if isinstance(error, RecursionError):
         return endless(fn, error)
     at = f"{function_name(fn)}{user_line(error)}"
@@ -60,7 +66,7 @@ def refused(fn: Callable[..., Any], args: Sequence[Any], error: Exception) -> Tr
 
 
 def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
-    """Return an error that names the user's functions that call each other."""
+    """Return an error for a recursion without end that names the functions that call each other."""
     calls: Counter[tuple[str, str]] = Counter()
     sources = Sources()
     for frame, line in walk_tb(error.__traceback__):
@@ -83,7 +89,7 @@ def endless(fn: Callable[..., Any], error: RecursionError) -> TraceError:
 
 
 def _type_error(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
-    """Return an error for a value of a wrong type; None if JAX's message is clear."""
+    """Return an error with a remedy for a TypeError of JAX, or None if its message is clear."""
     named = _named_sizes(error)
     if named:
         return TraceError(
@@ -102,9 +108,10 @@ def _type_error(fn: Callable[..., Any], error: TypeError) -> TraceError | None:
 def _operator_error(
     fn: Callable[..., Any], args: Sequence[Any], error: Exception
 ) -> TraceError | None:
-    """Return an error with the arguments if JAX or an operator of Python rejects them; else None.
+    """Return an error that shows the arguments, if JAX raised the exception because of them.
 
-    Errors that the user's own code raises are not changed.
+    Also return one if an argument is a tuple of numbers, which was probably meant as a shape.
+    Return None if the user's own code raised the exception.
     """
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     # JAX removes its own frames from a traceback. The last one is then its caller, in this folder.
@@ -135,7 +142,7 @@ def _operator_error(
 
 
 def function_name(fn: Callable[..., Any]) -> str:
-    """Return a function's name for messages."""
+    """Return the name of a function, or of a callable object's class, for messages."""
     return getattr(fn, "__name__", type(fn).__name__)
 
 
@@ -149,7 +156,10 @@ def user_line(error: BaseException) -> str:
 
 
 def _named_sizes(error: BaseException) -> list[str]:
-    """Return the named sizes that the user's innermost function before the error uses."""
+    """Return the names of variables with a named size (`dims`) in the user's innermost function.
+
+    This is the last function of the user in the traceback of the error.
+    """
     sources, found = Sources(), []
     for frame, _ in walk_tb(error.__traceback__):
         if sources.file(frame.f_code.co_filename):

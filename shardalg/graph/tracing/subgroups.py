@@ -28,18 +28,22 @@ from jax.interpreters import batching
 from shardalg.graph.annotate import annotate_p
 
 Axes = tuple[tuple[str, int], ...]
-# Manual axes of each dimension, major first.
+# For each dimension of a value, the manual axes along which it is split into blocks, major first.
 Dims = tuple[tuple[str, ...], ...]
 
 
 def mapped_over(
     body: Any, avals: Sequence[Any], axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
 ) -> Any | None:
-    """Return the region as a closed jaxpr of whole values; None if `vmap` has no rule for it.
+    """Return a `shard_map` as a closed jaxpr that computes on whole values.
+
+    Return None if `vmap` has no rule for an equation of its body.
 
     Args:
-      body: the body on blocks. avals: types of the operands outside.
-      axes: (name, size) of the axes that become manual. sides: specs of operands and results.
+      body: the body, which computes on blocks.
+      avals: the types of the operands outside of the region.
+      axes: (name, size) of the axes that become manual.
+      sides: the specs of operands and of results.
     """
     structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals)
     try:
@@ -50,7 +54,11 @@ def mapped_over(
 
 
 def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Sequence[Dims]]]:
-    """Return (axis, size) of the axes that become manual, and the specs of operands and results."""
+    """Return the manual axes of a `shard_map` with their sizes, and its specs.
+
+    The specs are a pair, of operands and of results. A spec has a tuple of axis names for each
+    dimension.
+    """
     mesh, manual = params["mesh"], params["newly_manual_axes"]
     sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     axes = tuple((name, int(n)) for name, n in sizes if name in manual)
@@ -62,8 +70,9 @@ def sides_of(params: Mapping[str, Any]) -> tuple[Axes, tuple[Sequence[Dims], Seq
 
 
 def evaluated(body: Any, *operands: Any) -> list[Any]:
-    """Return the results of a body, with nested regions rewritten to whole values too.
+    """Return the results of a `shard_map`'s body, evaluated equation by equation.
 
+    Regions inside of the body are rewritten to whole values too.
     JAX's types say along which manual axes a value varies. Whole values have no such types, so the
     primitives that only change them are left out.
     """
@@ -80,12 +89,12 @@ def evaluated(body: Any, *operands: Any) -> list[Any]:
 
 
 def _arrays(values: Sequence[Any]) -> list[Any]:
-    """Return values with literal numbers converted to arrays."""
+    """Return the values with each Python number converted to an array."""
     return [x if hasattr(x, "shape") else jnp.asarray(x) for x in values]
 
 
 def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
-    """Return the results of one equation."""
+    """Return the results of one equation of a body for these operands."""
     primitive, params = equation.primitive, equation.params
     # `pvary` and `pcast` change only JAX's type of a value: the axes along which it varies.
     if primitive.name in _COPIES:
@@ -106,7 +115,7 @@ def _bind_equation(equation: Any, operands: list[Any]) -> Sequence[Any]:
 
 
 def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
-    """Return the results of a region inside another region.
+    """Return the results of a `shard_map` inside another one, computed on whole values.
 
     Residuals of the backward pass also have blocks along the outer region's axes, of which a device
     knows only its own. Here all these blocks are copies of it.
@@ -124,7 +133,13 @@ def _nested_region(params: Mapping[str, Any], operands: Sequence[Any]) -> list[A
 
 
 def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
-    """Return the first of the copies along axes that are not the region's own."""
+    """Return the first of the copies of a value along the axes of the outer region.
+
+    Args:
+      dims: the axes that split each dimension of `x`.
+      sizes: the size of each axis.
+      own: the axes of the inner region, along which there are no copies.
+    """
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             # One dimension per axis; index 0 along the axes of the outer region.
@@ -138,7 +153,7 @@ def _first_copy(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
 
 
 def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> Any:
-    """Return copies of a value along axes that are not the region's own."""
+    """Return copies of a value along the axes of the outer region: the inverse of `_first_copy`."""
     for dim, names in enumerate(dims):
         if not own.issuperset(names):
             # One dimension per axis, of size 1 along the axes of the outer region, then broadcast.
@@ -153,10 +168,10 @@ def _all_copies(x: Any, dims: Dims, sizes: Mapping[str, int], own: set[str]) -> 
 
 
 def _common_sums(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
-    """Return the axes of each result that every branch sums in its last step, or leaves at zero.
+    """Return the results that every branch sums over the same axes in its last step, or sets to 0.
 
-    Gradients of replicated values are such results. Devices may take different branches, so the sum
-    is over each device's own branch.
+    Keys are positions of results, values are the axes. Gradients of replicated values are such
+    results. Devices may take different branches, so the sum is over each device's own branch.
     """
     found: dict[int, tuple[str, ...]] = {}
     for result in range(len(branches[0].jaxpr.outvars)):
@@ -169,17 +184,17 @@ def _common_sums(branches: Sequence[ClosedJaxpr]) -> dict[int, tuple[str, ...]]:
 
 
 def _producer(jaxpr: Jaxpr, atom: Any) -> Any:
-    """Return the equation that computes a variable, or None."""
+    """Return the equation of a jaxpr that computes a variable; None for inputs and literals."""
     return next((e for e in jaxpr.eqns if any(atom is out for out in e.outvars)), None)
 
 
 def _is_sum(equation: Any) -> bool:
-    """Return whether an equation is a `psum` with an unvarying result."""
+    """Return whether an equation is a `psum_invariant`: a sum that is equal on each device."""
     return equation is not None and equation.primitive.name == "psum_invariant"
 
 
 def _is_zero(equation: Any) -> bool:
-    """Return whether an equation is a constant of zeros."""
+    """Return whether an equation is a broadcast of the literal 0."""
     given = [getattr(atom, "val", None) for atom in equation.invars] if equation else []
     is_fill = bool(given) and equation.primitive.name == "broadcast_in_dim"
     return is_fill and given[0] is not None and not np.any(given[0])
@@ -188,9 +203,10 @@ def _is_zero(equation: Any) -> bool:
 def _sum_after_branches(
     equation: Any, sums: Mapping[int, tuple[str, ...]], operands: list[Any]
 ) -> Sequence[Any]:
-    """Return the results of branches whose last sums are computed after the branches.
+    """Return the results of a `cond`, with the last sum of some results moved after the branches.
 
-    Each device contributes the value of its own branch, so the sum is outside of all branches.
+    `sums` has the axes of these sums, by the position of the result. Each device contributes the
+    value of its own branch, so the sum is outside of all branches.
     """
 
     def without_sums(branch: ClosedJaxpr) -> ClosedJaxpr:
@@ -210,7 +226,11 @@ def _sum_after_branches(
 
 
 def _without_types(param: Any) -> Any:
-    """Return a parameter whose bodies are traced again, without types of varying axes."""
+    """Return an equation's parameter with its jaxprs traced again, on whole values.
+
+    JAX's types in a jaxpr of a region say along which axes a value varies. The new jaxprs have no
+    such types. Parameters without jaxprs are not changed.
+    """
     if isinstance(param, tuple | list):
         return type(param)(map(_without_types, param)) if type(param) in (tuple, list) else param
     if not isinstance(param, ClosedJaxpr | Jaxpr):
@@ -228,7 +248,15 @@ def _without_types(param: Any) -> Any:
 def _on_whole_values(
     body: Any, axes: Axes, sides: tuple[Sequence[Dims], Sequence[Dims]]
 ) -> Callable[..., list[Any]]:
-    """Return the function of whole values for a body that computes on blocks."""
+    """Return a function on whole values that computes the same as a `shard_map`.
+
+    It splits its operands into blocks, maps the body over the blocks, and joins their results.
+
+    Args:
+      body: the body, which computes on blocks.
+      axes: (name, size) of the manual axes.
+      sides: the specs of operands and of results.
+    """
     blocks: Callable[..., Any] = partial(evaluated, body)
     # The last axis is the innermost `vmap`, so that the blocks' leading dimensions have the order
     # of the axes, as in `_to_blocks`.
@@ -250,7 +278,13 @@ def _on_whole_values(
 
 
 def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """Return a value as blocks: a leading dimension per axis that splits it, in axis order."""
+    """Return a value as blocks, with a leading dimension for each axis that splits it.
+
+    Args:
+      dims: the axes that split each dimension of `x`.
+      order: all manual axes; the leading dimensions have this order.
+      sizes: the size of each axis.
+    """
     shape, names = [], []
     for n, own in zip(x.shape, (*dims, *[()] * x.ndim), strict=False):
         shape += [*(sizes[name] for name in own), n // int(np.prod([sizes[a] for a in own]))]
@@ -262,7 +296,7 @@ def _to_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int
 
 
 def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, int]) -> Any:
-    """Return the whole value from its blocks."""
+    """Return the whole value from its blocks: the inverse of `_to_blocks`."""
     x = _on_axes(x, dims, order)
     leading = [name for name in order if name in chain.from_iterable(dims)]
     places, shape, rest = [], [], x.shape[len(leading) :]
@@ -274,12 +308,15 @@ def _from_blocks(x: Any, dims: Dims, order: Sequence[str], sizes: Mapping[str, i
 
 
 def _on_axes(x: Any, dims: Dims, order: Sequence[str]) -> Any:
-    """Annotate the leading dimensions of blocks with their axes; other dimensions are open."""
+    """Return blocks with their leading dimensions annotated with the axes; the rest is open."""
     return _annotate_leading(x, [name for name in order if name in chain.from_iterable(dims)])
 
 
 def _annotate_leading(x: Any, names: Sequence[str]) -> Any:
-    """Annotate the leading dimensions with one axis each; without axes, return the value itself."""
+    """Return `x` with its leading dimensions annotated with one axis each; the rest is open.
+
+    Without axes, return `x` itself.
+    """
     if not names:
         return x
     rest = tuple(range(len(names), x.ndim))
@@ -298,7 +335,7 @@ _INVARIANT: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 
 @contextmanager
 def _batching_rules() -> Iterator[None]:
-    """Replace the `vmap` rules of collectives by operations along a dimension.
+    """Replace the `vmap` rules of collectives by operations along a dimension, within a `with`.
 
     JAX's own rules are not suitable (jax 0.10.2): they sum with a collective, do not support
     permutations with devices that receive nothing, and lose a dimension of a value that is sent
@@ -318,7 +355,8 @@ def _batching_rules() -> Iterator[None]:
         table.update(before)
 
 
-# Reduction along an axis: of a dimension, and of a value that is equal on `size` devices.
+# For each reduction along an axis, two functions: of a value whose dimension `dim` is the axis, and
+# of a value that is equal on all `size` devices and therefore has no such dimension.
 _REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]] = {
     lax.psum_p: (lambda x, dim: x.sum(dim, dtype=x.dtype), lambda x, size: x * size),
     lax.pmax_p: (lambda x, dim: x.max(dim), lambda x, size: x),
@@ -329,7 +367,11 @@ _REDUCED: dict[Any, tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]]
 def _batch_reduction(
     primitive: Any, axis: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> Any:
-    """Return the reduction along the mapped axis, and along the other axes by the collective."""
+    """Return the result and its batch dimension: the `vmap` rule of a `psum`, `pmax` or `pmin`.
+
+    The reduction along the mapped axis is along a dimension. A reduction along other axes remains a
+    collective.
+    """
     (x,), (dim,), axes, groups = values, dims, params["axes"], params["axis_index_groups"]
     rest = {**params, "axes": tuple(name for name in axes if name != axis.name)}
     if groups is not None and axis.name in axes:
@@ -345,7 +387,12 @@ def _batch_reduction(
 
 
 def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> tuple[Any, Any]:
-    """Return the reduction over each device's group; all groups must have one size."""
+    """Return a reduction over groups of the mapped axis, and its batch dimension.
+
+    Args:
+      dim: the dimension of `x` that is the axis; None if `x` is equal on all its devices.
+      groups: the devices of each group, one row per group.
+    """
     of_dimension, of_equal = _REDUCED[primitive]
     if dim is None:
         return of_equal(x, groups.shape[1]), None
@@ -361,14 +408,18 @@ def _reduce_in_groups(primitive: Any, x: Any, dim: Any, groups: np.ndarray) -> t
 
 
 def _reorder(stack: Any, order: np.ndarray) -> Any:
-    """Return a stack of blocks, along its leading dimension, in another order."""
+    """Return blocks, stacked along the leading dimension, in another order.
+
+    Args:
+      order: the old position of each block.
+    """
     if (order == np.arange(order.size)).all():
         return stack
     return lax.concatenate(list(_pieces(stack, dict(enumerate(order.tolist())), order.size)), 0)
 
 
 def _is_along(axis: Any, primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Return whether a collective is along the axis.
+    """Return whether a collective is along the mapped axis.
 
     Raises:
       NotImplementedError: the collective is along other axes too, or over groups of the axis.
@@ -391,13 +442,14 @@ def _batch_movement(
     dims: Sequence[Any],
     **params: Any,
 ) -> tuple[Any, Any]:
-    """Return a collective that moves blocks along the mapped axis, or along another axis.
+    """Return the result and its batch dimension: the `vmap` rule of a collective that moves blocks.
 
-    Along another axis, the collective is bound on all blocks of the mapped axis at once.
+    Along the mapped axis, the blocks are moved along a dimension. Along another axis, the
+    collective is bound on all blocks of the mapped axis at once.
 
     Args:
-      along: the operation on the leading dimension of the blocks.
-      places: parameters that are a dimension of a block.
+      along: the operation on the leading dimension of the stacked blocks.
+      places: names of the parameters that are a dimension of a block.
     """
     (x,), (dim,) = values, dims
     if _is_along(axis, primitive, params):
@@ -412,7 +464,10 @@ def _batch_movement(
 
 
 def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the blocks in another order, with zeros for devices that receive nothing."""
+    """Return the result of a `ppermute` on stacked blocks, and its batch dimension.
+
+    The blocks are in another order, with zeros for devices that receive nothing.
+    """
     # JAX counts negative device numbers from the end.
     size = len(stack)
     sources = {target % size: source % size for source, target in params["perm"]}
@@ -420,21 +475,30 @@ def _permute(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _gather(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return all blocks; the result is equal on all devices."""
+    """Return the result of an `all_gather` of stacked blocks.
+
+    The result is equal on all devices, so its batch dimension is None.
+    """
     dim = params["all_gather_dimension"]
     gathered = jnp.moveaxis(stack, 0, dim)
     return (_merge_dims(gathered, dim) if params["tiled"] else gathered), None
 
 
 def _scatter(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the sum of the blocks, with each device's part along a dimension of its own."""
+    """Return the result of a `reduce_scatter` of stacked blocks, and its batch dimension.
+
+    It is the sum of the blocks, in which the batch dimension separates the devices' parts.
+    """
     dim = params["scatter_dimension"]
     total = stack.sum(0, dtype=stack.dtype)
     return (_split_dim(total, dim, len(stack)) if params["tiled"] else total), dim
 
 
 def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the blocks of an all-to-all: the sender's dimension and the part's change places."""
+    """Return the result of an `all_to_all` of stacked blocks, and its batch dimension.
+
+    The dimension of the senders and the dimension of the parts change places.
+    """
     split, concat = params["split_axis"] + 1, params["concat_axis"] + 1
     parts = _split_dim(stack, split, len(stack)) if params["tiled"] else stack
     exchanged = jnp.moveaxis(jnp.moveaxis(parts, split, 0), 1, concat)
@@ -442,12 +506,12 @@ def _exchange(stack: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _merge_dims(x: Any, dim: int) -> Any:
-    """Merge a dimension with the next one."""
+    """Return `x` with the dimensions `dim` and `dim + 1` merged into one."""
     return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
 
 
 def _split_dim(x: Any, dim: int, count: int) -> Any:
-    """Split a dimension into `count` parts and the elements of a part."""
+    """Return `x` with the dimension `dim` split into `count` parts and the elements of a part."""
     return x.reshape(*x.shape[:dim], count, x.shape[dim] // count, *x.shape[dim + 1 :])
 
 
@@ -462,9 +526,13 @@ _MOVEMENTS: dict[str, tuple[Callable[..., tuple[Any, Any]], Sequence[str]]] = {
 
 
 def _pieces(stack: Any, sources: Mapping[int, int], size: int) -> Iterator[Any]:
-    """Yield one slice per maximal range of receivers with consecutive senders.
+    """Yield slices of stacked blocks whose concatenation is the blocks that `size` receivers get.
 
-    A range of receivers without a sender yields zeros.
+    Consecutive receivers with consecutive senders share one slice. Receivers without a sender get
+    zeros.
+
+    Args:
+      sources: the sender of each receiver that has one.
     """
     place = 0
     while place < size:

@@ -117,7 +117,7 @@ def wrapped(array: Any) -> Any | None:
 
 
 def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
-    """Return the closed jaxpr of a function without a mesh.
+    """Return the closed jaxpr of `fn` for arguments of these types, traced without a mesh.
 
     Raises:
       TraceError: JAX cannot trace the function.
@@ -131,7 +131,10 @@ def jaxpr_of(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _leaves(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[str], list[Any], Any]:
-    """Return the paths and values of the arguments' leaves, and the tree structure."""
+    """Return the paths of the arguments' leaves, the leaves, and the structure of the arguments.
+
+    A path is `params['w']` for a parameter `params` of `fn`.
+    """
     names = parameter_names(fn, len(args))
     paths, leaves = [], []
     for name, arg in zip(names, args, strict=True):
@@ -159,7 +162,13 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _spec(path: str, leaf: Any) -> Any:
-    """Return the shape, type and weak type of a leaf, without its sharding."""
+    """Return a leaf of the arguments as a `jax.ShapeDtypeStruct` without a sharding.
+
+    Python numbers are not changed.
+
+    Raises:
+      TraceError: the leaf is no array, or has the type `float0`.
+    """
     if isinstance(leaf, bool | int | float | complex):
         return leaf
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -176,10 +185,11 @@ def _spec(path: str, leaf: Any) -> Any:
 
 
 class Explicit(NamedTuple):
-    """Explicit axes, and the shardings of arguments, by which JAX types values.
+    """Explicit axes and the shardings of the arguments along them, which JAX puts into types.
 
     Attributes:
-      axes: the explicit axes. specs: per leaf of the arguments a PartitionSpec, or None.
+      axes: the explicit axes.
+      specs: per leaf of the arguments a PartitionSpec, or None.
       mesh: JAX's mesh with Explicit axes from arguments, shardings or the context, or None.
     """
 
@@ -194,7 +204,7 @@ def _jaxpr(
     around: AbstractMesh | None,
     explicit: Explicit | None = None,
 ) -> tuple[Any, Any]:
-    """Return the jaxpr of a function and the shapes of its results.
+    """Return the closed jaxpr of a function and the tree of its results' shapes.
 
     The first attempt has the mesh `around` with automatic axes. If JAX's error says that the
     function needs explicit axes, or no mesh around it, the function is traced again.
@@ -225,7 +235,11 @@ def _jaxpr(
 
 
 def _make_jaxpr(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh | None) -> Any:
-    """Return the jaxpr of a function with a mesh around it, and the shapes of its results."""
+    """Return the closed jaxpr of a function and the tree of its results' shapes.
+
+    Args:
+      around: the mesh of the context in which the function is traced, or None.
+    """
     inside = nullcontext() if around is None else jax.sharding.use_abstract_mesh(around)
     with inside, cudnn_as_on_gpu():
         return jax.make_jaxpr(lambda *a: without_float0(fn(*a)), return_shape=True)(*args)
@@ -234,8 +248,9 @@ def _make_jaxpr(fn: Callable[..., Any], args: Sequence[Any], around: AbstractMes
 def _explicit_jaxpr(
     fn: Callable[..., Any], args: Sequence[Any], around: AbstractMesh, explicit: Explicit | None
 ) -> tuple[Any, Any]:
-    """Return the jaxpr in which JAX types values by their shardings along explicit axes.
+    """Return the jaxpr of a function in which types have the shardings along explicit axes.
 
+    The second entry of the result is the tree of the results' shapes.
     The first attempt has no mesh around the function, like `jax.jit` by default: the mesh is in the
     types of the arguments. The second attempt has the mesh around it, like `jax.set_mesh`.
 
@@ -275,7 +290,14 @@ def _explicit_jaxpr(
 
 
 def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) -> Any:
-    """Return a leaf with its sharding along explicit axes; other leaves are not changed."""
+    """Return a leaf with its sharding along explicit axes.
+
+    Python numbers, and leaves without a spec, are not changed.
+
+    Args:
+      spec: the PartitionSpec of the leaf, or None.
+      axes: the explicit axes; other axes of the spec are left out.
+    """
     if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec or ()]
@@ -285,7 +307,10 @@ def _typed_leaf(leaf: Any, spec: Any, mesh: AbstractMesh, axes: frozenset[str]) 
 
 
 def _own_mesh(around: AbstractMesh | None, sharding: Any) -> PlainMesh | None:
-    """Return the own mesh of a constraint as plain data; None if it is the mesh `around`."""
+    """Return the mesh of a constraint's sharding as plain data, or None.
+
+    None if the sharding has no mesh, or if its mesh is `around`, the mesh of the context.
+    """
     mesh = getattr(sharding, "mesh", None)
     if mesh is None or mesh.empty or mesh == around:
         return None
@@ -329,8 +354,13 @@ def _leaf_count(tree: Any) -> int:
 def _flatten_by_keys(prefix: Any, tree: Any, where: str) -> list[Any]:
     """Return the entry of `prefix` for every leaf of `tree`, by comparing the keys of nodes.
 
+    `flatten_prefix` compares the types of nodes too, for example of a list and a tuple.
+
     Args:
-      where: the path in `prefix` for messages.
+      where: the path of this part of the prefix, for messages.
+
+    Raises:
+      StrategyError, RoleError: see `flatten_prefix`.
     """
     if prefix is None or treedef_is_leaf(tree_structure(prefix)):
         return [prefix] * _leaf_count(tree)
@@ -357,7 +387,12 @@ def _children(tree: Any) -> dict[str, Any]:
 
 
 def _mismatch(where: str, entries: Mapping[str, Any], children: Mapping[str, Any]) -> StrategyError:
-    """Return the error for a prefix with missing or additional keys."""
+    """Return the error for a prefix with missing or additional keys.
+
+    Args:
+      where: the path of this part of the prefix.
+      entries, children: the children of the prefix and of the tree there, by key.
+    """
     missing = [key for key in children if key not in entries]
     extra = [key for key in entries if key not in children]
     parts = [f"has no entry for {', '.join(missing)}"] if missing else []

@@ -1,9 +1,9 @@
-"""Expansion of JAX's primitives into primitives that have rows, while tracing.
+"""Expansion of some of JAX's primitives into primitives that have rows, during tracing.
 
 Random bits: `jax.random` uses one primitive for all bits of an array, so that each device would
 compute all of them. The expansion is `threefry2x32` of the elements' positions, with the same bits.
-The positions are computed by a primitive of ours. No primitive of JAX can start at the position of
-a device's block.
+The positions are computed by the primitive `positions` of shardalg, because no primitive of JAX can
+start at the position of a device's block.
 
 Derivatives by integers are arrays of JAX's type `float0`, without content. A graph has no value for
 them. In the tree of a function's results each becomes a node without leaves.
@@ -36,7 +36,7 @@ FLOAT0 = jax.dtypes.float0
 
 @dataclass(frozen=True)
 class Nothing:
-    """A `float0` array as a tree node without leaves."""
+    """Replacement of a `float0` array in a tree of results: a tree node without leaves."""
 
     shape: tuple[int, ...]
 
@@ -86,7 +86,7 @@ WORD, HALF = 1 << 32, 1 << 16
 
 
 def bits_of(equation: Any) -> Any | None:
-    """Return the expansion of `random_bits` with JAX's default keys; None for other keys."""
+    """Return a jaxpr that computes a `random_bits` with JAX's default keys; None for other keys."""
     (keys,) = (var.aval for var in equation.invars)
     kind: Any = getattr(keys.dtype, "_impl", None)
     if getattr(kind, "name", None) != "threefry2x32":
@@ -104,7 +104,10 @@ def bits_of(equation: Any) -> Any | None:
 
 
 def positions_of(equation: Any) -> Any:
-    """Return the expansion of `iota_2x32_shape`: each element's position in row-major order."""
+    """Return a jaxpr that computes an `iota_2x32_shape` by the primitive `positions`.
+
+    Its result are the positions of all elements in row-major order, in two 32-bit words.
+    """
     shape = equation.params["shape"]
     strides = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
     starts = [np.uint32(0)] * len(shape)
@@ -150,12 +153,18 @@ mlir.register_lowering(positions_p, mlir.lower_fun(positions, multiple_results=T
 
 
 def written_out(equation: Any) -> Any | None:
-    """Return the expansion of an equation as a closed jaxpr; None if there is none."""
+    """Return a closed jaxpr that computes an equation by primitives with rows, or None.
+
+    None if the equation has no expansion and stays one node.
+    """
     return _EXPANSIONS[equation.primitive.name](equation)
 
 
 def _body(function: Callable[..., Any], equation: Any) -> Any:
-    """Return the jaxpr of a function on the equation's operand types, with its manual axes."""
+    """Return the closed jaxpr of a function, traced on the types of an equation's operands.
+
+    The manual axes of the equation are known in the function.
+    """
     given = (var.aval for var in equation.invars)
     structs = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given)
     # A collective in the function needs the sizes of the axes along which its region is manual.
@@ -165,7 +174,7 @@ def _body(function: Callable[..., Any], equation: Any) -> Any:
 
 
 def _split(equation: Any) -> Any:
-    """Return the expansion of a split: one slice per part."""
+    """Return a jaxpr that computes a `split` by one slice per part."""
     axis, sizes = equation.params["axis"], equation.params["sizes"]
     ends = tuple(accumulate(sizes))
 
@@ -177,7 +186,7 @@ def _split(equation: Any) -> Any:
 
 
 def _stacked(equation: Any) -> Any:
-    """Return the expansion of `stack` or `unstack` along the dimension `axis`."""
+    """Return a jaxpr that computes a `stack` by a concatenation, or an `unstack` by slices."""
     axis = equation.params["axis"]
     # A stack is a concatenation of its operands, each with a new dimension of size 1.
     if equation.primitive.name == "stack":
@@ -194,10 +203,11 @@ def _stacked(equation: Any) -> Any:
 
 
 def _while(equation: Any) -> Any:
-    """Return the expansion of a while loop under `vmap`: it runs while any batch element continues.
+    """Return a jaxpr that computes a while loop under `vmap` by a loop with one condition.
 
-    Finished elements keep their carry, as in JAX's own compilation. The carry includes the mask of
-    unfinished elements, so that each iteration evaluates the condition once.
+    The loop runs while any batch element continues. Finished elements keep their carry, as in JAX's
+    own compilation. The carry includes the mask of unfinished elements, so that each iteration
+    evaluates the condition once.
 
     >>> loop = jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: i + 1, 0))
     >>> *_, equation = jax.make_jaxpr(loop)(jax.numpy.arange(3)).eqns
@@ -230,8 +240,9 @@ def _while(equation: Any) -> Any:
 
 
 def _wide_indices(equation: Any) -> Any | None:
-    """Return a gather or scatter with 32-bit indices; None if the indices are wide enough.
+    """Return a jaxpr with a gather's or scatter's indices converted to 32 bits.
 
+    None if they have 32 bits or more.
     A device shifts indices to its block, `i - p*block`. In 8 or 16 bits this wraps around, so that
     the index of another block would select an element of this block.
     """
@@ -279,7 +290,7 @@ def rotated(x: Any, by: int) -> Any:
 
 
 def _rolled(x: Any, *, by: int, dim: int) -> Any:
-    """Return `x` rotated by `jnp.roll`."""
+    """Return `jnp.roll(x, by, dim)`."""
     return jax.numpy.roll(x, by, dim)
 
 
@@ -299,9 +310,10 @@ _INDEX = np.dtype("int32")
 
 
 def _over_dimensions(equation: Any) -> Any:
-    """Return a reduction over the dimensions in a collective's axes.
+    """Return a jaxpr that computes a collective's reduction over dimensions of its operands.
 
-    `vmap(..., axis_name=)` replaces an axis name by a dimension.
+    `vmap(..., axis_name=)` replaces an axis name of a collective by the number of a dimension.
+    Axes with a name are left out.
 
     >>> mean = jax.vmap(lambda x: x - lax.psum(x, "batch"), axis_name="batch")
     >>> psum, *_ = jax.make_jaxpr(mean)(jax.numpy.ones((8, 3))).eqns
@@ -317,7 +329,10 @@ _REDUCED = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_m
 
 
 def _attention(equation: Any) -> Any | None:
-    """Return the expansion of cuDNN's attention; None if it has dropout, packed rows or pages."""
+    """Return a jaxpr that computes cuDNN's attention by products and a softmax.
+
+    None if it has dropout, packed sequences or paged keys.
+    """
     if not has_expansion(equation):
         return None
     run = forward if "is_training" in equation.params else backward
