@@ -282,6 +282,96 @@ def test_an_attention_in_a_shard_map_is_a_kernel(implementation):
     assert cost.peak_memory_bytes < 2 * SCORES / 2
 
 
+TRIANGLE = np.tril(np.ones((T, T), bool))
+
+
+def written_out(mask):
+    """Return attention with marked scores, under a mask of queries by keys."""
+
+    def run(q, k, v):
+        scores = sa.annotate(jnp.einsum("bqhd,bkhd->bhqk", q, k), "on_chip").astype("float32")
+        weights = sa.annotate(jax.nn.softmax(mask(scores)).astype(BF16), "on_chip")
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    return run
+
+
+def masked(seen):
+    """Return written attention in which `seen(queries, keys)` says which scores are visible."""
+    place = jnp.arange
+    return written_out(lambda s: jnp.where(seen(place(T)[:, None], place(T)[None]), s, -1e9))
+
+
+def fused(**options):
+    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
+
+
+def masked_sum(q, k, v):
+    """Return attention whose mask is a number that is added, without a select."""
+    place = jnp.arange(T)
+    hidden = (place[:, None] < place[None]).astype("float32")
+    return written_out(lambda s: s - 1e9 * hidden)(q, k, v)
+
+
+# name -> attention, share of the scores that its kernel computes
+MASKS = {
+    "none, xla": (fused(), 1.0),
+    "none, cudnn": (fused(implementation="cudnn"), 1.0),
+    "none, written out": (written_out(lambda s: s), 1.0),
+    "causal, xla": (fused(is_causal=True), 0.5),
+    "causal, cudnn": (fused(is_causal=True, implementation="cudnn"), 0.5),
+    "order of positions": (masked(lambda q, k: q >= k), 0.5),
+    "order, from the other side": (masked(lambda q, k: ~(k > q)), 0.5),
+    "tril": (masked(lambda q, k: jnp.tril(jnp.ones((T, T), bool))), 0.5),
+    "added": (written_out(lambda s: s - 1e9 * ~jnp.tril(jnp.ones((T, T), bool))), 0.5),
+    "added in numbers": (masked_sum, 0.5),
+    "captured triangle": (masked(lambda q, k: TRIANGLE), 0.5),
+    "captured, all visible": (masked(lambda q, k: TRIANGLE | True), 1.0),
+    "lengths": (masked(lambda q, k: k < T - 9), 1.0),
+    "every second": (masked(lambda q, k: (q + k) % 2 == 0), 1.0),
+}
+
+
+@pytest.mark.parametrize("where", ["alone", "in a loop", "backward"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_only_a_causal_mask_hides_half_of_the_scores(mask, where):
+    """Without it a kernel computes every score: two products forward, and five backward.
+
+    The derivative of a function that is written out has four products backward. JAX's own
+    derivative has two products of float32 operands, whose peak is half of that of bfloat16.
+    """
+    fn, share = MASKS[mask]
+    products = 2
+    if where == "in a loop":
+        fn, products = layers(fn), 4 * 2
+    if where == "backward":
+        fn = jax.value_and_grad(squared(fn), (0, 1, 2))
+        products = {"xla": 7 + 2, "cudnn": 7}.get(mask.split(", ")[-1], 6)
+    cost = sa.plan(fn, QKV, QKV, QKV, mesh=ONE).cost("h100")
+    rate = cost.hardware.peak("bfloat16") * cost.hardware.calibration["kernel_efficiency"]
+    by_hand = share * products * PRODUCT / rate
+    assert cost.seconds_by_cause["matrix"] == pytest.approx(by_hand, rel=0.02)
+
+
+def test_positions_and_masks_that_are_arguments():
+    """One argument of positions, as rows and as columns, is causal; a mask may hide nothing."""
+
+    def by_place(q, k, v, place):
+        return masked(lambda *_: place[:, None] >= place[None])(q, k, v)
+
+    def by_mask(q, k, v, mask):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask)
+
+    for fn, given, share in (
+        (by_place, shape(T, dtype="int32"), 0.5),
+        (by_mask, shape(1, 1, T, T, dtype="bool"), 1.0),
+    ):
+        cost = sa.plan(fn, QKV, QKV, QKV, given, mesh=ONE).cost("h100")
+        rate = cost.hardware.peak("bfloat16") * cost.hardware.calibration["kernel_efficiency"]
+        by_hand = share * 2 * PRODUCT / rate
+        assert cost.seconds_by_cause["matrix"] == pytest.approx(by_hand, rel=0.02)
+
+
 PATTERNS = {
     "full": {},
     "causal": {"is_causal": True},

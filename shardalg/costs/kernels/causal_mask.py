@@ -1,9 +1,11 @@
 """Products that a causal mask covers by half, so that a fused attention kernel skips the half.
 
-A mask is causal here if it selects between scores and a constant by comparing positions with
-positions: both sides of the comparison are computed from `iota` alone, as in
-`where(query >= key, scores, -inf)` or with `jnp.tril`. A mask that is an argument of the function,
-or that compares the data, hides an unknown share; its kernel is priced for the whole square.
+A mask is causal here if it compares positions with positions, and selects between scores and a
+constant or is added to scores. Both sides of the comparison are computed from `iota` alone, as in
+`where(query >= key, scores, -inf)` or with `jnp.tril`; or both are one argument of positions, as
+rows and as columns. A captured triangle is causal, too. Another mask that is an argument of the
+function, or that compares the data, hides an unknown share; its kernel is priced for the whole
+square.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from shardalg.costs.compute import contracts
 from shardalg.costs.kernels.fused_attention import elements, handed_on
 from shardalg.graph.ir import Graph, Node, once_per_graph
 
 ORDERS = ("lt", "le", "gt", "ge")
+# Operators that give the elements of their operand in another arrangement or type.
+_ARRANGE = frozenset(
+    ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "transpose")
+)
 Givers = Mapping[int, Sequence[int]]
 
 
@@ -63,13 +71,17 @@ def causal_products(graph: Graph) -> frozenset[int]:
 def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
     """Return the values that a causal mask is applied to: by a select, or as an added constant."""
     found: set[int] = set()
-    # A select between constants is a mask itself, which another operator adds to the scores.
-    masks: set[int] = set()
+    triangles = frozenset(_triangles(graph))
+    # A comparison, and a select between constants, is a mask that another operator may add to the
+    # scores.
+    masks = set(triangles)
     for node in graph.nodes:
         result = node.results[0] if node.results else None
         if result is None or node.bodies or contracts(node.signature):
             continue
-        if node.primitive == "select_n" and _compares(graph, node.operands[0], givers):
+        if _orders(graph, node, givers):
+            masks.add(result)
+        elif node.primitive == "select_n" and _compares(graph, node.operands[0], givers, triangles):
             cases = node.operands[1:]
             plain = not any(_reads_data(graph, case, givers) for case in cases)
             (masks if plain else found).add(result)
@@ -80,28 +92,56 @@ def _masked_scores(graph: Graph, givers: Givers) -> set[int]:
     return {value for value in found if len(graph.values[value].type.shape) >= 2}
 
 
-def _compares(graph: Graph, predicate: int, givers: Givers) -> bool:
-    """Return whether a comparison of positions with positions takes part in a predicate."""
-    for node in _sources(graph, predicate, givers):
-        if node is not None and node.primitive in ORDERS:
-            sides = [[*_sources(graph, v, givers)] for v in node.operands]
-            if all(
-                any(n is not None and n.primitive == "iota" for n in side) and None not in side
-                for side in sides
-            ):
-                return True
-    return False
+def _triangles(graph: Graph) -> Iterator[int]:
+    """Yield the captured masks that show each query its own key and those before it."""
+    for value, array in graph.constants:
+        if graph.values[value].type.dtype == "bool" and np.ndim(array) >= 2:
+            mask = np.asarray(array)
+            square = np.ones(mask.shape[-2:], bool)
+            if mask.shape[-2] > 1 and (mask == np.tril(square)).all():
+                yield value
+
+
+def _compares(graph: Graph, predicate: int, givers: Givers, triangles: frozenset[int]) -> bool:
+    """Return whether a comparison of positions, or a triangle, takes part in a predicate."""
+    return any(
+        value in triangles or (node is not None and _orders(graph, node, givers))
+        for value, node in _sources(graph, predicate, givers, constants=True)
+    )
+
+
+def _orders(graph: Graph, node: Node, givers: Givers) -> bool:
+    """Return whether a node compares positions with positions."""
+    if node.primitive not in ORDERS:
+        return False
+    sides = [[*_sources(graph, v, givers)] for v in node.operands]
+    if all(
+        any(n is not None and n.primitive == "iota" for _, n in side)
+        and all(n is not None for _, n in side)
+        for side in sides
+    ):
+        return True
+    # One argument of positions, as rows and as columns.
+    data = [{value for value, maker in side if maker is None} for side in sides]
+    makers = {n.primitive for side in sides for _, n in side if n is not None}
+    is_one = data[0] == data[1] and len(data[0]) == 1 and makers <= _ARRANGE
+    return is_one and node.operands[0] != node.operands[1] and elements(graph, *data[0]) > 1
 
 
 def _reads_data(graph: Graph, value: int, givers: Givers) -> bool:
     """Return whether a value depends on an argument of the function, or on a product."""
-    return None in _sources(graph, value, givers)
+    return any(node is None for _, node in _sources(graph, value, givers))
 
 
-def _sources(graph: Graph, value: int, givers: Givers) -> Iterator[Node | None]:
-    """Yield the operators that a value is computed by; None for data, at which the search ends.
+def _sources(
+    graph: Graph, value: int, givers: Givers, *, constants: bool = False
+) -> Iterator[tuple[int, Node | None]]:
+    """Yield the values that a value is computed from, with their operators; None for data.
 
-    Data are arguments, results of products and of calls. Constants are none.
+    Data are arguments, results of products and of calls. The search ends at them.
+
+    Args:
+      constants: whether constants are yielded too, as if they were data.
     """
     waiting, seen, arguments = [value], set(), frozenset(graph.arguments)
     while waiting:
@@ -114,12 +154,12 @@ def _sources(graph: Graph, value: int, givers: Givers) -> Iterator[Node | None]:
             continue
         maker = graph.producer[value]
         if maker is None:
-            if value in arguments:
-                yield None
+            if constants or value in arguments:
+                yield value, None
             continue
         node = graph.nodes[maker]
         if node.bodies or contracts(node.signature):
-            yield None
+            yield value, None
         else:
-            yield node
+            yield value, node
             waiting += node.operands
