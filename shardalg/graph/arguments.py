@@ -108,3 +108,28 @@ def planned_arguments(
     return tuple(
         jax.ShapeDtypeStruct(s, item_type(t.dtype)) for s, t in zip(shapes, types, strict=True)
     )
+
+
+def with_named_lead(
+    given: Any, places: Sequence[int], size: Any, count: int
+) -> tuple[tuple[Any, ...], Any]:
+    """Return positional and keyword arguments with a named leading dimension in some leaves.
+
+    Args:
+      given: (args, kwargs). places: numbers of the flat leaves to change.
+      size: the named size. count: the number of leaves that the traced function has.
+
+    Raises:
+      TraceError: the function's flat arguments are not the leaves of the user's.
+    """
+    leaves, tree = jax.tree.flatten(given)
+    if len(leaves) != count:
+        raise TraceError(
+            f"the function has {count} flat arguments, the call {len(leaves)} leaves (static "
+            "arguments, or state of a framework): name the batch yourself, with sa.dims."
+        )
+    for place in places:
+        leaf = leaves[place]
+        shape = (size, *leaf.shape[1:])
+        leaves[place] = jax.ShapeDtypeStruct(shape, leaf.dtype)
+    return jax.tree.unflatten(tree, leaves)

@@ -206,3 +206,28 @@ def test_a_dict_of_other_things_is_refused(given):
 def test_unknown_names_have_near_ones():
     with pytest.raises(sa.TableError, match="Did you mean data"):
         _ = compared()["dat"]
+
+
+def test_the_largest_batch_fits_and_a_larger_one_does_not():
+    found = compared(reserve=0.99)
+    for name in ("tensor",):
+        largest = found.largest_batch(name)
+        row = found[name]
+        assert largest % 4 == 0
+
+        def peak(batch, row=row):
+            x = jax.ShapeDtypeStruct((batch, X.shape[1]), X.dtype)
+            options = sa.Options(hardware="h100")
+            plan = sa.plan(loss, WEIGHTS, x, strategy=row.strategy, roles=ROLES, options=options)
+            return float(plan.cost("h100:8").peak_memory_bytes)
+
+        assert peak(largest) <= row.capacity_bytes
+        assert peak(2 * largest) > row.capacity_bytes
+
+
+def test_a_largest_batch_needs_a_function_and_data():
+    plans = {"data": sa.plan(loss, WEIGHTS, X, strategy=STRATEGIES["data"], roles=ROLES)}
+    with pytest.raises(sa.TableError, match="has no function to plan"):
+        sa.compare(plans, hardware="h100:8").largest_batch("data")
+    with pytest.raises(sa.TableError, match="data arguments have 0 leading"):
+        compared(roles=None).largest_batch("data")

@@ -15,6 +15,7 @@ from shardalg.errors import ShardalgError, StrategyError
 from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.planning import one_strategy, planned_strategy, traced_call
 from shardalg.plan.strategies.compared import ComparedStrategy, StrategyComparison
+from shardalg.plan.strategies.largest_batch import BatchSearch
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced
@@ -115,7 +116,10 @@ def compare(
     if has_own:
         current = _current(fn, given, (roles, donate_argnums, options), on, counts)
         rows += [] if current is None else [current]
-    return StrategyComparison.of(rows)
+    found = StrategyComparison.of(rows)
+    if first is None:
+        return found
+    return replace(found, batches=BatchSearch(fn, given, (roles, donate_argnums), made))
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,8 @@ def _row(
         # Decisions of the planner are compared by the rates of the chip that the row is priced on.
         chip = base if asked is not None else replace(base, hardware=entry.machine.chip.name)
         plan = plan_of(*planned_strategy(there, strategy, chip))
-        return _priced(entry.name, plan, entry.machine, counts.of(there))
+        row = _priced(entry.name, plan, entry.machine, counts.of(there))
+        return replace(row, strategy=strategy)
     except ShardalgError as error:
         why = " ".join(str(error).split())
         return _refused(entry.name, _mesh_text(entry.mesh), entry.machine, why)

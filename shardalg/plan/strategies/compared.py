@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from shardalg.plan.plan import Plan
     from shardalg.plan.strategies.fastest_regions import StrategyRegions
+    from shardalg.plan.strategies.largest_batch import BatchSearch
+    from shardalg.planner.propagate.strategy import Strategy
 
 COLUMNS = (
     "strategy",
@@ -52,6 +54,7 @@ class ComparedStrategy:
       samples, tokens: samples and tokens of a step of all devices; None if unknown.
       reserve: the share of a device's memory that must stay free.
       on: the chip or topology that the user asked for.
+      strategy: the strategy that was planned; None of a plan that existed before.
     """
 
     name: str
@@ -64,6 +67,7 @@ class ComparedStrategy:
     tokens: int | None = None
     reserve: float = 0.0
     on: Any = None
+    strategy: Strategy | None = None
 
     @cached_property
     def step_s(self) -> float:
@@ -176,9 +180,11 @@ class StrategyComparison(Answer):
 
     Attributes:
       rows: the strategies in their order; refused ones last.
+      batches: the function with a named batch; None if plans were compared.
     """
 
     rows: tuple[ComparedStrategy, ...]
+    batches: BatchSearch | None = None
 
     @staticmethod
     def of(rows: Iterable[ComparedStrategy]) -> StrategyComparison:
@@ -289,6 +295,24 @@ class StrategyComparison(Answer):
             if row.plan is None:
                 raise TableError(f"{row.name!r} has no plan to compare: {row.refused}")
         return StrategyDifference(*pair)
+
+    def largest_batch(self, name: str) -> int:
+        """Return the largest batch of all devices at which a strategy fits; 0 if none does.
+
+        The function is traced once more, with a name for the leading dimension of its data
+        arguments, and planned at one batch after the other (`Cost.largest_batch_that_fits`).
+
+        Raises:
+          TableError: an unknown name, a refused strategy, plans in place of a function, or data
+            arguments without a common leading dimension.
+        """
+        row = self[name]
+        if self.batches is None or row.plan is None:
+            raise TableError(
+                f"{name!r} has no function to plan at other batches: compare strategies of a "
+                "function, sa.compare(fn, *args, strategies=...)."
+            )
+        return self.batches.largest(row, row.plan.options)
 
     def regions(self, *names: str, **sizes: Any) -> StrategyRegions:
         """Return which strategy is the fastest that fits, over one or two named sizes.

@@ -1,0 +1,89 @@
+"""The largest batch that fits, per strategy: the function is planned with a name for its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardalg.algebra.dims import dims
+from shardalg.errors import TableError
+from shardalg.plan.plan import plan_of
+from shardalg.plan.planning import planned_strategy, traced_call
+from shardalg.planner.propagate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardalg.plan.strategies.compared import ComparedStrategy
+    from shardalg.planner.propagate.options import Options
+    from shardalg.planner.traced import Traced
+
+NAME = "batch"
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """A function whose data arguments get a named leading dimension.
+
+    Attributes:
+      given: the positional and the keyword arguments.
+      settings: roles and donated arguments, as of `sa.plan`.
+      traced: the trace of the function in numbers.
+    """
+
+    fn: Callable[..., Any]
+    given: tuple[tuple[Any, ...], Mapping[str, Any]]
+    settings: tuple[Any, Any]
+    traced: Traced
+
+    @cached_property
+    def named(self) -> Traced:
+        """The trace whose data arguments have the leading dimension `batch`.
+
+        Raises:
+          TableError: the data arguments do not have one leading dimension in common.
+        """
+        from shardalg.graph.arguments import with_named_lead
+
+        graph, roles = self.traced.graph, self.traced.argument_roles
+        shapes = [graph.values[v].type.shape for v in graph.arguments]
+        data = [n for n, role in enumerate(roles) if role == "data" and shapes[n]]
+        sizes = {shapes[n][0] for n in data}
+        if len(sizes) != 1:
+            raise TableError(
+                f"the data arguments have {len(sizes)} leading dimensions: give roles=, with "
+                '"data" for the arguments that have the batch as their first dimension.'
+            )
+        (batch,) = dims(NAME, hint=int(sizes.pop()))
+        given = with_named_lead(self.given, data, batch, len(shapes))
+        roles_given, donated = self.settings
+        mesh = self.traced.first_mesh
+        assert mesh is not None, "compare traces on a mesh"
+        return traced_call(self.fn, given, roles_given, donated, Strategy(mesh), None)[0]
+
+    def largest(self, row: ComparedStrategy, options: Options) -> int:
+        """Return the largest batch at which a strategy fits; 0 if none does.
+
+        Raises:
+          TableError: the strategy was refused, or the batch is not known.
+        """
+        if row.plan is None or row.strategy is None:
+            raise TableError(f"{row.name!r} has no plan: {row.refused}")
+        mesh = row.plan.mesh
+        there = self.named.on(mesh, before=self.named.first_mesh or mesh)
+        plan = plan_of(*planned_strategy(there, row.strategy, options))
+        cost = plan.cost(row.on)
+        # A reserve makes the device smaller, and nothing else.
+        chip = replace(cost.hardware, hbm_bytes=row.capacity_bytes)
+        elsewhere = cost.elsewhere and replace(cost.elsewhere, fits=_within(plan, row))
+        return replace(cost, hardware=chip, elsewhere=elsewhere).largest_batch_that_fits(NAME)
+
+
+def _within(plan: Any, row: ComparedStrategy) -> Callable[[Mapping[str, int]], bool]:
+    """Return a function that says whether the plan at other sizes is within the capacity."""
+
+    def fits(point: Mapping[str, int]) -> bool:
+        peak = plan.at(**point).cost(row.on).peak_memory_bytes
+        return float(peak) <= row.capacity_bytes
+
+    return fits
