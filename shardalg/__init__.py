@@ -62,7 +62,7 @@ _PUBLIC = {
     "shardalg.costs.kernels.kernel_price": ("KernelPrice",),
     "shardalg.costs.topology": ("Topology",),
     "shardalg.sizes.formula": ("FormulaError",),
-    "shardalg.plan.strategies.compare": ("compare",),
+    "shardalg.plan.comparing.compare": ("compare",),
     "shardalg.plan.resharding": ("Reshard", "reshard"),
     "shardalg.merge.lemmas": ("lemma",),
     "shardalg.show.proofs": ("lemmas",),

@@ -64,13 +64,13 @@ from shardalg.models.unequal_pipeline import Stage as Stage
 from shardalg.models.unequal_pipeline import UnequalPipeline as UnequalPipeline
 from shardalg.models.unequal_pipeline import unequal_pipeline as unequal_pipeline
 from shardalg.pictures import draw as draw
+from shardalg.plan.comparing.compare import compare as compare
 from shardalg.plan.plan import Plan as Plan
 from shardalg.plan.plan import load_plan as load_plan
 from shardalg.plan.plan import plan as plan
 from shardalg.plan.resharding import Reshard as Reshard
 from shardalg.plan.resharding import reshard as reshard
 from shardalg.plan.strategies import recipes as recipes
-from shardalg.plan.strategies.compare import compare as compare
 from shardalg.planner.calls.logical_rules import LogicalRules as LogicalRules
 from shardalg.planner.calls.logical_rules import logical_rules as logical_rules
 from shardalg.planner.propagate.options import Options as Options

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StrategyBar(Protocol):
-    """The quantities of a strategy that its bar shows (`plan.strategies.compared`)."""
+    """The quantities of a strategy that its bar shows (`plan.comparing.compared`)."""
 
     @property
     def name(self) -> str:

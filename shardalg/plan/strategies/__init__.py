@@ -1,1 +1,1 @@
-"""Strategies for a function: comparing them, deriving them from the function, and their rules."""
+"""Recipes: strategies that follow from a function, its roles, shapes and operators."""

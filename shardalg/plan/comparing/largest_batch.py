@@ -14,7 +14,7 @@ from shardalg.plan.planning import planned_strategy, traced_call
 from shardalg.planner.propagate.strategy import Strategy
 
 if TYPE_CHECKING:
-    from shardalg.plan.strategies.compared import ComparedStrategy
+    from shardalg.plan.comparing.compared import ComparedStrategy
     from shardalg.planner.propagate.options import Options
     from shardalg.planner.traced import Traced
 

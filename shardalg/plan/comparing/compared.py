@@ -18,9 +18,9 @@ from shardalg.tables import Answer, Parts, Table, bytes_text, seconds_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardalg.plan.comparing.fastest_regions import StrategyRegions
+    from shardalg.plan.comparing.largest_batch import BatchSearch
     from shardalg.plan.plan import Plan
-    from shardalg.plan.strategies.fastest_regions import StrategyRegions
-    from shardalg.plan.strategies.largest_batch import BatchSearch
     from shardalg.planner.propagate.strategy import Strategy
 
 COLUMNS = (
@@ -339,7 +339,7 @@ class StrategyComparison(Answer):
         >>> found.regions(B=[1024, 4096, 16384]).at(B=16384)
         'gather'
         """
-        from shardalg.plan.strategies.fastest_regions import regions
+        from shardalg.plan.comparing.fastest_regions import regions
 
         return regions(self.rows, names, sizes)
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from shardalg.algebra.mesh import Mesh
 from shardalg.costs.topology import Machine, Topology, arranged, machine
 from shardalg.errors import ShardalgError, StrategyError
+from shardalg.plan.comparing.compared import ComparedStrategy, StrategyComparison
+from shardalg.plan.comparing.largest_batch import BatchSearch
 from shardalg.plan.plan import Plan, plan_of
 from shardalg.plan.planning import one_strategy, planned_strategy, traced_call
-from shardalg.plan.strategies.compared import ComparedStrategy, StrategyComparison
-from shardalg.plan.strategies.largest_batch import BatchSearch
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced

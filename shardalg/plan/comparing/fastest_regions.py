@@ -19,7 +19,7 @@ from shardalg.tables import Answer, Parts, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shardalg.plan.strategies.compared import ComparedStrategy
+    from shardalg.plan.comparing.compared import ComparedStrategy
 
 # Default sizes are the hint times these powers of two.
 POWERS = range(-4, 5)

@@ -1,0 +1,1 @@
+"""Comparisons of strategies for one function: ranking, regions of sizes, the largest batch."""
