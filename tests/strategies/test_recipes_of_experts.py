@@ -24,7 +24,7 @@ from shardalg.models import dense_strategies, training
 from shardalg.models.published import moe
 from shardalg.models.training import OPTIMIZERS
 from shardalg.models.transformer import Config, param_types
-from shardalg.plan.strategies.recipe_parts import path_text
+from shardalg.plan.strategies.derive.recipe_parts import path_text
 
 SIZES = {"V": 512, "M": 64, "N": 8, "K": 4, "D": 16, "H": 256, "E": 8, "C": 32, "B": 32, "S": 16}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardalg.dataframe import Frame
-from shardalg.plan.strategies.deriving import Derived
+from shardalg.plan.strategies.derive.deriving import Derived
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.tables import Table, card
 

@@ -33,9 +33,9 @@ from typing import Any
 from shardalg.algebra.mesh import Mesh
 from shardalg.errors import StrategyError
 from shardalg.plan.planning import traced_call
-from shardalg.plan.strategies.deriving import Derived, derived
+from shardalg.plan.strategies.derive.deriving import Derived, derived
+from shardalg.plan.strategies.derive.recipe_parts import Dims, Part, Wishes
 from shardalg.plan.strategies.explanation import RecipeExplanation
-from shardalg.plan.strategies.recipe_parts import Dims, Part, Wishes
 from shardalg.planner.propagate.options import Options
 from shardalg.planner.propagate.strategy import Strategy
 from shardalg.planner.traced import Traced

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shardalg.errors import StrategyError
 from shardalg.graph.ops.roles import DATA, OPTIMIZER_STATE, PARAMETERS
 from shardalg.graph.weights import unwrapped, words
-from shardalg.plan.strategies.placing import Placing
-from shardalg.plan.strategies.recipe_parts import ArrayLayout, Axes, Part
+from shardalg.plan.strategies.derive.placing import Placing
+from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, Part
 
 # Parameters by the words of their paths, or by an ending of these.
 Owners = dict[tuple[str, ...], ArrayLayout]

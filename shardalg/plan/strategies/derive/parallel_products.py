@@ -22,8 +22,8 @@ from functools import cached_property
 
 from shardalg.graph.ir import Graph
 from shardalg.graph.ops.roles import DATA, PARAMETERS
-from shardalg.plan.strategies.dimension_classes import DimensionClasses, dimension_classes
-from shardalg.plan.strategies.product_uses import (
+from shardalg.plan.strategies.derive.dimension_classes import DimensionClasses, dimension_classes
+from shardalg.plan.strategies.derive.product_uses import (
     BATCH,
     COLUMN,
     LOOKUP,

@@ -24,7 +24,7 @@ from shardalg.graph.ops.loops import (
 from shardalg.graph.ops.roles import PARAMETERS, WEIGHT, roles
 from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Rule
-from shardalg.plan.strategies.dimension_classes import (
+from shardalg.plan.strategies.derive.dimension_classes import (
     DimensionClasses,
     dimension_classes,
     matching_dims,

@@ -12,22 +12,22 @@ from shardalg.algebra.mesh import Mesh
 from shardalg.algebra.sharding import Sharding
 from shardalg.errors import ShardalgError, StrategyError
 from shardalg.graph.ir import Graph, Site
-from shardalg.plan.strategies.argument_roles import deduced_roles, next_values
-from shardalg.plan.strategies.parallel_products import NamedGraph
-from shardalg.plan.strategies.placed_products import (
+from shardalg.plan.strategies.derive.argument_roles import deduced_roles, next_values
+from shardalg.plan.strategies.derive.parallel_products import NamedGraph
+from shardalg.plan.strategies.derive.placed_products import (
     place_experts,
     place_pins,
     place_residual,
     place_tensor,
 )
-from shardalg.plan.strategies.placed_state import (
+from shardalg.plan.strategies.derive.placed_state import (
     check_used,
     place_data,
     place_parameters,
     place_state,
 )
-from shardalg.plan.strategies.placing import Placing
-from shardalg.plan.strategies.recipe_parts import (
+from shardalg.plan.strategies.derive.placing import Placing
+from shardalg.plan.strategies.derive.recipe_parts import (
     ArrayLayout,
     Axes,
     Part,

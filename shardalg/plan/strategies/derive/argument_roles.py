@@ -19,7 +19,7 @@ from shardalg.errors import RoleError
 from shardalg.graph.ir import Graph, once_per_graph
 from shardalg.graph.ops.roles import DATA, OPTIMIZER_STATE, PARAMETERS
 from shardalg.graph.weights import dependencies, reachable, words
-from shardalg.plan.strategies.dimension_classes import dimension_classes
+from shardalg.plan.strategies.derive.dimension_classes import dimension_classes
 
 _KEY_SHAPES = ((2,), (4,))
 

@@ -9,12 +9,12 @@ from functools import cached_property
 
 from shardalg.algebra.mesh import Mesh
 from shardalg.graph.ops.roles import PARAMETERS
-from shardalg.plan.strategies.parallel_products import (
+from shardalg.plan.strategies.derive.parallel_products import (
     NamedGraph,
     residual_classes,
     tensor_classes,
 )
-from shardalg.plan.strategies.recipe_parts import ArrayLayout, Axes, Part, Wishes, matches
+from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, Part, Wishes, matches
 
 BATCH_PARTS = ("data", "fsdp", "zero", "expert")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from shardalg.errors import StrategyError
 from shardalg.graph.ops.roles import PARAMETERS
-from shardalg.plan.strategies.parallel_products import refusal
-from shardalg.plan.strategies.placing import Placing
-from shardalg.plan.strategies.product_uses import BATCH, COLUMN, LOOKUP, ROW
-from shardalg.plan.strategies.recipe_parts import ArrayLayout, Axes, matches
+from shardalg.plan.strategies.derive.parallel_products import refusal
+from shardalg.plan.strategies.derive.placing import Placing
+from shardalg.plan.strategies.derive.product_uses import BATCH, COLUMN, LOOKUP, ROW
+from shardalg.plan.strategies.derive.recipe_parts import ArrayLayout, Axes, matches
 
 _RESIDUAL = "features of the residual (GSPMD, Table 1)"
 
