@@ -28,9 +28,9 @@ _KEY_SHAPES = ((2,), (4,))
 def next_values(graph: Graph) -> dict[int, int]:
     """Return, per position of a result, the position of the argument whose next value it is.
 
-    The types are equal, the result depends on the argument, and the paths have the longest common
-    ending of all arguments. A gradient counts as well. Without a common ending, the type decides if
-    one argument alone has it.
+    The types are equal, and the paths have the longest common ending of all arguments. A gradient
+    counts as well. Without a common ending, the type decides if one argument alone has it and the
+    result depends on it.
 
     >>> import jax
     >>> from shardalg.graph.tracing.trace import trace
@@ -39,38 +39,47 @@ def next_values(graph: Graph) -> dict[int, int]:
     >>> next_values(trace(step, {"w": w}, x))
     {0: 0}
     """
+    # Most results end with the last word of their argument, so that few pairs are compared.
+    by_word: dict[object, list[int]] = defaultdict(list)
     by_type: dict[object, list[int]] = defaultdict(list)
+    paths = [(root, *below) for root, below in map(words, graph.argument_paths)]
     for position, value in enumerate(graph.arguments):
         by_type[graph.values[value].type].append(position)
-    paths = [words(path) for path in graph.argument_paths]
+        by_word[graph.values[value].type, paths[position][-1]].append(position)
     named = {path: position for position, path in enumerate(graph.argument_paths)}
-    edges = dependencies(graph)
-    reached: dict[int, bytearray] = {}
     found: dict[int, int] = {}
     for position, value in enumerate(graph.results):
-        path = graph.result_paths[position]
+        path, kind = graph.result_paths[position], graph.values[value].type
         if path.startswith("next ") and path[5:] in named:
             found[position] = named[path[5:]]
             continue
         root, below = words(path)
-        ending = (root, *below)
-        scored = []
-        same = by_type.get(graph.values[value].type, [])
-        for argument in same:
-            common = _common((paths[argument][0], *paths[argument][1]), ending)
-            scored.append((common, -len(paths[argument][1]), argument))
-        scored.sort(reverse=True)
-        ties = [entry for entry in scored if entry[0] == scored[0][0]] if scored else []
-        if not ties or (scored[0][0] == 0 and len(same) > 1):
+        near = by_word.get((kind, (root, *below)[-1]), [])
+        if not near:
+            alone = by_type.get(kind, [])
+            # A single number without a common path (a loss) is no next value of another number.
+            if len(alone) == 1 and kind.shape and _follows(graph, position, alone[0]):
+                found[position] = alone[0]
             continue
+        common = {argument: _common(paths[argument], (root, *below)) for argument in near}
+        longest = max(common.values())
+        ties = [argument for argument in near if common[argument] == longest]
         # Parameters and moments of one path: the result of the tree in the same place.
-        best = ties[0][2] if len(ties) == 1 else _in_order(graph, position, [t[2] for t in ties])
-        if best not in reached:
-            reached[best] = reachable(edges, [graph.arguments[best]])
-        # A single number without a common path (a loss) is no next value of another number.
-        if reached[best][value] and (graph.values[value].type.shape or scored[0][0]):
+        best = ties[0] if len(ties) == 1 else _in_order(graph, position, ties)
+        # A position in a list says little: `result[1]` may be anything of the type of `params[1]`.
+        is_named = any(not word.isdigit() for word in paths[best][-longest:])
+        if is_named or _follows(graph, position, best):
             found[position] = best
     return found
+
+
+def _follows(graph: Graph, position: int, argument: int) -> bool:
+    """Return whether a result is computed in the backward pass or from an argument."""
+    value = graph.results[position]
+    producer = graph.producer[value]
+    if producer is not None and graph.nodes[producer].phase == "backward":
+        return True
+    return bool(reachable(dependencies(graph), [graph.arguments[argument]])[value])
 
 
 def _common(first: tuple[str, ...], second: tuple[str, ...]) -> int:
