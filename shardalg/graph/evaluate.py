@@ -20,7 +20,7 @@ from shardalg.graph.annotate import annotate_p
 from shardalg.graph.ir import Graph, Missing, Node, Params, Plain
 from shardalg.graph.plain import HINTS, OPAQUE, SCATTERS, is_opaque
 from shardalg.graph.plain import number as plain_number
-from shardalg.graph.tracing.grouped import grouped_dot_p
+from shardalg.graph.tracing.grouped import grouped_dot_p, row_groups_p
 from shardalg.graph.tracing.written import join_ends_p, positions_p
 
 # An entry of `graph.bindings`: JAX's primitive and its parameters. They are needed because a node's
@@ -171,7 +171,7 @@ def primitives() -> dict[str, Any]:
     """Return the primitives by name: the primitives of shardalg, and all that JAX exports."""
     shown = [p for module in (extended, lax) for p in vars(module).values()]
     barrier = jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0].primitive
-    own = [annotate_p, positions_p, join_ends_p, grouped_dot_p, barrier]
+    own = [annotate_p, positions_p, join_ends_p, row_groups_p, grouped_dot_p, barrier]
     return {p.name: p for p in (*shown, *own) if isinstance(p, Primitive)}
 
 

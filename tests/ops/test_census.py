@@ -22,7 +22,7 @@ pbroadcast_start psum_start shard_alike unreduced_psum_start unreduced_reduce_sc
 ONLY_SINCE_0_11 = """
 log2 one_minus_square program_order relayout unreduced_pmax unreduced_pmin xla_metadata_call
 """
-OWN = {"annotate", "grouped_dot", "join_ends", "positions", "rotate"}
+OWN = {"annotate", "grouped_dot", "join_ends", "positions", "rotate", "row_groups"}
 
 
 @pytest.fixture(scope="module")

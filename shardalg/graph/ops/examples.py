@@ -109,6 +109,7 @@ CASES: tuple[Case, ...] = (
     ),
     ("ragged_dot_general", ragged(0, 0), ["8,4", "3,4,5", "3"], ["8,5"]),
     ("ragged_dot_general", ragged(1), ["4,8", "8,5", "3"], ["3,4,5"]),
+    ("row_groups", {"shape": (8,)}, ["", "3"], ["8"]),
     ("grouped_dot", ragged(0, 0) | {"count": 3}, ["8,4", "3,4,5", "8"], ["8,5"]),
     ("grouped_dot", ragged(1) | {"count": 3}, ["4,8", "8,5", "8"], ["3,4,5"]),
     (

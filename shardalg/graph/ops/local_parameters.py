@@ -437,6 +437,13 @@ def _scatter(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     return Emission(params, shifts, margins=_margins(found), first_member=first)
 
 
+def _row_groups(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
+    """Return the groups of the rows of the device's block, whose start is shifted to it."""
+    split = sharded(rule, blocks)
+    shifts = (IndexShift(0, None, "m", 1),) if "m" in split else ()
+    return Emission((("shape", local_shape(rule, 0, blocks)),), shifts) if split else Emission()
+
+
 def _grouped(signature: Signature, rule: Rule, blocks: Blocks) -> Emission:
     """Return a product by groups on the device's groups, with the rows' numbers shifted to them."""
     if "g" not in sharded(rule, blocks):
@@ -455,6 +462,7 @@ EMITTERS: dict[str, Callable[[Signature, Rule, Blocks], Emission]] = {
     "positions": _positions,
     "prefix": _same,
     "same": _same,
+    "row_groups": _row_groups,
     "scatter": _scatter,
     "selection": _same,
     "shape": _shape,

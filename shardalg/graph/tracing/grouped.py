@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -44,18 +45,28 @@ def grouped_rows(equation: Any) -> Callable[..., Any] | None:
     kept = {name: params[name] for name in ("precision", "preferred_element_type")}
 
     def run(x: Any, w: Any, sizes: Any) -> Any:
-        ends = lax.cumsum(sizes.astype("int32"), axis=sizes.ndim - 1)
-        shape = (*ends.shape[:-1], left.shape[dim], count)
-        rows = lax.broadcasted_iota("int32", shape, ends.ndim - 1)
-        reached = rows >= lax.broadcast_in_dim(ends, shape, (*range(ends.ndim - 1), ends.ndim))
-        group = lax.reduce_sum(reached.astype("int32"), [ends.ndim])
-        # Minus the first group of any block, this number is beyond the block and its padding.
-        group = jnp.where(group == count, NO_GROUP, group)
+        shape = (*sizes.shape[:-1], left.shape[dim])
+        group = row_groups_p.bind(np.int32(0), sizes, shape=shape)
         return grouped_dot_p.bind(
             x, w, group, ragged_dot_dimension_numbers=numbers, count=count, is_shifted=False, **kept
         )
 
     return run
+
+
+def row_groups(start: Any, sizes: Any, *, shape: tuple[int, ...]) -> Any:
+    """Return the group of each row from row `start` on, the last dimension of `shape`.
+
+    A row behind the last group has the number `NO_GROUP`. Minus the first group of any block, it is
+    beyond the block and its padding.
+
+    >>> row_groups(1, jnp.array([2, 0, 1]), shape=(3,)).tolist()
+    [0, 2, 1073741824]
+    """
+    ends = jnp.cumsum(sizes, -1, dtype="int32")[..., None, :]
+    rows = start + lax.broadcasted_iota("int32", (*shape, 1), len(shape) - 1)
+    group = (rows >= ends).sum(-1, dtype="int32")
+    return jnp.where(group == sizes.shape[-1], NO_GROUP, group)
 
 
 def prefix_dims(numbers: Any, rank: int) -> tuple[int, ...] | None:
@@ -133,7 +144,13 @@ def grouped_dot(x: Any, w: Any, group: Any, **params: Any) -> Any:
     return jnp.where(lax.broadcast_in_dim(has_group, made.shape, dims), made, 0)
 
 
-# Tracing produces this primitive from `ragged_dot_general`; it has a row, and no equation of JAX.
+# Tracing produces these primitives from `ragged_dot_general`; JAX has no equation of them. The
+# start is an operand, so that a device can start at the first row of its block.
+row_groups_p = Primitive("row_groups")
+row_groups_p.def_impl(row_groups)
+row_groups_p.def_abstract_eval(lambda start, sizes, *, shape: start.update(shape=shape))
+mlir.register_lowering(row_groups_p, mlir.lower_fun(row_groups, multiple_results=False))
+
 grouped_dot_p = Primitive("grouped_dot")
 grouped_dot_p.def_impl(grouped_dot)
 

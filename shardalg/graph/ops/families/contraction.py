@@ -166,6 +166,27 @@ def ragged_dot_general(signature: Signature) -> tuple[Rule, ...]:
     return (_product(signature, (*found.maps, sizes), result, whole),)
 
 
+def row_groups(signature: Signature) -> tuple[Rule, ...]:
+    """Return `[], [g] -> [m] whole [g]`: the group of each row, counted from a start.
+
+    The groups are whole, because a group begins where all groups before it end.
+    """
+    loops = (*letters("b", len(signature.results[0].shape) - 1), "m")
+    extents = dict(zip(loops, signature.results[0].shape, strict=True))
+    reads = access(0, ()), access(1, (*loops[:-1], "g"))
+    return (
+        Rule(
+            signature.primitive,
+            (*extents.items(), ("g", signature.operands[1].shape[-1])),
+            (reads,),
+            (indices(loops),),
+            whole=frozenset({"g"}),
+            flops=1,
+            family="row_groups",
+        ),
+    )
+
+
 def grouped_dot(signature: Signature) -> tuple[Rule, ...]:
     """Return `[m, k], [g, k, n], [m] -> [m, n] sum [k, g] where g==$t0`.
 
@@ -403,6 +424,7 @@ def window_of(signature: Signature, layout: DimensionNumbers, k: int) -> Taps:
 
 ROWS: dict[str, Builder] = {
     "dot_general": dot_general,
+    "row_groups": row_groups,
     "grouped_dot": grouped_dot,
     "ragged_dot_general": ragged_dot_general,
     "scaled_dot": scaled_dot,
