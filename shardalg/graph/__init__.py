@@ -18,8 +18,7 @@ The user's collectives become instructions by one table (`spmd/manual.py`), so t
 simulated, priced, listed and lowered like all others. `verify()` proves that blocks match the specs
 and that the collectives are the user's. It does not check the user's code on blocks. Along
 automatic axes every device repeats the body. Refused with an error: groups within an axis,
-asynchronous and ragged collectives, annotations inside, named sizes, meshes other than the traced
-one.
+asynchronous collectives, annotations inside, named sizes, meshes other than the traced one.
 
 Modules of nodes (`weights.py`, `modules.py`): the user's named scopes, else the path of the weights
 that a node reads or updates.

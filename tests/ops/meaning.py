@@ -234,6 +234,18 @@ def by_blocks(rule, node, operands, types):
     return results
 
 
+def by_rows(rule, node, operands, types):
+    """Return the group of each row: the first group whose end is behind the row."""
+    begin, sizes = operands
+    ((shape, dtype),) = types
+    found = np.full(shape, 1 << 30, dtype)
+    for place in np.ndindex(*shape):
+        ends = itertools.accumulate(sizes[place[:-1]].tolist())
+        behind = [g for g, end in enumerate(ends) if begin + place[-1] < end]
+        found[place] = behind[0] if behind else found[place]
+    return [found]
+
+
 def by_windows(rule, node, operands, types):
     """Select and scatter: every element is compared, as each tap r, with its window's best."""
     points = box({name: n for name, n in rule.loops if name not in rule.whole})

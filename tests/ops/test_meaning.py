@@ -14,7 +14,7 @@ from shardalg.graph.ops.rows import rules
 from shardalg.graph.ops.rule import Access
 from shardalg.graph.tracing.trace import trace
 from tests.ops import cases, random_cases
-from tests.ops.meaning import by_blocks, by_windows, meaning
+from tests.ops.meaning import by_blocks, by_rows, by_windows, meaning
 
 
 @dataclass
@@ -60,6 +60,7 @@ def literal(run, table_rows):
         types = run.types()[len(made) : len(made) + len(rule.results)]
         execute = by_blocks if rule.whole else meaning
         execute = by_windows if rule.primitive in WINDOWS else execute
+        execute = by_rows if rule.primitive == "row_groups" else execute
         made += execute(rule, run, run.operands, types)
     return made
 
