@@ -14,7 +14,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-# The public names that each module defines.
+# Public names by module, as a table, because an import here would load jax, pandas and matplotlib.
 _PUBLIC = {
     "shardalg.errors": (
         "ShardalgError",

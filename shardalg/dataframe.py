@@ -11,7 +11,7 @@ from pandas.core.groupby import DataFrameGroupBy
 from shardalg.errors import TableError
 from shardalg.renamed import new_name
 
-# Methods of a DataFrame that take names of columns.
+# These methods of a DataFrame take names of columns, so a caller may give them an old name.
 _BY_COLUMN = (
     "drop", "eval", "explode", "groupby", "melt", "nlargest", "nsmallest", "pivot", "pivot_table",
     "pop", "query", "set_index", "sort_values", "value_counts",

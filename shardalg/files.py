@@ -321,29 +321,30 @@ def _union(kinds: tuple[Any, ...]) -> Reader:
     """Return the reader of a union: it tries each type whose JSON form fits the data's class."""
     readers: dict[type, list[Reader]] = {}
 
-    def whole(data: Any) -> Any:
+    def read_union(data: Any) -> Any:
         # The last reader is called outside of the loop, so that its error names the place.
-        tried = readers.get(list if type(data) is tuple else type(data), ())
-        for reader in tried[:-1]:
+        candidates = readers.get(list if type(data) is tuple else type(data), ())
+        for reader in candidates[:-1]:
             try:
                 return reader(data)
             except _WrongValue:
                 continue
-        if not tried:
+        if not candidates:
             raise _WrongValue(data, f"not one of {', '.join(sorted(t.__name__ for t in readers))}")
-        return tried[-1](data)
+        return candidates[-1](data)
 
-    def inside(kind: Any) -> Reader:
+    def reader_of_item(kind: Any) -> Reader:
         # A string means the union around it, whose reader does not exist yet when this one is
         # built.
-        return whole if isinstance(kind, str) else _reader(kind)
+        return read_union if isinstance(kind, str) else _reader(kind)
 
     for kind in kinds:
-        listed = get_origin(kind) is tuple
-        made = _tuple(get_args(kind), inside) if listed else _reader(kind)
-        for start in _starts(kind):
-            readers.setdefault(start, []).append(made)
-    return whole
+        is_tuple = get_origin(kind) is tuple
+        reader = _tuple(get_args(kind), reader_of_item) if is_tuple else _reader(kind)
+        # Only members whose JSON form has the class of the data are tried.
+        for python_type in _starts(kind):
+            readers.setdefault(python_type, []).append(reader)
+    return read_union
 
 
 def _literal(values: tuple[Any, ...]) -> Reader:

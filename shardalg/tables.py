@@ -338,7 +338,7 @@ def _three(value: float) -> str:
 
 
 Parts = tuple[str | Table, ...]
-# Largest number of rows that are printed; `.df` has all rows.
+# More rows would push the sentences of an answer off the screen; `.df` has all rows.
 MOST_ROWS = 20
 
 

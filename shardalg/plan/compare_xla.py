@@ -377,7 +377,8 @@ def _held(shape: Iterable[int]) -> int:
 
 
 def _verdict(ours: Any, theirs: Any) -> str:
-    if ours == theirs or (type(ours) is float and isclose(ours, theirs)):  # thirds of a byte
+    # Bytes can be fractions, such as thirds, whose floats differ in the last digits.
+    if ours == theirs or (type(ours) is float and isclose(ours, theirs)):
         return "even"
     return "ours better" if ours < theirs else "XLA better"
 
@@ -385,7 +386,7 @@ def _verdict(ours: Any, theirs: Any) -> str:
 # The source line and the phase: one line has operators of the forward and the backward pass.
 Line = tuple[str, str]
 NO_LINE: Line = ("", "")
-# The module name of collectives that name no line.
+# XLA's collectives inside a `shard_map` name no operator, so they share one row under this name.
 UNPLACED = "(unknown line)"
 
 

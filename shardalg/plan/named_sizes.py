@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # At other sizes these kinds of changes concern prices, not decisions.
 PRICES = ("peak", "formula")
 
-# The number of sweeps, by chip, overlap and fixed sizes, whose formulas a plan keeps.
+# Building the formulas of a sweep is slow, so a plan keeps those of this many sweeps.
 _KEPT = 8
 
 
@@ -97,7 +97,10 @@ def plan_at(plan: Plan, sizes: Mapping[str, int]) -> Plan:
 
 
 def planned_there(plan: Plan, point: Mapping[str, int]) -> Plan:
-    """Return the plan made at a point, with its changes; the last one is kept."""
+    """Return a plan made at these sizes, with the decisions that differ from the hints.
+
+    The plan of the last point is kept.
+    """
     key = tuple(point.items())
     if key not in plan._last_made:
         from shardalg.plan.explain import decisions
@@ -214,7 +217,11 @@ def sweep(
 def _sweeper(
     plan: Plan, chip: Hardware | Topology, overlap: str | None, known: dict[str, int]
 ) -> Sweeper:
-    """Return the formulas and facts on a chip, with the sizes that are not swept put in."""
+    """Return the formulas of seconds and peak memory, and the guards, for arrays of sizes.
+
+    Args:
+      known: the sizes that are the same at all points; they are put into the formulas.
+    """
     from shardalg.costs.analyses.sweep import Sweeper
     from shardalg.sizes.facts import NONZERO, Fact
     from shardalg.sizes.formula import Formula
@@ -227,7 +234,7 @@ def _sweeper(
         # A fact that never holds: where the questions are not known, no size is certain.
         asked: Any = ((Fact(Formula({}), NONZERO),), ())
     else:
-        # Which value is written over which in memory decides nothing else.
+        # `decisive` leaves out questions about reuse of memory, which change no other decision.
         own = guards.whole.facts
         called = [fact for fact in guards.decisive if fact not in own]
         asked = ([*own], [*called, *guards.traced])

@@ -52,6 +52,7 @@ class Overview(Answer):
 
     @cached_property
     def _sums(self) -> dict[tuple[str, ...], tuple[int, Any, Any]]:
+        """(executions, wire bytes, seconds) of all collectives, by mesh axes."""
         found: defaultdict[tuple[str, ...], list[Any]] = defaultdict(lambda: [0, 0, 0])
         for item in self.priced.hints.items:
             if item.is_communication:
@@ -86,7 +87,7 @@ class Overview(Answer):
 
     @property
     def sentence(self) -> str:
-        """Step time, peak memory, bytes sent, and the program that they belong to."""
+        """Step time, peak memory, bytes sent, operators, mesh and policy, as text."""
         plan, cost = self.plan, Cost(self.priced.hardware, self.priced.hints, self.priced.hints)
         held, chip = cost.peak_memory_bytes, cost.hardware
         fits = "" if cost.fits else ": does NOT fit"
@@ -108,20 +109,20 @@ class Overview(Answer):
 
     @property
     def beside(self) -> str:
-        """A lower bound for your own `jax.jit`; "" if it differs by less than a tenth."""
+        """A sentence about your own `jax.jit`; "" if it differs by less than a tenth."""
         own = self.plan._own_jit
         return f"For comparison: {own}." if own.differs else ""
 
     @cached_property
     def cheaper(self) -> str:
-        """A policy that is more than a tenth cheaper, with an annotation; "" if there is none."""
+        """A sentence about a policy that is more than a tenth cheaper; "" if there is none."""
         from shardalg.plan.explain.switches import cheaper_policy
 
         return cheaper_policy(self.plan._trials, self.hardware)
 
     @property
     def tried_on(self) -> str:
-        """The chip for which remedies are planned; "" if it is the priced one."""
+        """A sentence with the chip for which remedies are planned; "" if it is the priced chip."""
         asked, own = self.priced.hardware.name, machine(self.plan.options.hardware).chip.name
         if asked == own:
             return ""
@@ -145,7 +146,7 @@ class Overview(Answer):
         return (self.sentence, *once, *own, shown, *tried, Table(WARNED, others))
 
 
-# The group of the instructions that belong to no operator, on a plan's page.
+# Moves at the function's border belong to no operator, so the page shows them in this group.
 AT_THE_BORDER = "arguments and results"
 
 
@@ -202,7 +203,7 @@ def plan_page(plan: Plan) -> str:
 
 
 def path_of(plan: Plan, instruction: Instruction) -> tuple[str, ...]:
-    """Return the groups of an instruction: its phase, its modules, and its source line."""
+    """Return the groups of an instruction on the page: phase, modules, source line."""
     from shardalg.graph.modules import modules
 
     # Moves at the border of the function belong to no operator, hence to no module.
@@ -219,7 +220,7 @@ def draw(
     """Return the program as a figure; see `Plan.draw`.
 
     Raises:
-      TableError: `show` or `module` names nothing that there is.
+      TableError: `show` is unknown, or the program has no such module.
     """
     from shardalg.show.figures import draw_plans
 

@@ -54,6 +54,7 @@ class OwnJit:
     our collectives between the same shardings. `Plan.compare_xla` measures XLA's own program.
 
     Attributes:
+      stages, options: the stages and the options of the plan.
       asked: the wire bytes of XLA's own program; None until `compare_xla` is called.
     """
 
@@ -68,12 +69,12 @@ class OwnJit:
 
     @cached_property
     def ours(self) -> StepBytes:
-        """Bytes of the plan."""
+        """Wire bytes and peak memory of this plan."""
         return StepBytes.of(self.stages)
 
     @cached_property
     def _followed(self) -> Stages:
-        """The plan in the partitioner's shardings."""
+        """The plan with the shardings that the installed jax's partitioner chooses."""
         # The plan has these shardings already: it need not be made again.
         if self.options.policy in ("jit", self.partitioner):
             return self.stages
@@ -129,7 +130,7 @@ class OwnJit:
         )
 
     def warnings(self) -> Table:
-        """Return the row of `Plan.warnings` about `jax.jit`; empty if both are close."""
+        """Return the row of `Plan.warnings` about `jax.jit`; empty unless `differs`."""
         if not self.differs:
             return Table(WARNING_COLUMNS, ())
         # Without XLA's own bytes this is the lower bound, so that the figure is never too large.

@@ -222,7 +222,7 @@ class Plan:
 
     @cached_property
     def _last_made(self) -> dict[tuple[tuple[str, int], ...], Plan]:
-        """The last plan that was made at other sizes, by its sizes."""
+        """The plan that `at` or `holds` made last, by its sizes; at most one entry."""
         return {}
 
     def holds(self, **sizes: int) -> bool:
@@ -633,6 +633,7 @@ class Plan:
 
     @cached_property
     def _under_jit(self) -> OwnJit:
+        """The comparison with your own `jax.jit`, without XLA's own bytes."""
         from shardalg.plan.own_jit import OwnJit
 
         return OwnJit(self._stages, self.options)
@@ -706,6 +707,7 @@ class Plan:
 
     @cached_property
     def _trials(self) -> Trials:
+        """Plans of the same function under other annotations, made when a remedy is tried."""
         from shardalg.planner.trials import Trials
 
         return Trials(self._stages, self.options)
@@ -775,6 +777,7 @@ class Plan:
 
     @cached_property
     def _recorded(self) -> tuple[Guards | None, str]:
+        """The guards and "", or None and the reason why they are not known."""
         from shardalg.planner.guards import guards
 
         return guards(self._stages, self.options, lambda: self._symbolised)
@@ -815,6 +818,7 @@ class Plan:
 
     @cached_property
     def _sweepers(self) -> dict[Any, Sweeper]:
+        """The formulas of the last sweeps, by chip, overlap and fixed sizes."""
         return {}
 
     def verify(self, program: SpmdProgram | None = None) -> Report:
@@ -832,6 +836,7 @@ class Plan:
 
     @cached_property
     def _report(self) -> Report:
+        """The proof of the plan's own program, made on first use."""
         from shardalg.plan.running import verified
 
         return verified(self, self.program)
@@ -1048,7 +1053,7 @@ def from_annotations(traced: Traced, annotations: Annotations, options: Options)
 
 
 def plan_of(stages: Stages, options: Options) -> Plan:
-    """Return the plan of stages that are made."""
+    """Return a plan of stages that are computed already."""
     # These stages exist already; `at` gives a function that plans on first use instead.
     return Plan(options.where(named=stages.is_named), lambda: stages)
 
@@ -1076,6 +1081,11 @@ def _from_bytes(content: bytes) -> Plan:
 
 
 def _loaded(saved: PlanFile, path: object) -> Plan:
+    """Return the plan of a file's content, with its differences from the file's summary.
+
+    Args:
+      path: names the file in errors and warnings.
+    """
     from shardalg.plan.explain.plan_summary import planned_file
 
     stages, options, found = planned_file(saved, path)

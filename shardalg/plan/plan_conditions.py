@@ -97,11 +97,15 @@ def _askers(call: DecidedCall, asked: RunQuestion | None = None) -> dict[Decided
     """Return each memoised call with the question of the run that first made it.
 
     Calls inside a choice are left out: they only price the alternatives.
+
+    Args:
+      call: the whole run of planning, or a memoised call inside it.
+      asked: the question of the run that made `call`; None for the run itself.
     """
     found: dict[DecidedCall, RunQuestion] = {}
     for used, about in call.uses.items():
         found.setdefault(used, asked or about)
-        # Its comparisons are recorded with the choice.
+        # A choice records its own comparisons, so the calls inside it are not needed.
         if type(used.result) is not NodePlan:
             found = {**_askers(used, asked or about), **found}
     return found
@@ -127,14 +131,20 @@ def _nearest(facts: Sequence[AskedFact], hints: Mapping[str, int]) -> list[Asked
 
 
 def _fixes_size(asked: AskedFact) -> bool:
-    """Return whether the plan is valid only for one number of a size."""
+    """Return whether a fact allows only one number of a named size, which is its hint."""
     fact, formula = asked.fact, asked.fact.formula
     alone = len(formula.names) == 1 and not formula.atoms
     return asked.call is None and fact.relation == ZERO and alone
 
 
 def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
-    """Return `> 0` in place of `>= 0` and `!= 0` about one formula; None for the redundant fact."""
+    """Return `> 0` in place of `>= 0` if `!= 0` is asked of the same formula, too.
+
+    Other facts are returned as they are. None if another fact implies this one.
+
+    Args:
+      signs: the relations of all facts, by formula.
+    """
     here, opposite = (signs.get(f, frozenset()) for f in (fact.formula, -fact.formula))
     both = here | opposite
     # x >= 0 and x != 0 together are x > 0: one row is enough.
@@ -146,7 +156,7 @@ def _strictest(fact: Fact, signs: Mapping[Formula, Set[str]]) -> Fact | None:
 
 
 def _kind(asked: AskedFact) -> str:
-    """Return the kind of `Plan.changes` in which another answer would show first."""
+    """Return the kind of the row that `Plan.changes` would have if the fact failed."""
     if split_of(asked.fact) is not None:
         return DIVIDES
     if _fixes_size(asked):
@@ -196,12 +206,13 @@ def _loops(choice: Choice) -> str:
 
 
 def _flips(fact: Fact, hints: Mapping[str, int]) -> str:
+    """Return the sizes nearest to the hints at which a fact changes, as "B <= 32, X >= 8"."""
     found = ((name, size) for name, sizes in flips(fact, hints).items() for size in sizes)
     return ", ".join(f"{n} {'<=' if size < hints[n] else '>='} {size}" for n, size in found)
 
 
 class _EarlierChoices:
-    """The nearest earlier nodes whose choices decide which copies are available at a node."""
+    """A search for the earlier nodes whose choices decide which copies a node has available."""
 
     def __init__(self, graph: Graph, options: Options, compared: Set[Signature]) -> None:
         self.graph, self.compared = graph, compared
@@ -209,7 +220,10 @@ class _EarlierChoices:
         self.deferrable = kinds(graph).deferrable[options.switches.finite_sums]
 
     def names(self, node: int | None) -> str:
-        """Return the names of these nodes; if one changes its choice, a condition says nothing."""
+        """Return the names of the nearest such nodes of a node, separated by commas.
+
+        If one of them changes its choice at other sizes, the conditions of the node say nothing.
+        """
         nodes, found, left = self.graph.nodes, set[int](), set() if node is None else {node}
         # A node without a compared choice passes copies on: search behind it.
         while left:

@@ -67,7 +67,7 @@ class PlanFile:
         return body(self.inputs)
 
     def sealed(self, program: str) -> str:
-        """Return the digest of the inputs and of a program's text, which ties one to the other."""
+        """Return the digest of the inputs together with a program's text."""
         return digest(f"{self.inputs_text}\n{program}")
 
     @property
@@ -122,7 +122,7 @@ def read(path: str | Path) -> PlanFile:
 
 
 def parsed(text: str, path: object) -> PlanFile:
-    """Return the content of a file of this text.
+    """Return the content of the plan file with this text.
 
     Args:
       path: names the file in errors.
@@ -321,6 +321,11 @@ def read_annotations(data: object, graph: Graph, first_mesh: Mesh | None) -> Ann
 
 
 def _layout(mesh: Mesh, saved: Any) -> Sharding | None:
+    """Return an annotation of a file as a sharding on a mesh; None if there is no annotation.
+
+    Raises:
+      PlanFileError, MeshError: the annotation names axes that the mesh does not have.
+    """
     if saved is None:
         return None
     # An edited file may hold digits that no axis has: each is checked before it is used. On a

@@ -101,7 +101,7 @@ def traced_call(
 def planned_strategy(
     traced: Traced, strategy: Strategy, options: Options
 ) -> tuple[Stages, Options]:
-    """Plan a trace under a strategy."""
+    """Plan a trace under a strategy; return the stages and the options."""
     flat = traced.with_layouts(strategy)
     annotations = with_own_shardings(resolve(traced.graph, flat, traced.first_mesh), traced)
     return planned_annotations(traced, annotations, options)
@@ -166,8 +166,8 @@ def unknown_keywords(given: Mapping[str, Any], parameters: Iterable[str]) -> Str
     """
     known = [name for name in parameters if name not in ("fn", "args", "unknown")]
     near = [(name, get_close_matches(name, known, 1)) for name in given]
-    said = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
+    shown = [f"{name}={given[name]!r:.40}" + (f" (near {n[0]})" if n else "") for name, n in near]
     return StrategyError(
-        f"plan() has no keyword {', '.join(said)}: its keywords are {', '.join(known)}. Keyword "
+        f"plan() has no keyword {', '.join(shown)}: its keywords are {', '.join(known)}. Keyword "
         "arguments of the function are given as kwargs={'name': value}."
     )

@@ -120,7 +120,7 @@ def collectives(plan: Plan, by: str | None) -> DataFrame:
 
 
 def formatting(plan: Plan, hardware: str | Hardware | None) -> DataFrame:
-    """Return what slices, pads, masks and halos add to the program; see `Plan.formatting`."""
+    """Return the bytes of slices, pads, masks and halos; see `Plan.formatting`."""
     from shardalg.show.formatting import formatting
 
     on_chip = None

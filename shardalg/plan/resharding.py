@@ -38,7 +38,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, repr=False)
 class Reshard(Answer):
-    """The cheapest path between two shardings; print it, or use `table`, `verify`, `lower`.
+    """The cheapest sequence of collectives between two shardings of one tensor.
+
+    Print it, or use `table`, `verify`, `lower`.
 
     Attributes:
       source, target: shardings of one tensor, in positions of one mesh.
@@ -54,6 +56,7 @@ class Reshard(Answer):
 
     @cached_property
     def _made(self) -> tuple[SpmdProgram, Graph]:
+        """The program of the path, and a graph of one argument that is also the result."""
         # The graph has one argument and no operator: the verifier then proves that the path is the
         # identity.
         value = Value(0, ValueType(self.source.shape, self.dtype), "argument", "x")
@@ -88,7 +91,7 @@ class Reshard(Answer):
 
     @property
     def steps(self) -> tuple[Instruction, ...]:
-        """The instructions, local ones included."""
+        """The instructions of the path in order; not all of them send bytes."""
         return self.program.block.instructions
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def bound(plan: Plan, fn: Callable[..., Any] | None, args: Sequence[Any] | None) -> Traced:
-    """Return the trace with a function that can run.
+    """Return the trace of a plan, with a function that can run.
 
     Args:
       fn, args: of a loaded plan, as `Plan.lower` takes them.

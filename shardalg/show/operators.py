@@ -37,14 +37,14 @@ If a sharded dimension has to be whole, its sharding moves to another free loop,
 afterwards. If no loop is free, the dimension is gathered. That costs bytes, never correctness.
 `plan.warnings()` shows how many bytes.
 """
-# Communication by the class of the loop, or of another loop in the same index.
+# In order of precedence, because loops of several classes can be in one index.
 NEEDS = {
     COMPOUND: "exchange",
     WINDOW: "halo",
     SHIFTED: "exchange",
     SELECTED: "window across blocks",
 }
-# Partial results that a block sends if no collective combines them.
+# No collective combines these partial results, so every block would send its own.
 SENT = {
     **dict.fromkeys((ARGMAX, ARGMIN), "a value and an index per block"),
     TOP: "values and indices per block",

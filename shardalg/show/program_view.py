@@ -22,9 +22,9 @@ from shardalg.spmd.instruction import Instruction
 from shardalg.spmd.program import Printer, SpmdProgram
 from shardalg.tables import bytes_text
 
-# Largest number of instructions that are all shown; a longer program shows only collectives.
+# A page with more lines is slow, so a longer program shows only its collectives.
 MOST_LINES = 3000
-# Largest number of collectives in a group with a chip each; above it, each kind has a chip.
+# More chips would hide the name of a group, so a group with more collectives has a chip per kind.
 MOST_CHIPS = 16
 COLOURS = {
     "all_gather": "#1565c0",

@@ -55,7 +55,7 @@ class StrategyBar(Protocol):
         """Seconds of each cause of the step's time."""
 
 
-# Shares below this are drawn without a label.
+# The name of an axis does not fit into a part with a smaller share of the longest bar.
 LEAST_LABELLED = 0.07
 
 

@@ -82,14 +82,16 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
       rows: pairs of a path, relative to the module, and the amounts by row key.
       compared: as in `folded`.
     """
-    own: list[Row] = []
-    below: dict[str, list[Row]] = {}
+    result: list[Row] = []
+    children: dict[str, list[Row]] = {}
     for path, content in rows:
+        # Rows without a further path are the module's own, and are kept as they are.
         if path:
-            below.setdefault(path[0], []).append((path[1:], content))
+            children.setdefault(path[0], []).append((path[1:], content))
         else:
-            own.append(((), content))
-    parts = {name: _fold(inner, compared) for name, inner in below.items()}
+            result.append(((), content))
+    # From the inside outwards, because equal layers must be folded alike before they are compared.
+    parts = {name: _fold(inner, compared) for name, inner in children.items()}
     for names in _runs(parts, compared):
         label = names[0]
         # A run of equal modules has one label: layers_0 to layers_23 are `layers[0:24]`.
@@ -102,8 +104,8 @@ def _fold(rows: Iterable[Row], compared: int | None) -> list[Row]:
                 key: tuple(map(sum, zip(*(content[key] for content in contents), strict=True)))
                 for key in contents[0]
             }
-            own.append(((label, *same[0][0]), added))
-    return own
+            result.append(((label, *same[0][0]), added))
+    return result
 
 
 def _runs(parts: Mapping[str, list[Row]], compared: int | None) -> list[list[str]]:

@@ -148,6 +148,11 @@ def arguments(specs: ModuleType, name: str = "args") -> tuple[Any, ...]:
 
 
 def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
+    """Return the module and the function that a text such as `model.py:step` names.
+
+    Raises:
+      CommandError: no such module or function.
+    """
     place, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise CommandError(f"{text!r} is not a function: write module:function, as model:step.")
@@ -167,6 +172,11 @@ def _function(text: str) -> tuple[ModuleType, Callable[..., Any]]:
 
 
 def _run_file(path: Path) -> ModuleType:
+    """Return a Python file of the user as a module.
+
+    Raises:
+      CommandError: no such file, or its code fails.
+    """
     if not path.is_file():
         raise CommandError(f"{path}: no such file. Give the path of a Python file.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -181,6 +191,9 @@ def _run_file(path: Path) -> ModuleType:
 
 def _run_user_code(run: Callable[[], Any], what: str) -> Any:
     """Return the result of the user's own code, and report its error in one line.
+
+    Args:
+      what: names the code in messages, such as `module my.model`.
 
     Raises:
       CommandError: the module does not exist. UserProgramError: the code fails.

@@ -98,7 +98,7 @@ def once(message: str) -> str:
 
 
 def failed(error: BaseException, what: str) -> str:
-    """Return the error of the user's program as text, with the user's lines of its traceback."""
+    """Return `what`, the user's lines of an error's traceback, and the error, as text."""
     lines = user_lines(error)
     if len(lines) > MOST_FRAMES:
         half = MOST_FRAMES // 2

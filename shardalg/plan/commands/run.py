@@ -77,6 +77,11 @@ def _carry(text: str) -> dict[int, int]:
 
 
 def _local(options: argparse.Namespace) -> None:
+    """Start local processes that run the function, and print their output.
+
+    Raises:
+      CommandError: the number of processes does not divide the devices of the mesh.
+    """
     from shardalg.lower.running.processes import LocalProcesses
 
     count = options.processes
@@ -132,6 +137,12 @@ def _member(options: argparse.Namespace, carry: Mapping[int, int]) -> int:
 def _planned_and_run(
     options: argparse.Namespace, carry: Mapping[int, int], *, joined: bool
 ) -> None:
+    """Plan the function, check that all processes of the job have this plan, and run it.
+
+    Args:
+      carry: the number of the result that becomes each argument of the next step.
+      joined: whether this process is one of several in a cluster's job.
+    """
     from shardalg.lower.running.processes import Job, agree
 
     function, specs = loaded(options)
@@ -152,6 +163,7 @@ def _planned_and_run(
 def _run(
     options: argparse.Namespace, plan: Plan, values: tuple[Any, ...], carry: Mapping[int, int]
 ) -> None:
+    """Run a plan for the number of steps asked for, print each step, and write the results."""
     from shardalg.lower.running.processes import Job
     from shardalg.lower.running.steps import stepped
 
@@ -159,7 +171,7 @@ def _run(
     first = job.index == 0
     steps: list[dict[str, Any]] = []
 
-    def tell(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
+    def record(step: int, seconds: float, scalars: Mapping[str, Any]) -> None:
         steps.append({"step": step, "step_time_s": seconds, "scalars": dict(scalars)})
         # With --json, standard output must be one JSON document.
         if first and not options.json:
@@ -168,7 +180,7 @@ def _run(
 
     if first and not options.json:
         print(f"{lowered!r}, {job.processes} processes", flush=True)
-    ran = stepped(lowered, values, options.steps, carry, tell)
+    ran = stepped(lowered, values, options.steps, carry, record)
     if options.out is not None:
         held: Mapping[str, Any] = ran.on_host(lowered)  # every process takes part
         if first:

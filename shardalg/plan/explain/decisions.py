@@ -255,15 +255,15 @@ def difference(this: Stages, other: Stages) -> PlanDifference:
     # Values and collectives are matched by name, because both plans may have different graphs.
     first, second = _layouts(this.sharded), _layouts(other.sharded)
     values = [
-        (name, one[0], two[0], one[1], two[1])
+        (name, mine[0], its[0], mine[1], its[1])
         for name in dict.fromkeys((*first, *second))
-        if (one := first.get(name, ("", None))) != (two := second.get(name, ("", None)))
+        if (mine := first.get(name, ("", None))) != (its := second.get(name, ("", None)))
     ]
     sent, other_sent = _sent(this), _sent(other)
     moved = [
-        (*key, a[0], b[0], a[1], b[1])
+        (*key, ours[0], theirs[0], ours[1], theirs[1])
         for key in dict.fromkeys((*sent, *other_sent))
-        if (a := sent.get(key, (0, 0))) != (b := other_sent.get(key, (0, 0)))
+        if (ours := sent.get(key, (0, 0))) != (theirs := other_sent.get(key, (0, 0)))
     ]
     amounts, other_amounts = dict(_quantities(this)), dict(_quantities(other))
     names = dict.fromkeys((*amounts, *other_amounts))

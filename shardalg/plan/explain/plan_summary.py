@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardalg.plan.plan import Plan
 
 Number = int | float
-# The number of differences of one kind that a text lists.
+# A warning that lists more differences of one kind is hard to read.
 MOST_NAMED = 3
 
 

@@ -258,12 +258,12 @@ def _left(before: Stages, after: Stages, moved: MovedValue, most: int) -> list[M
     At most `most` of either sort are returned; if there are none, `most` of the same kind.
     """
     # A collective of the same kind at a new place is the old one, moved by the change.
-    known = {other.place for other in before.traffic.collectives}
-    here = after.traffic.collectives
-    new = [other for other in here if other.alike == moved.alike and other.place not in known]
-    same = [other for other in here if other.place == moved.place]
-    alike = [other for other in here if other.alike == moved.alike]
-    return [*new[:most], *same[:most]] or alike[:most]
+    old_places = {other.place for other in before.traffic.collectives}
+    remaining = after.traffic.collectives
+    alike = [other for other in remaining if other.alike == moved.alike]
+    at_new_places = [other for other in alike if other.place not in old_places]
+    of_same_value = [other for other in remaining if other.place == moved.place]
+    return [*at_new_places[:most], *of_same_value[:most]] or alike[:most]
 
 
 def _tried(trials: Trials, moved: MovedValue, change: AnnotationChange | Changes) -> Trial:

@@ -28,7 +28,8 @@ from shardalg.tables import Table, bytes_text, seconds_text
 
 # Another policy is named if it saves at least this share of a step's time.
 SHARE = 0.1
-# The largest number of operators, and the largest `_search_size`, for plans of other policies.
+# Other policies are planned only for smaller programs, so that an overview stays fast. The second
+# limit is one of `_search_size`, for policy "cost".
 LARGEST, LARGEST_BY_COST = 400, 6_400
 # Each tried annotation is a whole plan.
 MOST_TRIED = 8

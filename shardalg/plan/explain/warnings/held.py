@@ -25,7 +25,7 @@ Row = tuple[object, ...]
 # Smaller shares have no warning: padding of a dimension, and replicated state of the peak.
 PADDED_SHARE, REPLICATED_SHARE = 0.1, 0.1
 NOTHING = "no sharding that was tried needs less memory or sends less"
-# The number of groups of uneven values, those with the most padding, that get trials.
+# Trials plan the function again, so only the groups with the most padding get them.
 MOST_TRIED = 3
 STATE = ("parameters", "optimizer_state")
 

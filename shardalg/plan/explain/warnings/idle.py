@@ -97,9 +97,10 @@ def _whole(stages: Stages, stack: int) -> int:
     return kind.shape[0] * prod(layout.shard_shape[1:]) * kind.itemsize
 
 
-# The number of source lines, those with the most redundant flops, that get trials.
+# Trials plan the function again, so only the lines with the most redundant flops get them.
 MOST_TRIED = 4
-# The number of even shardings planned per line; then of uneven ones if none is cheaper.
+# This many even shardings are planned per line; if none is cheaper, as many uneven ones, because
+# uneven ones add padding.
 MOST_LAYOUTS = 6
 
 
